@@ -1,0 +1,121 @@
+"""The schema of a training run and of decoding."""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from transom.config.brick import Brick, Schema
+
+
+class Sgd(Brick):
+    """Stochastic gradient descent with momentum."""
+
+    kind: Literal["sgd"] = "sgd"
+    momentum: float = Field(0.9, ge=0, lt=1, description="share of the last update that is kept")
+    weight_decay: float = Field(0.0, ge=0, description="L2 penalty added to the gradient")
+
+
+class Adam(Brick):
+    """Adam (Kingma & Ba 2015) with the betas and epsilon of Vaswani et al. 2017, section 5.3."""
+
+    kind: Literal["adam"] = "adam"
+    beta1: float = Field(0.9, ge=0, lt=1, description="decay of the gradient's running mean")
+    beta2: float = Field(0.98, ge=0, lt=1, description="decay of the squared gradient's running mean")
+    eps: float = Field(1e-9, gt=0, description="added to the denominator")
+
+
+class AdamW(Adam):
+    """Adam with decoupled weight decay (Loshchilov & Hutter 2019), on matrices only."""
+
+    kind: Literal["adamw"] = "adamw"  # type: ignore[assignment]
+    weight_decay: float = Field(0.01, ge=0, description="decoupled decay of weight matrices; never of biases, gains or embeddings")
+
+
+class PaperSchedule(Brick):
+    """min(step^-0.5, step * warmup^-1.5), scaled so that the peak is ``training.learning_rate`` (Vaswani et al. 2017, eq. 3).
+
+    ``learning_rate = "paper"`` takes the paper's own peak, (d_model * warmup_steps)^-0.5.
+    """
+
+    kind: Literal["paper"] = "paper"
+    warmup_steps: int = Field(4000, ge=1, description="steps of linear rise")
+
+
+class Cosine(Brick):
+    """Linear rise, then half a cosine down to ``final`` times the peak at the last step."""
+
+    kind: Literal["cosine"] = "cosine"
+    warmup_steps: int = Field(1000, ge=0, description="steps of linear rise")
+    final: float = Field(0.1, ge=0, le=1, description="last learning rate as a share of the peak")
+
+
+class WarmupStableDecay(Brick):
+    """Linear rise, a plateau, and a linear fall to zero over the last share of the steps (Hu et al. 2024)."""
+
+    kind: Literal["wsd"] = "wsd"
+    warmup_steps: int = Field(1000, ge=0, description="steps of linear rise")
+    decay: float = Field(0.2, gt=0, le=1, description="share of all steps that the fall takes")
+
+
+class NoAverage(Brick):
+    """The weights as the optimizer leaves them."""
+
+    kind: Literal["none"] = "none"
+
+
+class Ema(Brick):
+    """An exponential moving average of the weights, updated each step."""
+
+    kind: Literal["ema"] = "ema"
+    decay: float = Field(0.999, gt=0, lt=1, description="share of the old average that is kept at a step")
+
+
+class CheckpointAverage(Brick):
+    """The mean of the last checkpoints' weights (Vaswani et al. 2017, section 6.1)."""
+
+    kind: Literal["checkpoints"] = "checkpoints"
+    last: int = Field(5, ge=1, description="how many checkpoints")
+
+
+class Decoding(Schema):
+    """How a translation is searched for, in validation and by default afterwards."""
+
+    beam_size: int = Field(5, ge=1, description="hypotheses kept a sentence; 1 is greedy")
+    length_penalty: float = Field(0.6, ge=0, description="GNMT's alpha: scores are divided by ((5 + length) / 6)^alpha (Wu et al. 2016, eq. 14)")
+    min_length: int = Field(0, ge=0, description="fewest tokens before the end symbol")
+    max_length: int = Field(256, ge=1, description="most tokens of a translation, the end symbol included")
+    max_length_ratio: float = Field(3.0, gt=0, description="most target tokens for each source token, plus ten")
+
+
+class Training(Schema):
+    """One training run."""
+
+    max_steps: int = Field(20000, ge=1, description="optimizer steps")
+    max_minutes: float | None = Field(None, gt=0, description="stop, with everything saved, after this many minutes of training")
+    batch_tokens: int = Field(4096, ge=1, description="most tokens of a batch on its longer side, padding included, over all ranks and accumulation")
+    accumulate: int = Field(1, ge=1, description="slices a batch is computed in, to save memory; the result is the same")
+    optimizer: Annotated[Sgd | Adam | AdamW, Field(discriminator="kind")] = Field(Adam(), description="the optimizer brick")
+    learning_rate: float | Literal["paper"] = Field("paper", description="peak learning rate, or the paper's (d_model * warmup_steps)^-0.5")
+    schedule: Annotated[PaperSchedule | Cosine | WarmupStableDecay, Field(discriminator="kind")] = Field(
+        PaperSchedule(), description="the learning-rate schedule brick"
+    )
+    clip_norm: float | None = Field(1.0, gt=0, description="largest norm of the whole gradient; null to leave it")
+    label_smoothing: float = Field(0.1, ge=0, lt=1, description="probability spread evenly over the vocabulary (Szegedy et al. 2016)")
+    average: Annotated[NoAverage | Ema | CheckpointAverage, Field(discriminator="kind")] = Field(
+        CheckpointAverage(), description="which weights are validated and kept"
+    )
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = Field("auto", description="arithmetic of the matrix products; auto chooses by measuring")
+    seed: int = Field(1, ge=0, description="seed of initial weights, order, dropout and BPE-dropout")
+    validate_every: int = Field(500, ge=1, description="steps between two validations")
+    validate_bleu: int = Field(200, ge=0, description="validation sentences that are translated for BLEU and chrF at a validation; 0 for none")
+    select_by: Literal["loss", "bleu"] = Field("loss", description="validation figure that chooses the kept weights")
+    patience: int | None = Field(None, ge=1, description="stop after this many validations without a better one")
+    checkpoint_every: int = Field(500, ge=1, description="steps between two checkpoints")
+    log_every: int = Field(10, ge=1, description="steps between two lines of metrics.jsonl")
+    tensorboard: bool = Field(False, description="also write TensorBoard events (extra 'log')")
+
+    @model_validator(mode="after")
+    def _selectable(self) -> Self:
+        if self.select_by == "bleu" and self.validate_bleu == 0:
+            raise ValueError("training.select_by = 'bleu' needs training.validate_bleu > 0")
+        return self

@@ -1,0 +1,70 @@
+"""Batches: what a model's ``forward`` takes. Positions, segments and lengths are there from the first day."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+PAD = 0
+"""The symbol of padding. Its embedding is never read by a real token: masks come from segments, not from symbols."""
+
+
+@dataclass(frozen=True)
+class Sequences:
+    """Token sequences laid out in rows.
+
+    A row holds one sequence and padding, or several sequences packed one after another.
+
+    Attributes:
+        tokens: symbols, ``PAD`` where there is none.
+        positions: place of each token in its own sequence, from 0.
+        segments: number of the token's sequence in its row, from 1; 0 is padding. Tokens see each other only within a segment.
+        lengths: real tokens a row.
+    """
+
+    tokens: Int[Tensor, "batch length"]
+    positions: Int[Tensor, "batch length"]
+    segments: Int[Tensor, "batch length"]
+    lengths: Int[Tensor, "batch"]
+
+    @classmethod
+    def pad(cls, rows: Sequence[Sequence[int]]) -> Self:
+        """Lay one sequence in each row and fill up to the longest with ``PAD``."""
+        longest = max(map(len, rows))
+        lengths = torch.tensor([len(row) for row in rows])
+        tokens = torch.tensor([list(row) + [PAD] * (longest - len(row)) for row in rows])
+        positions = torch.arange(longest).expand(len(rows), longest)
+        return cls(tokens, positions, (positions < lengths[:, None]).long(), lengths)
+
+    def to(self, device: torch.device) -> Self:
+        """Copy to ``device``."""
+        return type(self)(*(getattr(self, name).to(device) for name in self.__dataclass_fields__))
+
+
+@dataclass(frozen=True)
+class TranslationBatch:
+    """Sentence pairs for teacher forcing.
+
+    Attributes:
+        source: source tokens and the end symbol.
+        target: the decoder's input, the start symbol and then the target tokens (the labels shifted one place to the right).
+        labels: target tokens and the end symbol, ``PAD`` where ``target`` is padding.
+        samples: index of each row's pair in the data set, so that a bad one can be named.
+    """
+
+    source: Sequences
+    target: Sequences
+    labels: Int[Tensor, "batch target"]
+    samples: tuple[int, ...]
+
+    @property
+    def n_target_tokens(self) -> int:
+        """True target tokens, padding not counted."""
+        return int(self.target.lengths.sum())
+
+    def to(self, device: torch.device) -> Self:
+        """Copy to ``device``."""
+        return type(self)(self.source.to(device), self.target.to(device), self.labels.to(device), self.samples)
