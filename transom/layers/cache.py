@@ -1,0 +1,74 @@
+"""The incremental decoder's memory: keys and values of what was already read, so that each token is computed once."""
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+
+class KeyValues(NamedTuple):
+    """Keys and values in heads, ready for attention."""
+
+    k: Float[Tensor, "batch n_heads key d_head"]
+    v: Float[Tensor, "batch n_heads key d_value"]
+
+
+class KeyValueCache:
+    """One layer's self-attention keys and values, preallocated, with three verbs: append, read, reorder."""
+
+    def __init__(self, n_rows: int, n_heads: int, max_length: int, d_head: int, d_value: int, like: Tensor) -> None:
+        """Reserve room for ``max_length`` tokens in ``n_rows`` rows, in the type and on the device of ``like``."""
+        self._k = like.new_empty(n_rows, n_heads, max_length, d_head)
+        self._v = like.new_empty(n_rows, n_heads, max_length, d_value)
+        self.length = 0
+
+    def append(self, new: KeyValues) -> KeyValues:
+        """Store the next tokens' keys and values behind the others and return all."""
+        end = self.length + new.k.shape[2]
+        assert end <= self._k.shape[2], f"the cache holds {self._k.shape[2]} tokens, asked for {end}"
+        self._k[:, :, self.length : end] = new.k
+        self._v[:, :, self.length : end] = new.v
+        self.length = end
+        return self.read()
+
+    def read(self) -> KeyValues:
+        """Return everything stored, as views."""
+        return KeyValues(self._k[:, :, : self.length], self._v[:, :, : self.length])
+
+    def reorder(self, rows: Int[Tensor, "rows"]) -> None:
+        """Let row i continue from old row ``rows[i]``; fewer rows than before drop the rest."""
+        for buffer in (self._k, self._v):
+            buffer[: len(rows), :, : self.length] = buffer[rows, :, : self.length]
+        self._k, self._v = self._k[: len(rows)], self._v[: len(rows)]
+
+
+class DecoderCache:
+    """What a decoder remembers between steps.
+
+    Attributes:
+        blocks: one self-attention cache a block; rows are source-major, ``n_beams`` a source.
+        memories: one block's cross-attention keys and values, kept once a source and never copied a beam.
+        memory_mask: True where a memory key is not padding.
+    """
+
+    def __init__(self, blocks: list[KeyValueCache], memories: list[KeyValues], memory_mask: Tensor) -> None:
+        """Gather the blocks' caches."""
+        self.blocks = blocks
+        self.memories = memories
+        self.memory_mask = memory_mask
+
+    @property
+    def length(self) -> int:
+        """Tokens read so far."""
+        return self.blocks[0].length
+
+    def reorder(self, rows: Int[Tensor, "rows"]) -> None:
+        """Let row i continue from old row ``rows[i]``. A row's source must stay the same."""
+        for block in self.blocks:
+            block.reorder(rows)
+
+    def keep_sources(self, sources: Int[Tensor, "kept"]) -> None:
+        """Go on with these sources only; their rows must be chosen by ``reorder`` in the same order."""
+        self.memories = [KeyValues(k[sources], v[sources]) for k, v in self.memories]
+        self.memory_mask = self.memory_mask[sources]

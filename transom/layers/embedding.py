@@ -1,0 +1,36 @@
+"""Embeddings: symbols to vectors."""
+
+import math
+
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from transom.layers.position import Sinusoidal
+from transom.layers.tap import Scope, tap
+
+
+class Embedding(nn.Module):
+    """Token embeddings with positions: h = sqrt(d_model) E[x] + p (Vaswani et al. 2017, section 3.4)."""
+
+    def __init__(self, tokens: nn.Embedding, position: Sinusoidal, scale: bool, dropout: float) -> None:
+        """Join a table of vectors, which may be shared, and a position brick.
+
+        Args:
+            tokens: table of (vocab, d_model).
+            position: positions to vectors.
+            scale: multiply the embeddings by sqrt(d_model).
+            dropout: probability of zeroing an element of the sum.
+        """
+        super().__init__()
+        self.tokens = tokens
+        self.position = position
+        self.scale = math.sqrt(tokens.embedding_dim) if scale else 1.0
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(
+        self, tokens: Int[Tensor, "batch length"], positions: Int[Tensor, "batch length"], taps: Scope | None = None
+    ) -> Float[Tensor, "batch length d_model"]:
+        """Embed symbols at their positions."""
+        x = self.tokens(tokens) * self.scale + self.position(positions)
+        x = tap(taps, "resid", x)
+        return self.dropout(x)

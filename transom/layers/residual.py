@@ -1,0 +1,45 @@
+"""How a sub-layer joins the residual stream: the wiring of sum, dropout and norm."""
+
+from collections.abc import Callable
+
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from transom.layers.norm import LayerNorm
+from transom.layers.tap import Scope, scope
+
+SubLayer = Callable[[Tensor], Tensor]
+
+
+class Residual(nn.Module):
+    """What every wiring has: a norm and a dropout."""
+
+    def __init__(self, norm: LayerNorm, dropout: float) -> None:
+        """Hold the norm; ``dropout`` is the probability of zeroing an element of the sub-layer's output."""
+        super().__init__()
+        self.norm = norm
+        self.dropout = nn.Dropout(dropout)
+
+
+class PostNorm(Residual):
+    """x' = Norm(x + Dropout(f(x))) (Vaswani et al. 2017, section 5.4)."""
+
+    def forward(
+        self, x: Float[Tensor, "rows query d_model"], f: SubLayer, taps: Scope | None = None
+    ) -> Float[Tensor, "rows query d_model"]:
+        """Add the sub-layer's output to ``x`` and normalise the sum."""
+        return self.norm(x + self.dropout(f(x)), scope(taps, "norm"))
+
+
+class PreNorm(Residual):
+    """x' = x + Dropout(f(Norm(x))) (Xiong et al. 2020, figure 1b)."""
+
+    def forward(
+        self, x: Float[Tensor, "rows query d_model"], f: SubLayer, taps: Scope | None = None
+    ) -> Float[Tensor, "rows query d_model"]:
+        """Add the sub-layer's output on the normalised input to ``x``."""
+        return x + self.dropout(f(self.norm(x, scope(taps, "norm"))))
+
+
+WIRING: dict[str, type[PostNorm] | type[PreNorm]] = {"post": PostNorm, "pre": PreNorm}
+"""The wirings by the name they have in a recipe (``norm_placement``)."""

@@ -1,0 +1,111 @@
+"""The encoder-decoder Transformer of 2017: a source sentence in, a target sentence out, a token at a time."""
+
+from typing import NamedTuple, Protocol
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from transom.config.model import Seq2Seq
+from transom.layers import mask as masks
+from transom.layers.cache import DecoderCache, KeyValueCache
+from transom.layers.embedding import Embedding
+from transom.layers.position import Sinusoidal
+from transom.layers.stack import Stack
+from transom.layers.tap import Scope, scope
+
+
+class Sequences(Protocol):
+    """What the model reads of one side of a batch; see ``inputs.batch.Sequences``."""
+
+    @property
+    def tokens(self) -> Int[Tensor, "batch length"]: ...
+    @property
+    def positions(self) -> Int[Tensor, "batch length"]: ...
+    @property
+    def segments(self) -> Int[Tensor, "batch length"]: ...
+
+
+class Batch(Protocol):
+    """What the model reads of a batch: the source, and the target shifted one place to the right."""
+
+    @property
+    def source(self) -> Sequences: ...
+    @property
+    def target(self) -> Sequences: ...
+
+
+class Memory(NamedTuple):
+    """The encoder's output.
+
+    Attributes:
+        states: a vector a source token.
+        segments: number of each token's sequence in its row; 0 is padding.
+    """
+
+    states: Float[Tensor, "batch source d_model"]
+    segments: Int[Tensor, "batch source"]
+
+
+class Seq2SeqTransformer(nn.Module):
+    """The Transformer (Vaswani et al. 2017, figure 1): p(y | x) = prod_t p(y_t | y_<t, x)."""
+
+    def __init__(self, config: Seq2Seq) -> None:
+        """Build from a configuration whose vocabulary sizes are known."""
+        super().__init__()
+        assert config.source_vocab_size and config.target_vocab_size, "the vocabulary sizes come from the tokenizer"
+        self.config = config
+        position = Sinusoidal(config.position, config.max_seq_len, config.d_model)
+        target = nn.Embedding(config.target_vocab_size, config.d_model)
+        source = target if config.tie == "all" else nn.Embedding(config.source_vocab_size, config.d_model)
+        self.source_embedding = Embedding(source, position, config.scale_embeddings, config.dropout)
+        self.target_embedding = Embedding(target, position, config.scale_embeddings, config.dropout)
+        self.encoder = Stack(config, config.n_encoder_layers, cross=False)
+        self.decoder = Stack(config, config.n_decoder_layers, cross=True)
+        self.unembedding = nn.Linear(config.d_model, config.target_vocab_size, bias=False)
+        if config.tie != "none":
+            self.unembedding.weight = target.weight
+
+    def forward(self, batch: Batch, taps: Scope | None = None) -> Float[Tensor, "batch target vocab"]:
+        """Return the logits of each next target token, given the source and the target so far."""
+        return self.unembedding(self.hidden(batch, taps))
+
+    def hidden(self, batch: Batch, taps: Scope | None = None) -> Float[Tensor, "batch target d_model"]:
+        """Return the decoder's output, of which the logits are a linear map."""
+        return self.decode(batch.target, self.encode(batch.source, taps), taps)
+
+    def encode(self, source: Sequences, taps: Scope | None = None) -> Memory:
+        """Read the source: every token sees every token of its own sequence."""
+        x = self.source_embedding(source.tokens, source.positions, scope(taps, "source_embedding"))
+        mask = masks.same_segment(source.segments, source.segments)
+        return Memory(self.encoder(x, mask, taps=scope(taps, "encoder")), source.segments)
+
+    def decode(self, target: Sequences, memory: Memory, taps: Scope | None = None) -> Float[Tensor, "batch target d_model"]:
+        """Read the target: every token sees itself, those before it, and the source."""
+        x = self.target_embedding(target.tokens, target.positions, scope(taps, "target_embedding"))
+        length = x.shape[1]
+        mask = masks.same_segment(target.segments, target.segments) & masks.causal(length, length, x.device)
+        memory_mask = masks.same_segment(target.segments, memory.segments)
+        return self.decoder(x, mask, memory.states, memory_mask, taps=scope(taps, "decoder"))
+
+    def start(self, memory: Memory, n_beams: int, max_length: int) -> DecoderCache:
+        """Prepare step-by-step decoding: project the memory once a source, reserve room for ``max_length`` tokens a row.
+
+        Args:
+            memory: of one sequence a row, not packed.
+            n_beams: rows a source; row ``source * n_beams + beam``.
+            max_length: most target tokens.
+        """
+        c, n_rows = self.config, n_beams * len(memory.states)
+        caches = [
+            KeyValueCache(n_rows, c.n_heads, max_length, c.width_of_head, c.width_of_value, like=memory.states) for _ in self.decoder.blocks
+        ]
+        return DecoderCache(caches, self.decoder.keys_values(memory.states), masks.not_padding(memory.segments))
+
+    def step(self, tokens: Int[Tensor, "rows new"], cache: DecoderCache) -> Float[Tensor, "rows new vocab"]:
+        """Read the next target tokens of each row and return the logits of what follows each."""
+        start, new = cache.length, tokens.shape[1]
+        x = self.target_embedding(tokens, torch.arange(start, start + new, device=tokens.device).expand_as(tokens))
+        mask = masks.causal(new, start + new, x.device) if new > 1 else None
+        x = self.decoder(x, mask, cache.memories, cache.memory_mask, cache.blocks)
+        return self.unembedding(x)
