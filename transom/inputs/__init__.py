@@ -1,0 +1,1 @@
+"""Raw material to batches: text, pairs, tokenizers, samplers and loaders."""
