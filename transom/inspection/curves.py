@@ -1,0 +1,188 @@
+"""Line charts as SVG: axes, legend, and a read-out under the pointer that needs no script."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from xml.etree.ElementTree import Element
+
+from transom.inspection.figures import compact, linear_ticks, log_ticks, tick_labels, whole
+from transom.inspection.markup import node
+
+WIDTH, HEIGHT = 520, 264
+LEFT, RIGHT, TOP, BOTTOM = 54, 506, 34, 222
+MOST_POINTS = 160
+MOST_PROBES = 60
+LOG_FROM = 30.0
+"""An axis of positive values is logarithmic from this ratio of the largest to the smallest on."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """A named series of (x, y) points in the order of x; points that are not finite leave a gap."""
+
+    name: str
+    points: Sequence[tuple[float, float]]
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Neighbouring points drawn as one: their mean and their range."""
+
+    x: float
+    mean: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Scale:
+    """A map from values to places on the page."""
+
+    low: float
+    high: float
+    start: float
+    end: float
+    log: bool = False
+
+    def __call__(self, value: float) -> float:
+        """Place ``value``."""
+        low, high, at = (math.log(v) if self.log else v for v in (self.low, self.high, value))
+        return round(self.start + (at - low) / ((high - low) or 1.0) * (self.end - self.start), 1)
+
+
+def line_chart(title: str, lines: Sequence[Line], x_label: str = "step", mark: tuple[float, str] | None = None, from_zero: bool = False) -> Element:
+    """Draw lines over one pair of axes.
+
+    A line of many points is drawn through the means of neighbouring ones, over a band from their smallest to their largest.
+
+    Args:
+        title: what the y axis shows, with its unit; read out by screen readers together with each line's first, last and extreme values.
+        lines: at least one line with at least one finite point.
+        x_label: what the x axis shows.
+        mark: an x value to point out, and its label.
+        from_zero: begin the y axis at zero.
+    """
+    drawn = [(place, line.name, buckets) for place, line in enumerate(lines) if any(buckets := _buckets(line.points))]
+    finite = [bucket for _, _, buckets in drawn for bucket in buckets if bucket is not None]
+    assert finite, f"no finite point to draw in {title!r}"
+    x = Scale(min(b.x for b in finite), max(b.x for b in finite), LEFT, RIGHT)
+    low, high = min(b.low for b in finite), max(b.high for b in finite)
+    log = not from_zero and low > 0 and high / low > LOG_FROM
+    ticks = log_ticks(low, high) if log else linear_ticks(min(low, 0) if from_zero else low, high)
+    y = Scale(ticks[0], ticks[-1], BOTTOM, TOP, log)
+    picture = node("svg", viewBox=f"0 0 {WIDTH} {HEIGHT}", class_="chart", role="img", aria_label=f"{title}. {_spoken(lines, x_label)}")
+    picture.append(node("title", title))
+    picture.append(node("desc", _spoken(lines, x_label)))
+    picture.extend(_axes(x, y, ticks, x_label))
+    if mark is not None and x.low <= mark[0] <= x.high:
+        picture.extend(_mark(x(mark[0]), mark[1]))
+    for place, _, buckets in drawn:
+        picture.extend(_curve(buckets, x, y, place))
+    if len(drawn) > 1:
+        picture.append(_legend([(place, name) for place, name, _ in drawn]))
+    picture.extend(_probes(drawn, x, y, x_label))
+    return picture
+
+
+def _finite(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    return [(x, y) for x, y in points if math.isfinite(x) and math.isfinite(y)]
+
+
+def _buckets(points: Sequence[tuple[float, float]]) -> list[Bucket | None]:
+    size = math.ceil(len(points) / MOST_POINTS) or 1
+    buckets: list[Bucket | None] = []
+    for start in range(0, len(points), size):
+        chunk = _finite(points[start : start + size])
+        values = [y for _, y in chunk]
+        buckets.append(Bucket(sum(x for x, _ in chunk) / len(chunk), sum(values) / len(values), min(values), max(values)) if chunk else None)
+    return buckets
+
+
+def _spoken(lines: Sequence[Line], x_label: str) -> str:
+    sentences = []
+    for line in lines:
+        points = _finite(line.points)
+        if points:
+            (first, at_first), (last, at_last) = points[0], points[-1]
+            low, high = min(y for _, y in points), max(y for _, y in points)
+            sentences.append(
+                f"{line.name}: {compact(at_first)} at {x_label} {whole(first)}, {compact(at_last)} at {x_label} {whole(last)},"
+                f" between {compact(low)} and {compact(high)}."
+            )
+    return " ".join(sentences)
+
+
+def _axes(x: Scale, y: Scale, ticks: Sequence[float], x_label: str) -> list[Element]:
+    elements = []
+    for tick, label in zip(ticks, tick_labels(ticks), strict=True):
+        elements.append(node("line", x1=LEFT, x2=RIGHT, y1=y(tick), y2=y(tick), class_="axis" if tick == ticks[0] else "grid"))
+        elements.append(node("text", label, x=LEFT - 8, y=y(tick), dy="0.35em", text_anchor="end"))
+    across = [tick for tick in linear_ticks(x.low, x.high) if x.low <= tick <= x.high] if x.high > x.low else [x.low]
+    for tick, label in zip(across, tick_labels(across), strict=True):
+        elements.append(node("line", x1=x(tick), x2=x(tick), y1=BOTTOM, y2=BOTTOM + 4, class_="axis"))
+        elements.append(node("text", label, x=x(tick), y=BOTTOM + 18, text_anchor="middle"))
+    elements.append(node("text", x_label, x=RIGHT, y=HEIGHT - 6, text_anchor="end", class_="unit"))
+    return elements
+
+
+def _mark(at: float, label: str) -> list[Element]:
+    left = at > (LEFT + RIGHT) / 2
+    return [
+        node("line", x1=at, x2=at, y1=TOP, y2=BOTTOM, class_="mark"),
+        node("text", label, x=at + (-5 if left else 5), y=TOP + 12, text_anchor="end" if left else "start", class_="unit"),
+    ]
+
+
+def _curve(buckets: Sequence[Bucket | None], x: Scale, y: Scale, place: int) -> list[Element]:
+    elements = []
+    for run in _runs(buckets):
+        if any(bucket.high > bucket.low for bucket in run):
+            upper = [f"{x(bucket.x)},{y(bucket.high)}" for bucket in run]
+            lower = [f"{x(bucket.x)},{y(bucket.low)}" for bucket in reversed(run)]
+            elements.append(node("polygon", points=" ".join(upper + lower), class_=f"band line-{place}"))
+        elements.append(node("polyline", points=" ".join(f"{x(bucket.x)},{y(bucket.mean)}" for bucket in run), class_=f"curve line-{place}"))
+        if len(run) <= MOST_PROBES // 2:
+            elements.extend(node("circle", cx=x(bucket.x), cy=y(bucket.mean), r=2.5, class_=f"dot line-{place}") for bucket in run)
+    return elements
+
+
+def _runs(buckets: Sequence[Bucket | None]) -> list[list[Bucket]]:
+    runs: list[list[Bucket]] = [[]]
+    for bucket in buckets:
+        if bucket is None:
+            runs.append([])
+        else:
+            runs[-1].append(bucket)
+    return [run for run in runs if run]
+
+
+def _legend(names: Sequence[tuple[int, str]]) -> Element:
+    group, at = node("g", class_="legend"), float(LEFT)
+    for place, name in names:
+        group.append(node("line", x1=at, x2=at + 20, y1=14, y2=14, class_=f"curve line-{place}"))
+        group.append(node("text", name, x=at + 26, y=14, dy="0.35em"))
+        at += 50 + 7.5 * len(name)
+    return group
+
+
+def _probes(drawn: Sequence[tuple[int, str, list[Bucket | None]]], x: Scale, y: Scale, x_label: str) -> list[Element]:
+    """Lay invisible strips over the chart, each of which shows the values at its place while the pointer is on it."""
+    solid = [(place, name, [b for b in buckets if b is not None]) for place, name, buckets in drawn]
+    longest = max((buckets for _, _, buckets in solid), key=len)
+    every = math.ceil(len(longest) / MOST_PROBES)
+    places = sorted({x(bucket.x): bucket.x for bucket in longest[::every]}.items())
+    edges = [float(LEFT), *((a + b) / 2 for (a, _), (b, _) in pairwise(places)), float(RIGHT)]
+    probes = []
+    for (at, value), (start, end) in zip(places, pairwise(edges), strict=True):
+        probe = node("g", node("rect", x=start, y=0, width=round(end - start, 1), height=BOTTOM, class_="strip"), class_="probe")
+        shown, words = node("g", class_="shown"), [f"{x_label} {whole(value)}"]
+        shown.append(node("line", x1=at, x2=at, y1=TOP, y2=BOTTOM, class_="rule"))
+        for place, name, buckets in solid:
+            nearest = min(buckets, key=lambda bucket: abs(bucket.x - value))
+            shown.append(node("circle", cx=x(nearest.x), cy=y(nearest.mean), r=3.5, class_=f"dot line-{place}"))
+            words.append(f"{name} {compact(nearest.mean)}" if len(solid) > 1 else compact(nearest.mean))
+        shown.append(node("text", "  ·  ".join(words), x=RIGHT, y=14, dy="0.35em", text_anchor="end", class_="readout"))
+        probe.append(shown)
+        probes.append(probe)
+    return probes

@@ -1,0 +1,92 @@
+"""Numbers as people read them, and the ticks of an axis."""
+
+import math
+from collections.abc import Sequence
+
+
+def compact(value: float) -> str:
+    """Write a number in at most about five characters.
+
+    >>> [compact(v) for v in (0, 7, 12345, 2_900_000, 0.0003, 2.4179)]
+    ['0', '7', '12.3k', '2.9M', '3e-4', '2.42']
+    """
+    size = abs(value)
+    if not math.isfinite(value):
+        return str(value)
+    for limit, letter in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
+        if size >= limit:
+            return f"{value / (1e3 if letter == 'k' else limit):.3g}{letter}"
+    if size and size < 1e-3:
+        mantissa, exponent = f"{value:.1e}".split("e")
+        return f"{mantissa.removesuffix('.0')}e{int(exponent)}"
+    return f"{value:.0f}" if size >= 1000 else f"{value:.3g}"
+
+
+def tick_labels(ticks: Sequence[float]) -> list[str]:
+    """Label the ticks of an axis with as few digits as tell them apart.
+
+    >>> tick_labels([38.96, 38.98, 39.0])
+    ['38.96', '38.98', '39.00']
+    """
+    labels = [compact(tick) for tick in ticks]
+    digits = 1
+    while len(set(labels)) < len(ticks) and digits < 9:
+        labels, digits = [f"{tick:.{digits}f}" for tick in ticks], digits + 1
+    return labels
+
+
+def whole(value: float) -> str:
+    """Write a count with thousands apart.
+
+    >>> whole(29000)
+    '29,000'
+    """
+    return f"{value:,.0f}"
+
+
+def percent(share: float, digits: int = 0) -> str:
+    """Write a share of one.
+
+    >>> percent(0.634)
+    '63 %'
+    """
+    return f"{100 * share:.{digits}f} %"
+
+
+def duration(seconds: float) -> str:
+    """Write a span of time in its two largest units.
+
+    >>> [duration(s) for s in (0.42, 12, 95, 3600, 7322)]
+    ['0.4 s', '12 s', '1 min 35 s', '1 h 0 min', '2 h 2 min']
+    """
+    if seconds < 9.95:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, left = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {left} min"
+    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
+
+
+def linear_ticks(low: float, high: float, about: int = 5) -> list[float]:
+    """Choose round values that cover ``low`` to ``high``, the first at or below ``low`` and the last at or above ``high``.
+
+    >>> linear_ticks(0, 930)
+    [0.0, 200.0, 400.0, 600.0, 800.0, 1000.0]
+    """
+    span = (high - low) or abs(high) or 1.0
+    raw = span / about
+    unit = 10.0 ** math.floor(math.log10(raw))
+    step = unit * min((factor for factor in (1, 2, 5, 10) if factor * unit >= 0.999 * raw), default=10)
+    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    return [round(index * step, 12 - math.floor(math.log10(step))) for index in range(first, max(last, first + 1) + 1)]
+
+
+def log_ticks(low: float, high: float) -> list[float]:
+    """Choose the powers of ten, and their doubles and fivefolds where there are few, that cover ``low`` to ``high`` (both positive)."""
+    first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
+    factors = (1,) if last - first > 3 else (1, 3) if last - first > 1 else (1, 2, 5)
+    ticks = [factor * 10.0**power for power in range(first, last + 1) for factor in factors]
+    below = max((tick for tick in ticks if tick <= low), default=ticks[0])
+    above = min((tick for tick in ticks if tick >= high), default=ticks[-1])
+    return [tick for tick in ticks if below <= tick <= above]

@@ -1,0 +1,110 @@
+"""The addresses of a model's tap sites, and the observer that records and edits there."""
+
+import difflib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from transom.config.model import Model
+from transom.errors import ConfigError
+from transom.inputs.batch import Sequences, TranslationBatch
+from transom.layers.tap import Scope
+from transom.models.build import build_model
+
+
+class Edit(NamedTuple):
+    """What goes on in place of a site's tensor.
+
+    Attributes:
+        value: the new values, of the site's shape or one that broadcasts to it.
+        where: True where they count; left out, everywhere.
+    """
+
+    value: Float[Tensor, "..."]
+    where: Bool[Tensor, "..."] | None = None
+
+
+@dataclass
+class Recorder:
+    """Taps that keep the tensors at wanted addresses and replace those at edited ones.
+
+    What is kept is what the model goes on with: at an edited site, the edited tensor.
+
+    Attributes:
+        wanted: addresses or patterns of them (``*`` stands for anything, dots included), as in ``decoder.blocks.*.cross.q``.
+        edits: replacements by address.
+        kept: the sink, tensor by address, in the order of the forward pass; nothing in the pass reads it.
+    """
+
+    wanted: Iterable[str] = ()
+    edits: Mapping[str, Edit] = field(default_factory=dict)
+    kept: dict[str, Tensor] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Fix the patterns."""
+        self.wanted = tuple(self.wanted)
+
+    @property
+    def taps(self) -> Scope:
+        """What a model's ``forward`` takes as ``taps``."""
+        return Scope(self)
+
+    def visit(self, address: str, x: Tensor) -> Tensor:
+        """Keep and replace as asked; any other tensor passes untouched."""
+        if address in self.edits:
+            x = _edited(address, x, self.edits[address])
+        if any(fnmatchcase(address, pattern) for pattern in self.wanted):
+            self.kept[address] = x
+        return x
+
+
+def _edited(address: str, x: Tensor, edit: Edit) -> Tensor:
+    try:
+        value = edit.value.to(x).expand_as(x)
+        return value if edit.where is None else torch.where(edit.where.to(x.device), value, x)
+    except RuntimeError as error:
+        found = tuple(edit.value.shape) if edit.where is None else f"{tuple(edit.value.shape)} where {tuple(edit.where.shape)}"
+        raise ConfigError(f"an edit at {address} must broadcast to its shape {tuple(x.shape)}, found {found}") from error
+
+
+class Site(NamedTuple):
+    """A place in the forward pass that can be read and edited."""
+
+    address: str
+    shape: tuple[int, ...]
+
+
+@torch.no_grad()
+def sites(config: Model) -> list[Site]:
+    """List every tap site of a translation model in the order of its forward pass, without building its weights.
+
+    The shapes are those of a batch of one source of 3 and one target of 2 tokens.
+
+    Args:
+        config: the model's, vocabulary sizes filled in.
+    """
+    recorder = Recorder(["*"])
+    source, target = Sequences.pad([[1, 2, 2]]), Sequences.pad([[1, 2]])
+    with torch.device("meta"):
+        model = build_model(config)
+    model(TranslationBatch(source, target, target.tokens, (0,)).to(torch.device("meta")), recorder.taps)
+    return [Site(address, tuple(x.shape)) for address, x in recorder.kept.items()]
+
+
+def select(config: Model, patterns: Iterable[str]) -> list[str]:
+    """Name the sites that any of the patterns matches.
+
+    Raises:
+        ConfigError: a pattern matches no site; the message names its nearest neighbours.
+    """
+    known, wanted = [site.address for site in sites(config)], tuple(patterns)
+    for pattern in wanted:
+        if not any(fnmatchcase(address, pattern) for address in known):
+            near = difflib.get_close_matches(pattern, known, n=3, cutoff=0.4) or known[:3]
+            raise ConfigError(f"no tap site matches {pattern!r}; near it are {', '.join(near)}")
+    return [address for address in known if any(fnmatchcase(address, pattern) for pattern in wanted)]
