@@ -1,0 +1,84 @@
+# Every target makes what it needs: no activation, safe to run twice. `make help` lists them.
+#
+#   PYTHON=python3.12                the interpreter (3.11 or newer); default: the first one found
+#   PIP_INDEX_ARGS="--index-url URL" another package index, for a CPU-only torch say
+#   JOBS=2                           test processes
+
+PYTHON ?= $(shell for p in python3 python3.11 python3.12 python3.13 python3.14; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && command -v $$p && break; done)
+PIP_INDEX_ARGS ?=
+JOBS ?= 2
+
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_INDEX_ARGS) -c constraints.txt
+# One thread a process, so that tests, their workers and local ranks do not crowd each other.
+TEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+SESSION := -n $(JOBS) --dist worksteal
+PLAIN := -o addopts="--strict-markers --strict-config --import-mode=importlib"
+
+.PHONY: help demo test ci check chaos bench docs size clean
+.DEFAULT_GOAL := help
+
+help:
+	@echo "make demo    train the built-in phrasebook translator, translate, write a report (3 minutes on 2 cores)"
+	@echo "make test    all checks and the first tier of tests (8 minutes on 2 cores)"
+	@echo "make ci      make test and the long checks (40 minutes)"
+	@echo "make check   ruff and mypy"
+	@echo "make chaos   kill trainings at random moments, resume, compare bit for bit"
+	@echo "make bench   speed beside the peers, in one process"
+	@echo "make docs    write docs/config.md anew from the schema"
+	@echo "make size    lines a file and a room"
+	@echo "make clean   remove .venv and caches, never runs/"
+
+$(BIN)/python:
+	@test -n "$(PYTHON)" || { echo "error: no Python 3.11 or newer found; install one or say make PYTHON=/path/to/python"; exit 2; }
+	@"$(PYTHON)" -c 'import ensurepip, venv' 2>/dev/null || { echo "error: $(PYTHON) cannot make virtual environments; install its venv package (python3-venv)"; exit 2; }
+	"$(PYTHON)" -m venv $(VENV)
+
+# A stamp is written after a whole installation, so that a broken one is done again.
+$(VENV)/core.stamp: constraints.txt pyproject.toml | $(BIN)/python
+	@echo "installing transom into $(VENV) (once; a few minutes)"
+	@$(PIP) setuptools
+	@$(PIP) --no-build-isolation -e .
+	@touch $@
+
+$(VENV)/dev.stamp: $(VENV)/core.stamp
+	@echo "installing what the tests need"
+	@$(PIP) --no-build-isolation -e ".[dev]"
+	@touch $@
+
+$(VENV)/bench.stamp: $(VENV)/core.stamp
+	@$(PIP) --no-build-isolation -e ".[bench]"
+	@touch $@
+
+demo: $(VENV)/core.stamp
+	@$(BIN)/transom demo
+
+check: $(VENV)/dev.stamp
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python tests/size.py
+
+test: check
+	$(TEST) $(SESSION)
+	$(TEST) $(PLAIN) -m "compile and not long" tests
+
+ci: test
+	$(TEST) $(SESSION) $(PLAIN) -m long tests
+
+chaos: $(VENV)/dev.stamp
+	$(TEST) $(PLAIN) -m chaos tests
+
+bench: $(VENV)/bench.stamp
+	$(BIN)/python benchmarks/translation.py
+
+docs: $(VENV)/core.stamp
+	$(BIN)/python -m transom.config.reference docs/config.md
+
+size: | $(BIN)/python
+	@$(BIN)/python tests/size.py
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,100 @@
+"""What the whole test session keeps to: a time budget a room, one thread a process, and no skip that is not on the list."""
+
+from collections import defaultdict
+from collections.abc import Iterator
+
+import pytest
+
+SECONDS = {
+    "agreement": 120,
+    "chaos": 120,
+    "cli": 150,
+    "config": 30,
+    "decoding": 120,
+    "docs": 90,
+    "doctests": 30,
+    "inputs": 120,
+    "inspection": 90,
+    "layers": 60,
+    "models": 90,
+    "planning": 60,
+    "training": 180,
+    "weights": 120,
+}
+"""Most seconds that the first tier of a room may take in all, summed over processes. Their sum keeps `make test` in time."""
+
+REST = 60
+"""The same for what lies outside the rooms."""
+
+ALLOWED_SKIPS: dict[str, str] = {}
+"""Each test that may skip (its node id without parameters), and why. A skip elsewhere fails the session."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Measure and watch in the session's main process."""
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Watch(first_tier="not long" in str(config.getoption("markexpr"))), "transom-watch")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread() -> Iterator[None]:
+    import torch
+
+    torch.set_num_threads(1)
+    yield
+
+
+def room_of(path: str) -> str:
+    """Name the room that a test file belongs to.
+
+    >>> room_of("tests/inputs/test_text.py"), room_of("transom/inputs/text.py"), room_of("tests/test_architecture.py")
+    ('inputs', 'doctests', 'tests')
+    """
+    parts = path.split("/")
+    return "doctests" if parts[0] == "transom" else parts[1] if len(parts) > 2 else parts[0]
+
+
+class Watch:
+    """Fail the session over a room that is too slow or a skip that nobody allowed."""
+
+    def __init__(self, first_tier: bool) -> None:
+        """Start with nothing spent; budgets hold for the first tier only."""
+        self.first_tier = first_tier
+        self.spent: dict[str, float] = defaultdict(float)
+        self.skipped: set[str] = set()
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Add up set-up, call and tear-down."""
+        self.spent[room_of(report.nodeid.split("::")[0])] += report.duration
+        if report.skipped:
+            self.skipped.add(report.nodeid.split("[")[0])
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        """See files that skip as a whole."""
+        if report.skipped:
+            self.skipped.add(report.nodeid)
+
+    def faults(self) -> list[str]:
+        """Say what broke a rule."""
+        slow = [
+            f"room {room}: {seconds:.0f} s of tests, its budget is {SECONDS.get(room, REST)} s (tests/conftest.py)"
+            for room, seconds in sorted(self.spent.items())
+            if self.first_tier and seconds > SECONDS.get(room, REST)
+        ]
+        skips = [
+            f"{name} was skipped and is not in ALLOWED_SKIPS (tests/conftest.py)" for name in sorted(self.skipped - set(ALLOWED_SKIPS))
+        ]
+        return slow + skips
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        """Turn a green session red."""
+        if self.faults() and session.exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        """Print the faults and the time of each room."""
+        rooms = ", ".join(f"{room} {seconds:.0f}" for room, seconds in sorted(self.spent.items(), key=lambda item: -item[1]))
+        terminalreporter.write_line(f"seconds a room: {rooms}")
+        for fault in self.faults():
+            terminalreporter.write_line(f"FAILED {fault}", red=True)
