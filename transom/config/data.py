@@ -1,6 +1,6 @@
 """The schema of what is read: data files, generated data and tokenizers."""
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
@@ -13,11 +13,15 @@ class PairFiles(Schema):
     source: str | None = Field(None, description="file of source sentences, one a line")
     target: str | None = Field(None, description="file of target sentences, one a line, aligned with source")
     pairs: str | None = Field(None, description="one .tsv, .csv or .jsonl file with both sides, instead of source and target")
-    source_field: str | int | None = Field(None, description="column or key of the source in pairs; default 0 for .tsv, 'source' for .csv and .jsonl")
-    target_field: str | int | None = Field(None, description="column or key of the target in pairs; default 1 for .tsv, 'target' for .csv and .jsonl")
+    source_field: str | int | None = Field(
+        None, description="column or key of the source in pairs; default 0 for .tsv, 'source' for .csv and .jsonl"
+    )
+    target_field: str | int | None = Field(
+        None, description="column or key of the target in pairs; default 1 for .tsv, 'target' for .csv and .jsonl"
+    )
 
     @model_validator(mode="after")
-    def _one_form(self) -> Self:
+    def _one_form(self) -> "PairFiles":
         if (self.pairs is None) == (self.source is None and self.target is None) or (self.source is None) != (self.target is None):
             raise ValueError("expected either source and target, or pairs")
         return self
@@ -52,11 +56,13 @@ class Data(Schema):
     root: str = Field(".", description="folder that relative paths start from; itself relative to the recipe file")
     train: PairFiles | None = Field(None, description="training pairs")
     valid: PairFiles | None = Field(None, description="validation pairs; left out, 1 % of train is split off by hash")
-    generate: Annotated[Phrasebook | SequenceTask | None, Field(discriminator="kind")] = Field(None, description="generated pairs instead of files")
+    generate: Annotated[Phrasebook | SequenceTask | None, Field(discriminator="kind")] = Field(
+        None, description="generated pairs instead of files"
+    )
     max_length_ratio: float | None = Field(None, gt=1, description="drop pairs of which one side is this many times longer in tokens")
 
     @model_validator(mode="after")
-    def _one_origin(self) -> Self:
+    def _one_origin(self) -> "Data":
         if (self.train is None) == (self.generate is None):
             raise ValueError("expected exactly one of data.train and data.generate")
         if self.generate is not None and self.valid is not None:
@@ -71,10 +77,12 @@ class Tokenizer(Brick):
     vocab_size: int = Field(10000, ge=8, description="largest number of symbols a side, special symbols included")
     joint: bool = Field(True, description="one vocabulary for both sides")
     lowercase: bool = Field(False, description="lower-case all text before anything else; the round trip is then exact only up to case")
-    dropout: float = Field(0.0, ge=0, lt=1, description="BPE-dropout (Provilkov et al. 2020): probability of skipping a merge, in training only")
+    dropout: float = Field(
+        0.0, ge=0, lt=1, description="BPE-dropout (Provilkov et al. 2020): probability of skipping a merge, in training only"
+    )
 
     @model_validator(mode="after")
-    def _dropout_needs_merges(self) -> Self:
+    def _dropout_needs_merges(self) -> "Tokenizer":
         if self.dropout and self.kind != "bpe":
             raise ValueError(f"tokenizer.dropout needs tokenizer.kind = 'bpe', found {self.kind!r}")
         return self

@@ -1,6 +1,6 @@
 """The schema of a model: a few validated numbers and the kinds of its bricks."""
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
@@ -63,20 +63,23 @@ class Seq2Seq(Brick):
     feed_forward: Relu = Field(Relu(), description="the feed-forward brick")
     scale_embeddings: bool = Field(True, description="multiply embeddings by sqrt(d_model)")
     tie: Literal["all", "decoder", "none"] = Field(
-        "all", description="share one matrix: source, target and output (all, needs a joint vocabulary), target and output (decoder), or nothing"
+        "all",
+        description="share one matrix: source, target and output (all, needs a joint vocabulary), target and output (decoder), or nothing",
     )
 
     @model_validator(mode="after")
-    def _shapes_fit(self) -> Self:
+    def _shapes_fit(self) -> "Seq2Seq":
         if self.d_head is None and self.d_model % self.n_heads:
             raise ValueError(f"d_model {self.d_model} is not a multiple of n_heads {self.n_heads}; change one of them or set d_head")
         if not self.attention.output and self.n_heads * self.width_of_value != self.d_model:
             raise ValueError(
-                f"attention.output = false needs n_heads * d_value = d_model, found {self.n_heads} * {self.width_of_value} and {self.d_model}"
+                f"attention.output = false needs n_heads * d_value = d_model, found"
+                f" {self.n_heads} * {self.width_of_value} and {self.d_model}"
             )
         if self.tie == "all" and self.source_vocab_size != self.target_vocab_size:
             raise ValueError(
-                f"tie = 'all' needs one joint vocabulary, found {self.source_vocab_size} source and {self.target_vocab_size} target symbols;"
+                f"tie = 'all' needs one joint vocabulary, found {self.source_vocab_size} source and"
+                f" {self.target_vocab_size} target symbols;"
                 " set tokenizer.joint = true or tie = 'decoder'"
             )
         return self

@@ -1,6 +1,6 @@
 """The schema of a training run and of decoding."""
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
@@ -81,7 +81,9 @@ class Decoding(Schema):
     """How a translation is searched for, in validation and by default afterwards."""
 
     beam_size: int = Field(5, ge=1, description="hypotheses kept a sentence; 1 is greedy")
-    length_penalty: float = Field(0.6, ge=0, description="GNMT's alpha: scores are divided by ((5 + length) / 6)^alpha (Wu et al. 2016, eq. 14)")
+    length_penalty: float = Field(
+        0.6, ge=0, description="GNMT's alpha: scores are divided by ((5 + length) / 6)^alpha (Wu et al. 2016, eq. 14)"
+    )
     min_length: int = Field(0, ge=0, description="fewest tokens before the end symbol")
     max_length: int = Field(256, ge=1, description="most tokens of a translation, the end symbol included")
     max_length_ratio: float = Field(3.0, gt=0, description="most target tokens for each source token, plus ten")
@@ -92,7 +94,9 @@ class Training(Schema):
 
     max_steps: int = Field(20000, ge=1, description="optimizer steps")
     max_minutes: float | None = Field(None, gt=0, description="stop, with everything saved, after this many minutes of training")
-    batch_tokens: int = Field(4096, ge=1, description="most tokens of a batch on its longer side, padding included, over all ranks and accumulation")
+    batch_tokens: int = Field(
+        4096, ge=1, description="most tokens of a batch on its longer side, padding included, over all ranks and accumulation"
+    )
     accumulate: int = Field(1, ge=1, description="slices a batch is computed in, to save memory; the result is the same")
     optimizer: Annotated[Sgd | Adam | AdamW, Field(discriminator="kind")] = Field(Adam(), description="the optimizer brick")
     learning_rate: float | Literal["paper"] = Field("paper", description="peak learning rate, or the paper's (d_model * warmup_steps)^-0.5")
@@ -104,10 +108,14 @@ class Training(Schema):
     average: Annotated[NoAverage | Ema | CheckpointAverage, Field(discriminator="kind")] = Field(
         CheckpointAverage(), description="which weights are validated and kept"
     )
-    precision: Literal["auto", "fp32", "bf16", "fp16"] = Field("auto", description="arithmetic of the matrix products; auto chooses by measuring")
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = Field(
+        "auto", description="arithmetic of the matrix products; auto chooses by measuring"
+    )
     seed: int = Field(1, ge=0, description="seed of initial weights, order, dropout and BPE-dropout")
     validate_every: int = Field(500, ge=1, description="steps between two validations")
-    validate_bleu: int = Field(200, ge=0, description="validation sentences that are translated for BLEU and chrF at a validation; 0 for none")
+    validate_bleu: int = Field(
+        200, ge=0, description="validation sentences that are translated for BLEU and chrF at a validation; 0 for none"
+    )
     select_by: Literal["loss", "bleu"] = Field("loss", description="validation figure that chooses the kept weights")
     patience: int | None = Field(None, ge=1, description="stop after this many validations without a better one")
     checkpoint_every: int = Field(500, ge=1, description="steps between two checkpoints")
@@ -115,7 +123,7 @@ class Training(Schema):
     tensorboard: bool = Field(False, description="also write TensorBoard events (extra 'log')")
 
     @model_validator(mode="after")
-    def _selectable(self) -> Self:
+    def _selectable(self) -> "Training":
         if self.select_by == "bleu" and self.validate_bleu == 0:
             raise ValueError("training.select_by = 'bleu' needs training.validate_bleu > 0")
         return self

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Self
 
 import torch
 from jaxtyping import Int
@@ -31,7 +30,7 @@ class Sequences:
     lengths: Int[Tensor, "batch"]
 
     @classmethod
-    def pad(cls, rows: Sequence[Sequence[int]]) -> Self:
+    def pad(cls, rows: Sequence[Sequence[int]]) -> "Sequences":
         """Lay one sequence in each row and fill up to the longest with ``PAD``."""
         longest = max(map(len, rows))
         lengths = torch.tensor([len(row) for row in rows])
@@ -39,7 +38,7 @@ class Sequences:
         positions = torch.arange(longest).expand(len(rows), longest)
         return cls(tokens, positions, (positions < lengths[:, None]).long(), lengths)
 
-    def to(self, device: torch.device) -> Self:
+    def to(self, device: torch.device) -> "Sequences":
         """Copy to ``device``."""
         return type(self)(*(getattr(self, name).to(device) for name in self.__dataclass_fields__))
 
@@ -65,6 +64,6 @@ class TranslationBatch:
         """True target tokens, padding not counted."""
         return int(self.target.lengths.sum())
 
-    def to(self, device: torch.device) -> Self:
+    def to(self, device: torch.device) -> "TranslationBatch":
         """Copy to ``device``."""
         return type(self)(self.source.to(device), self.target.to(device), self.labels.to(device), self.samples)

@@ -1,6 +1,6 @@
 """The encoder-decoder Transformer of 2017: a source sentence in, a target sentence out, a token at a time."""
 
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
@@ -15,6 +15,7 @@ from transom.layers.stack import Stack
 from transom.layers.tap import Scope, scope
 
 
+@runtime_checkable
 class Sequences(Protocol):
     """What the model reads of one side of a batch; see ``inputs.batch.Sequences``."""
 
@@ -26,6 +27,7 @@ class Sequences(Protocol):
     def segments(self) -> Int[Tensor, "batch length"]: ...
 
 
+@runtime_checkable
 class Batch(Protocol):
     """What the model reads of a batch: the source, and the target shifted one place to the right."""
 
