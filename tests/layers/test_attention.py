@@ -1,0 +1,110 @@
+"""Attention against the equation written out, its fused path against the reference, and gradients."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from transom.config.model import MultiHead
+from transom.layers.attention import Attention, attend_explicit, attend_fused, pattern, scores
+from transom.layers.cache import KeyValueCache, KeyValues
+
+
+def draw(*shape: int, grad: bool = False) -> Tensor:
+    return torch.randn(*shape, dtype=torch.float64, requires_grad=grad)
+
+
+def equation(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, bias: Tensor) -> Tensor:
+    """Attention element by element, in Python floats."""
+    out = torch.zeros(*q.shape[:-1], v.shape[-1], dtype=torch.float64)
+    for b, h, i in torch.cartesian_prod(*(torch.arange(n) for n in q.shape[:3])).tolist():
+        seen = [j for j in range(k.shape[2]) if mask[b, h, i, j]]
+        logits = [sum((q[b, h, i] * k[b, h, j]).tolist()) / math.sqrt(q.shape[-1]) + float(bias[b, h, i, j]) for j in seen]
+        total = sum(map(math.exp, logits))
+        for j, logit in zip(seen, logits, strict=True):
+            out[b, h, i] += math.exp(logit) / total * v[b, h, j]
+    return out
+
+
+shapes = st.tuples(*(st.integers(1, n) for n in (3, 3, 4, 5, 4, 3)), st.integers(0, 2**31))
+
+
+@settings(max_examples=40, deadline=None)
+@given(shapes)
+def test_both_paths_equal_the_equation_and_each_other_with_gradients(shape: tuple[int, ...]) -> None:
+    batch, n_heads, query, key, d_head, d_value, seed = shape
+    torch.manual_seed(seed)
+    q, k, v = draw(batch, n_heads, query, d_head, grad=True), draw(batch, n_heads, key, d_head, grad=True), draw(batch, n_heads, key, d_value, grad=True)
+    bias = draw(batch, n_heads, query, key)
+    mask = torch.rand(batch, n_heads, query, key) < 0.6  # some rows are empty
+    expected = equation(q, k, v, mask, bias)
+    weights = draw(*expected.shape)
+    gradients = []
+    for attend in (attend_explicit, attend_fused):
+        z = attend(q, k, v, mask, bias)
+        assert torch.allclose(z, expected, rtol=0, atol=1e-10)
+        gradients.append(torch.autograd.grad((z * weights).sum(), (q, k, v)))
+    for a, b in zip(*gradients, strict=True):
+        assert torch.allclose(a, b, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("attend", [attend_explicit, attend_fused])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_a_row_that_sees_nothing_gives_zero(attend, dtype) -> None:  # type: ignore[no-untyped-def]
+    q, k, v = (torch.randn(2, 3, 4, 8, dtype=dtype, requires_grad=True) for _ in range(3))
+    mask = torch.ones(2, 1, 4, 4, dtype=torch.bool)
+    mask[0, 0, 1] = False
+    z = attend(q, k, v, mask)
+    assert (z[0, :, 1] == 0).all() and z[1].abs().min() > 0
+    z.float().sum().backward()
+    assert all(t.grad.isfinite().all() for t in (q, k, v))
+
+
+def test_the_article_s_hand_calculation() -> None:
+    """Two unit tokens, W_Q = W_K = identity: weights 0.67 and 0.33 (article "Complete Guide", section 3.5)."""
+    x = torch.eye(2, dtype=torch.float64)[None, None]
+    weights = pattern(scores(x, x))
+    assert weights[0, 0, 0].tolist() == pytest.approx([0.6698, 0.3302], abs=1e-4)
+
+
+@pytest.mark.parametrize("brick", [MultiHead(), MultiHead(output=False), MultiHead(bias=False, output_bias=False)])
+def test_gradients_by_finite_differences(brick: MultiHead) -> None:
+    torch.manual_seed(1)
+    layer = Attention(brick, d_model=6, n_heads=2, d_head=2, d_value=3, dropout=0.0).double()
+    x, memory = draw(2, 3, 6, grad=True), draw(2, 4, 6, grad=True)
+    mask = torch.rand(2, 1, 3, 4) < 0.7
+    assert torch.autograd.gradcheck(lambda x, memory: layer(x, memory, mask), (x, memory))
+
+
+def test_beams_share_their_source_s_keys() -> None:
+    torch.manual_seed(1)
+    layer = Attention(MultiHead(), 6, 2, 3, 3, 0.0).double()
+    memory, x = draw(2, 4, 6), draw(6, 1, 6)  # three beams a source
+    mask = torch.tensor([[True] * 4, [True, True, False, False]])[:, None, None]
+    shared = layer(x, layer.keys_values(memory), mask)
+    apart = layer(x, memory.repeat_interleave(3, 0), mask.repeat_interleave(3, 0))
+    assert torch.allclose(shared, apart, rtol=0, atol=1e-12)
+
+
+def test_the_cache_appends_reads_and_reorders() -> None:
+    cache = KeyValueCache(3, 2, 5, 4, 3, like=torch.zeros(()))
+    first, second = KeyValues(torch.randn(3, 2, 2, 4), torch.randn(3, 2, 2, 3)), KeyValues(torch.randn(2, 2, 1, 4), torch.randn(2, 2, 1, 3))
+    assert torch.equal(cache.append(first).k, first.k)
+    cache.reorder(torch.tensor([2, 0]))
+    k, v = cache.append(second)
+    assert torch.equal(k, torch.cat([first.k[[2, 0]], second.k], 2)) and torch.equal(v, torch.cat([first.v[[2, 0]], second.v], 2))
+    assert cache.length == 3
+    with pytest.raises(AssertionError, match="the cache holds 5 tokens, asked for 6"):
+        cache.append(KeyValues(torch.randn(2, 2, 3, 4), torch.randn(2, 2, 3, 3)))
+
+
+def test_dropout_acts_on_the_weights_in_training_only() -> None:
+    torch.manual_seed(1)
+    layer = Attention(MultiHead(), 8, 2, 4, 4, dropout=0.5)
+    x = torch.randn(2, 5, 8)
+    assert not torch.equal(layer(x), layer(x))
+    layer.eval()
+    assert torch.equal(layer(x), layer(x))

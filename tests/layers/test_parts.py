@@ -1,0 +1,98 @@
+"""Norm, positions, embeddings, feed-forward, masks and wiring against their equations."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from transom.config.model import LayerNorm as LayerNormBrick
+from transom.config.model import Relu
+from transom.config.model import Sinusoidal as SinusoidalBrick
+from transom.layers import mask
+from transom.layers.embedding import Embedding
+from transom.layers.feed_forward import FeedForward
+from transom.layers.norm import LayerNorm
+from transom.layers.position import Sinusoidal, sinusoids
+from transom.layers.residual import PostNorm, PreNorm
+
+
+def test_layer_norm_is_its_equation() -> None:
+    torch.manual_seed(1)
+    layer = LayerNorm(LayerNormBrick(eps=1e-3), 5).double()
+    nn.init.normal_(layer.weight), nn.init.normal_(layer.bias)
+    x = torch.randn(2, 3, 5, dtype=torch.float64, requires_grad=True)
+    for vector, out in zip(x.reshape(-1, 5).tolist(), layer(x).reshape(-1, 5), strict=True):
+        mean = sum(vector) / 5
+        variance = sum((e - mean) ** 2 for e in vector) / 5
+        normal = torch.tensor([(e - mean) / math.sqrt(variance + 1e-3) for e in vector], dtype=torch.float64)
+        assert torch.allclose(out, normal * layer.weight + layer.bias, rtol=0, atol=1e-12)
+    assert torch.autograd.gradcheck(layer, x)
+
+
+def test_layer_norm_keeps_float32_statistics_in_bf16() -> None:
+    layer = LayerNorm(LayerNormBrick(), 512)
+    x = (1000 + torch.randn(4, 512)).bfloat16()
+    assert torch.allclose(layer.bfloat16()(x).float(), layer.double()(x.double()).float(), atol=2e-2)
+
+
+def test_sinusoids_are_their_equation() -> None:
+    table = sinusoids(50, 8)
+    for i in (0, 1, 7, 49):
+        for k in range(4):
+            angle = i / 10000 ** (2 * k / 8)
+            assert table[i, 2 * k].item() == pytest.approx(math.sin(angle), abs=1e-6)
+            assert table[i, 2 * k + 1].item() == pytest.approx(math.cos(angle), abs=1e-6)
+
+
+def test_the_articles_positions_at_width_four() -> None:
+    assert sinusoids(2, 4)[1].tolist() == pytest.approx([0.841, 0.540, 0.010, 1.000], abs=1e-3)
+
+
+def test_products_of_positions_depend_on_distance_only() -> None:
+    table = sinusoids(40, 16).double()
+    products = table @ table.T
+    for distance in range(5):
+        assert torch.allclose(products.diagonal(distance), products[0, distance].expand(40 - distance), atol=1e-5)
+
+
+def test_odd_width_has_a_last_sine() -> None:
+    assert sinusoids(3, 5).shape == (3, 5)
+    assert sinusoids(3, 5)[1, 4].item() == pytest.approx(math.sin(10000 ** (-4 / 5)))
+
+
+@pytest.mark.parametrize("scale", [True, False])
+def test_embedding_scales_and_adds_positions(scale: bool) -> None:
+    tokens = nn.Embedding(7, 4)
+    layer = Embedding(tokens, Sinusoidal(SinusoidalBrick(), 9, 4), scale, dropout=0.0)
+    ids, positions = torch.tensor([[3, 5]]), torch.tensor([[6, 0]])
+    expected = tokens.weight[[3, 5]] * (2.0 if scale else 1.0) + sinusoids(9, 4)[[6, 0]]
+    assert torch.allclose(layer(ids, positions)[0], expected)
+
+
+def test_the_position_table_is_not_saved() -> None:
+    assert not Sinusoidal(SinusoidalBrick(), 9, 4).state_dict()
+
+
+def test_feed_forward_is_its_equation() -> None:
+    torch.manual_seed(1)
+    layer = FeedForward(Relu(), 3, 5, 0.0).double()
+    x = torch.randn(2, 3, dtype=torch.float64, requires_grad=True)
+    expected = torch.clamp(x @ layer.up.weight.T + layer.up.bias, min=0) @ layer.down.weight.T + layer.down.bias
+    assert torch.allclose(layer(x), expected, rtol=0, atol=1e-12)
+    assert torch.autograd.gradcheck(layer, x)
+
+
+def test_wiring_is_post_or_pre() -> None:
+    norm = LayerNorm(LayerNormBrick(), 4)
+    x, f = torch.randn(2, 3, 4), nn.Linear(4, 4)
+    assert torch.allclose(PostNorm(norm, 0.0)(x, f), norm(x + f(x)))
+    assert torch.allclose(PreNorm(norm, 0.0)(x, f), x + f(norm(x)))
+
+
+def test_masks() -> None:
+    assert mask.causal(2, 4)[0, 0].tolist() == [[True, True, True, False], [True] * 4]
+    segments = torch.tensor([[1, 1, 2, 0]])
+    seen = mask.same_segment(segments, segments)[0, 0]
+    assert seen.tolist() == [[True, True, False, False], [True, True, False, False], [False, False, True, False], [False, False, False, True]]
+    assert mask.not_padding(segments)[0, 0, 0].tolist() == [True, True, True, False]

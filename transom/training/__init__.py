@@ -1,0 +1,1 @@
+"""Learning: loss, optimizer, schedule, one step, the loop, evaluation and its record."""

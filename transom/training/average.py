@@ -1,0 +1,55 @@
+"""Which weights are validated and kept: the raw ones, a moving average, or the mean of the last checkpoints."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from transom.config.training import CheckpointAverage, Ema, NoAverage
+
+
+class Averager:
+    """Follows a model through training and gives the weights to validate.
+
+    Attributes:
+        ema: the moving average, in float32 at least; empty unless the brick asks for it.
+        snapshots: weights at the last checkpoints, by step; empty unless the brick asks for them.
+    """
+
+    def __init__(self, brick: NoAverage | Ema | CheckpointAverage, model: nn.Module) -> None:
+        """Begin with the model's present weights."""
+        self._brick = brick
+        self._model = model
+        self.ema: dict[str, Tensor] = {}
+        self.snapshots: dict[int, dict[str, Tensor]] = {}
+        if isinstance(brick, Ema):
+            self.ema = self._copy()
+
+    def stepped(self) -> None:
+        """Take in the weights after an optimizer step: average = decay * average + (1 - decay) * weights."""
+        if isinstance(self._brick, Ema):
+            live = dict(self._model.named_parameters())
+            with torch.no_grad():
+                torch._foreach_lerp_(list(self.ema.values()), [live[name] for name in self.ema], 1 - self._brick.decay)
+
+    def checkpointed(self, step: int) -> None:
+        """Take in the weights of the checkpoint at ``step``."""
+        if isinstance(self._brick, CheckpointAverage):
+            self.restore({**self.snapshots, step: self._copy()})
+
+    def restore(self, snapshots: Mapping[int, dict[str, Tensor]]) -> None:
+        """Keep the last of these checkpoints' weights."""
+        if isinstance(self._brick, CheckpointAverage):
+            self.snapshots = {step: snapshots[step] for step in sorted(snapshots)[-self._brick.last :]}
+
+    def weights(self) -> dict[str, Tensor]:
+        """Return the weights to validate; the model's own until there is an average."""
+        if self.ema:
+            return self.ema
+        if not self.snapshots:
+            return self._copy()
+        chosen = list(self.snapshots.values())
+        return {name: torch.stack([s[name] for s in chosen]).mean(0) for name in chosen[0]}
+
+    def _copy(self) -> dict[str, Tensor]:
+        return {name: p.detach().clone() for name, p in self._model.named_parameters()}

@@ -1,0 +1,102 @@
+"""What a run tells its observers: plain callables that take one of these."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Started:
+    """The run is set up and takes its first step next.
+
+    Attributes:
+        folder: the run folder.
+        step: steps done so far; not 0 when the run is resumed.
+        max_steps: steps planned.
+        facts: what is known before the run: data report, parameters, precision and its reason, machine.
+        notes: sentences that a person should read.
+    """
+
+    folder: Path
+    step: int
+    max_steps: int
+    facts: Mapping[str, Any]
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Stepped:
+    """One optimizer step is done.
+
+    Attributes:
+        step: its number, from 1.
+        loss: smoothed loss a target token, in nats.
+        nll: negative log-likelihood a target token, in nats.
+        learning_rate: the step's learning rate.
+        grad_norm: norm of the whole gradient before clipping.
+        n_target_tokens: true target tokens of the batch.
+        target_tokens_per_second: true target tokens over the step's time.
+        peak_share: model FLOP/s over the machine's measured peak, from 0 to 1.
+        seconds_left: estimate to the end of the run.
+        skipped: samples for whose sake the step was skipped; empty when it was taken.
+    """
+
+    step: int
+    loss: float
+    nll: float
+    learning_rate: float
+    grad_norm: float
+    n_target_tokens: int
+    target_tokens_per_second: float
+    peak_share: float
+    seconds_left: float
+    skipped: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Validated:
+    """The validation set was read.
+
+    Attributes:
+        step: steps done.
+        figures: loss, perplexity and, where translations were made, bleu and chrf.
+        best: True if these weights are the best so far and were written.
+        samples: a few of the translations, as source, reference and translation.
+    """
+
+    step: int
+    figures: Mapping[str, float]
+    best: bool
+    samples: tuple[Mapping[str, str], ...] = ()
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A checkpoint is durably on disk."""
+
+    step: int
+    folder: Path
+
+
+@dataclass(frozen=True)
+class Finished:
+    """The run is over.
+
+    Attributes:
+        step: steps done.
+        reason: "max_steps", "max_minutes", "patience" or "stopped".
+        best: validation figures of the kept weights, with their step.
+        seconds: training time, over all sittings.
+        facts: totals: target tokens, skipped steps, tokens a second.
+    """
+
+    step: int
+    reason: str
+    best: Mapping[str, float]
+    seconds: float
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+
+Event = Started | Stepped | Validated | Saved | Finished
+Observer = Callable[[Event], None]

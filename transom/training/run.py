@@ -1,0 +1,217 @@
+"""The training loop: steps, validations and checkpoints of one recipe in one run folder."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from transom.config.training import Training
+from transom.errors import TransomError
+from transom.inputs.batch import TranslationBatch
+from transom.training.average import Averager
+from transom.training.events import Event, Finished, Observer, Saved, Started, Stepped, Validated
+from transom.training.record import Window
+from transom.training.schedule import learning_rate
+from transom.training.setup import Parts, set_up
+from transom.training.state import (
+    Progress,
+    generator_states,
+    optimizer_tensors,
+    restore_generators,
+    restore_optimizer,
+    restore_parameters,
+)
+from transom.training.step import Stepper, StepResult
+from transom.training.validation import validation_loss, validation_scores
+
+SKIPS_ALLOWED = 20
+"""Steps in a row that may be skipped for a non-finite loss or gradient before the run stops."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a run came to.
+
+    Attributes:
+        folder: the run folder.
+        step: steps done.
+        reason: why it ended: "max_steps", "max_minutes", "patience" or "stopped".
+        best: validation figures of the kept weights, with their step.
+    """
+
+    folder: Path
+    step: int
+    reason: str
+    best: dict[str, float]
+
+
+def train(
+    parts: Parts, observers: Sequence[Observer] = (), should_stop: Callable[[], bool] = lambda: False
+) -> Result:
+    """Train until the steps or minutes are over, validation stops improving, or ``should_stop`` says so; always leaves a checkpoint.
+
+    Args:
+        parts: from ``set_up``.
+        observers: called with each event of ``training.events``.
+        should_stop: asked after each step.
+
+    Raises:
+        TransomError: twenty steps in a row had a non-finite loss or gradient; the last checkpoint is kept.
+    """
+    run = _Run(parts, observers)
+    run.restore()
+    return run.fit(should_stop)
+
+
+class _Run:
+    def __init__(self, parts: Parts, observers: Sequence[Observer]) -> None:
+        self.parts = parts
+        self.training: Training = parts.recipe.training
+        self.observers = observers
+        self.progress = Progress()
+        self.window = Window({})
+        self.averager = Averager(self.training.average, parts.model)
+        self.stepper = Stepper(parts.model, parts.optimizer, self.training, parts.precision.dtype)
+
+    def tell(self, event: Event) -> None:
+        for observer in self.observers:
+            observer(event)
+
+    def restore(self) -> None:
+        """Go on from the newest checkpoint, if there is one."""
+        checkpoints = self.parts.folder.checkpoints
+        newest = checkpoints.latest()
+        if newest is None:
+            return
+        groups, state = checkpoints.load(newest)
+        restore_parameters(self.parts.model, groups["model"])
+        restore_optimizer(self.parts.optimizer, groups["optimizer"])
+        restore_generators(groups["generators"])
+        self.averager.ema = groups.get("ema", {})
+        self.averager.restore({step: checkpoints.load_group(step, "model") for step in state["snapshots"]})
+        self.stepper.scaler.load_state_dict(state["scaler"])
+        self.progress = Progress(**state["progress"])
+        self.window = Window(self.progress.window)
+        self.parts.folder.cut_metrics(self.progress.step)
+
+    def fit(self, should_stop: Callable[[], bool]) -> Result:
+        """Step until something ends the run."""
+        self.parts.model.train()
+        p, t = self.progress, self.training
+        self.tell(Started(self.parts.folder.path, p.step, t.max_steps, self.parts.facts, self.parts.notes))
+        reason = "max_steps" if p.step >= t.max_steps else ""
+        batches = self.parts.loader.batches_from(p.position)
+        while not reason:
+            start = time.perf_counter()
+            position, slices = next(batches)
+            rate = learning_rate(p.step + 1, t, self.parts.recipe.model.d_model)
+            result = self.stepper.step(slices, rate)
+            p.position = position
+            self.stepped(slices, result, rate, time.perf_counter() - start)
+            start = time.perf_counter()
+            reason = self.ending(should_stop)
+            self.milestones(reason)
+            reason = reason or self.ending(lambda: False)
+            p.seconds += time.perf_counter() - start
+        return self.finish(reason)
+
+    def stepped(self, slices: Sequence[TranslationBatch], result: StepResult, rate: float, seconds: float) -> None:
+        """Count a step and tell of it."""
+        p, t = self.progress, self.training
+        p.step += 1
+        p.seconds += seconds
+        p.n_target_tokens += 0 if result.skipped else result.n_target_tokens
+        p.n_skipped += bool(result.skipped)
+        p.skips_in_a_row = p.skips_in_a_row + 1 if result.skipped else 0
+        if not result.skipped:
+            self.averager.stepped()
+        flops = self.parts.step_flops(slices)
+        self.window.add(result, seconds, flops)
+        left = (t.max_steps - p.step) * p.seconds / p.step
+        if t.max_minutes is not None:
+            left = min(left, max(t.max_minutes * 60 - p.seconds, 0.0))
+        n = result.n_target_tokens
+        share = flops / seconds / self.parts.peak
+        self.tell(Stepped(p.step, result.loss / n, result.nll / n, rate, result.grad_norm, n, n / seconds, share, left, result.skipped))
+        if result.skipped:
+            self.parts.folder.append_metrics({"step": p.step, "kind": "skipped", "samples": list(result.skipped)})
+        if p.step % t.log_every == 0:
+            self.parts.folder.append_metrics({"step": p.step, "kind": "train", "learning_rate": rate, **self.window.close(self.parts.peak)})
+        if p.skips_in_a_row >= SKIPS_ALLOWED:
+            kept = self.parts.folder.checkpoints.latest()
+            where = "no checkpoint was written yet" if kept is None else f"the checkpoint of step {kept} is kept"
+            raise TransomError(
+                f"expected a finite loss and gradient, found {SKIPS_ALLOWED} steps in a row without, up to step {p.step}; {where};"
+                " lower training.learning_rate, set training.clip_norm, or set training.precision = 'fp32'"
+            )
+
+    def ending(self, should_stop: Callable[[], bool]) -> str:
+        """Return why the run ends now, or nothing."""
+        p, t = self.progress, self.training
+        if should_stop():
+            return "stopped"
+        if p.step >= t.max_steps:
+            return "max_steps"
+        if t.max_minutes is not None and p.seconds >= t.max_minutes * 60:
+            return "max_minutes"
+        if t.patience is not None and p.validations_since_best >= t.patience:
+            return "patience"
+        return ""
+
+    def milestones(self, reason: str) -> None:
+        """Validate and save where it is time, and at the end. A stop that was asked for saves at once, without validating."""
+        step, t = self.progress.step, self.training
+        over = reason not in ("", "stopped")
+        saves = bool(reason) or step % t.checkpoint_every == 0
+        if saves:
+            self.averager.checkpointed(step)
+        if over or step % t.validate_every == 0:
+            self.validate()
+        if saves:
+            self.save()
+
+    def validate(self) -> None:
+        """Read the validation set with the averaged weights and keep them if they are the best so far."""
+        p, t, parts = self.progress, self.training, self.parts
+        restore_parameters(parts.validated, self.averager.weights())
+        figures = validation_loss(parts.validated, parts.valid_batches, self.stepper.autocast())
+        samples: tuple[Any, ...] = ()
+        if t.validate_bleu:
+            scores, samples = validation_scores(parts.validated, parts.valid, t.validate_bleu, parts.tokenizers, parts.recipe.decoding)
+            figures |= scores
+        best = not p.best or (figures["bleu"] > p.best["bleu"] if t.select_by == "bleu" else figures["loss"] < p.best["loss"])
+        p.validations_since_best = 0 if best else p.validations_since_best + 1
+        if best:
+            p.best = {"step": p.step, **figures}
+            parts.folder.save_model(parts.validated)
+        parts.folder.append_metrics({"step": p.step, "kind": "validation", "best": best, "seconds": p.seconds, **figures, "samples": samples})
+        self.tell(Validated(p.step, figures, best, samples))
+
+    def save(self) -> None:
+        """Write a checkpoint, then prune the older ones."""
+        p, parts = self.progress, self.parts
+        p.window = self.window.sums
+        groups = {
+            "model": dict(parts.model.named_parameters()),
+            "optimizer": optimizer_tensors(parts.optimizer),
+            "generators": generator_states(),
+        }
+        if self.averager.ema:
+            groups["ema"] = self.averager.ema
+        snapshots = sorted(self.averager.snapshots)
+        state = {"progress": p.to_json(), "scaler": self.stepper.scaler.state_dict(), "snapshots": snapshots}
+        parts.folder.checkpoints.save(p.step, groups, state)
+        parts.folder.checkpoints.prune(keep_full=2, keep_weights=len(snapshots))
+        self.tell(Saved(p.step, parts.folder.path))
+
+    def finish(self, reason: str) -> Result:
+        """Tell of the end."""
+        p = self.progress
+        facts = {
+            "n_target_tokens": p.n_target_tokens,
+            "n_skipped": p.n_skipped,
+            "target_tokens_per_second": p.n_target_tokens / max(p.seconds, 1e-9),
+        }
+        self.tell(Finished(p.step, reason, p.best, p.seconds, facts))
+        return Result(self.parts.folder.path, p.step, reason, p.best)

@@ -1,0 +1,32 @@
+"""Learning rate against step."""
+
+import math
+
+from transom.config.training import Cosine, PaperSchedule, Training, WarmupStableDecay
+
+
+def learning_rate(step: int, training: Training, d_model: int) -> float:
+    """Compute the learning rate of a step.
+
+    Args:
+        step: number of the step, from 1.
+        training: peak, brick and number of steps.
+        d_model: width, which the paper's own peak depends on.
+    """
+    warmup = training.schedule.warmup_steps
+    peak = training.learning_rate if training.learning_rate != "paper" else (d_model * max(warmup, 1)) ** -0.5
+    return peak * share_of_peak(step, training.schedule, training.max_steps)
+
+
+def share_of_peak(step: int, schedule: PaperSchedule | Cosine | WarmupStableDecay, max_steps: int) -> float:
+    """Compute the learning rate of a step as a share of the peak; ``step`` counts from 1."""
+    warmup = schedule.warmup_steps
+    if step < warmup:
+        return step / warmup
+    if isinstance(schedule, PaperSchedule):
+        return (warmup / step) ** 0.5
+    if isinstance(schedule, Cosine):
+        done = min((step - warmup) / max(max_steps - warmup, 1), 1.0)
+        return schedule.final + (1 - schedule.final) * (1 + math.cos(math.pi * done)) / 2
+    fall = max(round(schedule.decay * max_steps), 1)
+    return min(1.0, max(max_steps - step + 1, 0) / fall)

@@ -1,0 +1,85 @@
+"""What a checkpoint holds, so that a resumed run is the run that was never stopped, bit for bit."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from transom.errors import CheckpointError
+
+
+@dataclass
+class Progress:
+    """Where a run stands, besides its tensors.
+
+    Attributes:
+        step: optimizer steps done, skipped ones included.
+        position: the loader's whole state.
+        seconds: training time over all sittings.
+        n_target_tokens: true target tokens seen.
+        n_skipped: steps skipped because loss or gradient was not finite.
+        skips_in_a_row: of these, the last ones without a good step between.
+        best: validation figures of the kept weights, with their ``step``; empty before the first validation.
+        validations_since_best: validations without a better one.
+        window: sums since the last line of metrics.jsonl.
+    """
+
+    step: int = 0
+    position: int = 0
+    seconds: float = 0.0
+    n_target_tokens: int = 0
+    n_skipped: int = 0
+    skips_in_a_row: int = 0
+    best: dict[str, float] = field(default_factory=dict)
+    validations_since_best: int = 0
+    window: dict[str, float] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain data; floats survive exactly."""
+        return asdict(self)
+
+
+def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """Flatten the optimizer's state to tensors named ``parameter.entry``, parameters by their number."""
+    return {f"{number}.{entry}": x for number, entries in optimizer.state_dict()["state"].items() for entry, x in entries.items()}
+
+
+def restore_optimizer(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:
+    """Put back what ``optimizer_tensors`` gave."""
+    state: dict[int, dict[str, Tensor]] = {}
+    for name, x in tensors.items():
+        number, entry = name.split(".", 1)
+        state.setdefault(int(number), {})[entry] = x
+    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+
+
+def generator_states() -> dict[str, Tensor]:
+    """Return the state of every generator that training draws from."""
+    states = {"cpu": torch.get_rng_state()}
+    if torch.cuda.is_available():
+        states |= {f"cuda.{i}": x for i, x in enumerate(torch.cuda.get_rng_state_all())}
+    return states
+
+
+def restore_generators(states: Mapping[str, Tensor]) -> None:
+    """Put back what ``generator_states`` gave."""
+    torch.set_rng_state(states["cpu"])
+    for name, x in states.items():
+        if name.startswith("cuda."):
+            torch.cuda.set_rng_state(x, int(name.removeprefix("cuda.")))
+
+
+def restore_parameters(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Copy tensors into the parameters of the same names; all must be there, in the same shapes."""
+    parameters = dict(model.named_parameters())
+    if parameters.keys() != tensors.keys():
+        odd = min(parameters.keys() ^ tensors.keys())
+        raise CheckpointError(f"expected the parameters of this model, found a difference at {odd!r}; is the checkpoint of another recipe?")
+    with torch.no_grad():
+        for name, parameter in parameters.items():
+            if parameter.shape != tensors[name].shape:
+                expected, found = tuple(parameter.shape), tuple(tensors[name].shape)
+                raise CheckpointError(f"expected {name} of shape {expected}, found {found}; is the checkpoint of another recipe?")
+            parameter.copy_(tensors[name])

@@ -1,0 +1,94 @@
+"""One optimizer step: forward and backward over the slices of a batch, clipping, and the update."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from transom.config.training import Training
+from transom.inputs.batch import TranslationBatch
+from transom.models.seq2seq import Seq2SeqTransformer
+from transom.training.loss import linear_cross_entropy
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What a step measured.
+
+    Attributes:
+        loss: smoothed loss summed over the batch's true target tokens, in nats.
+        nll: negative log-likelihood, likewise.
+        n_target_tokens: true target tokens.
+        grad_norm: norm of the gradient of the mean loss, before clipping.
+        skipped: samples that made loss or gradient non-finite; empty when the update was made.
+    """
+
+    loss: float
+    nll: float
+    n_target_tokens: int
+    grad_norm: float
+    skipped: tuple[int, ...] = ()
+
+
+def batch_loss(model: Seq2SeqTransformer, batch: TranslationBatch, smoothing: float) -> tuple[Tensor, Tensor]:
+    """Return a batch's smoothed loss and negative log-likelihood, summed over its true target tokens; padding counts nothing."""
+    real = batch.target.segments > 0
+    return linear_cross_entropy(model.hidden(batch)[real], model.unembedding.weight, batch.labels[real], smoothing)
+
+
+class Stepper:
+    """Makes optimizer steps.
+
+    The loss is summed over the slices of a batch and divided once by the batch's true number of target tokens, so that a batch
+    gives the same update however it is sliced.
+    """
+
+    def __init__(self, model: Seq2SeqTransformer, optimizer: torch.optim.Optimizer, training: Training, dtype: torch.dtype) -> None:
+        """Hold the model and its optimizer; ``dtype`` is that of the matrix products."""
+        self.model = model
+        self.optimizer = optimizer
+        self.training = training
+        self.dtype = dtype
+        self.device = next(model.parameters()).device
+        self.scaler = torch.amp.GradScaler(self.device.type, enabled=dtype == torch.float16)
+
+    def step(self, slices: Sequence[TranslationBatch], learning_rate: float) -> StepResult:
+        """Update the weights once from the slices of one batch.
+
+        A non-finite loss or gradient leaves weights and optimizer as they were, and the samples that caused it are named.
+        """
+        n_target_tokens = sum(batch.n_target_tokens for batch in slices)
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate
+        loss = nll = 0.0
+        for batch in slices:
+            with self.autocast():
+                slice_loss, slice_nll = batch_loss(self.model, batch.to(self.device), self.training.label_smoothing)
+            self.scaler.scale(slice_loss / n_target_tokens).backward()
+            loss, nll = loss + slice_loss.item(), nll + slice_nll.item()
+        self.scaler.unscale_(self.optimizer)
+        grad_norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.training.clip_norm or float("inf")).item()
+        finite = all(map(_finite, (loss, grad_norm)))
+        if finite or self.scaler.is_enabled():
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+        self.optimizer.zero_grad(set_to_none=True)
+        return StepResult(loss, nll, n_target_tokens, grad_norm, () if finite else self._culprits(slices))
+
+    def autocast(self) -> torch.autocast:
+        """Run matrix products in ``dtype``; weights, residual stream and statistics stay in float32."""
+        return torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32)
+
+    def _culprits(self, slices: Sequence[TranslationBatch]) -> tuple[int, ...]:
+        """Name the samples whose own loss is non-finite; all of the batch where none is by itself."""
+        bad: list[int] = []
+        with torch.no_grad(), self.autocast():
+            for batch in slices:
+                per_row = self.model(batch.to(self.device)).sum(-1).masked_fill(batch.to(self.device).target.segments == 0, 0.0).sum(-1)
+                bad += [sample for sample, total in zip(batch.samples, per_row.tolist(), strict=True) if not _finite(total)]
+        return tuple(bad) or tuple(sample for batch in slices for sample in batch.samples)
+
+
+def _finite(x: float) -> bool:
+    return x - x == 0

@@ -1,0 +1,42 @@
+"""Reading the validation set: the loss by teacher forcing, BLEU and chrF by translating."""
+
+import math
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from transom.config.training import Decoding
+from transom.decoding.translator import Translator
+from transom.inputs.batch import TranslationBatch
+from transom.inputs.pairs import Pairs
+from transom.inputs.tokenizer import Tokenizers
+from transom.models.seq2seq import Seq2SeqTransformer
+from transom.training.evaluation import corpus_scores
+from transom.training.step import batch_loss
+
+SHOWN = 5
+"""Translations that a validation shows."""
+
+
+@torch.inference_mode()
+def validation_loss(model: Seq2SeqTransformer, batches: Sequence[TranslationBatch], autocast: torch.autocast) -> dict[str, float]:
+    """Return the negative log-likelihood a true target token in nats (``loss``) and its exponential (``perplexity``)."""
+    device = next(model.parameters()).device
+    total, n_tokens = 0.0, 0
+    for batch in batches:
+        with autocast:
+            total += batch_loss(model, batch.to(device), smoothing=0.0)[1].item()
+        n_tokens += batch.n_target_tokens
+    loss = total / n_tokens
+    return {"loss": loss, "perplexity": math.exp(min(loss, 700.0))}
+
+
+def validation_scores(
+    model: Seq2SeqTransformer, pairs: Pairs, n_sentences: int, tokenizers: Tokenizers, decoding: Decoding
+) -> tuple[dict[str, float], tuple[Mapping[str, str], ...]]:
+    """Translate the first sentences of the validation set; return bleu and chrf, and a few of the translations."""
+    sources, references = pairs.source[:n_sentences], pairs.target[:n_sentences]
+    translations = Translator(model, tokenizers, decoding).translate(sources)
+    scores = corpus_scores(translations, references)
+    rows = zip(sources[:SHOWN], references, translations, strict=False)
+    return scores, tuple({"source": s, "reference": r, "translation": t} for s, r, t in rows)
