@@ -1,23 +1,62 @@
 """The base of every schema class: closed, frozen, and spelled as one word where that is enough."""
 
-from typing import Any
+from types import UnionType
+from typing import Annotated, Any, Union, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic.fields import FieldInfo
 
 
 class Schema(BaseModel):
-    """A closed set of validated fields; an unknown field is an error."""
+    """A closed set of validated fields; an unknown field is an error.
+
+    TOML has no null: ``"none"`` stands for it in every field that may be empty.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _spelled_out(cls, value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        fields = cls.model_fields
+        return {name: spelled_out(fields[name], part) if name in fields else part for name, part in value.items()}
 
 
 class Brick(Schema):
     """A part that is chosen by its ``kind``.
 
-    In a recipe ``norm = "layernorm"`` is short for ``norm = { kind = "layernorm" }``.
+    In a recipe ``norm = "layernorm"`` is short for ``norm = { kind = "layernorm" }``, and a table without ``kind`` is of the default's.
     """
 
-    @model_validator(mode="before")
-    @classmethod
-    def _from_word(cls, value: Any) -> Any:
-        return {"kind": value} if isinstance(value, str) else value
+
+def members(annotation: Any) -> tuple[Any, ...]:
+    """List the types that an annotation allows.
+
+    >>> members(Annotated[int | None, "any"])
+    (<class 'int'>, <class 'NoneType'>)
+    """
+    if get_origin(annotation) is Annotated:
+        return members(get_args(annotation)[0])
+    if get_origin(annotation) in (Union, UnionType):
+        return tuple(member for part in get_args(annotation) for member in members(part))
+    return (annotation,)
+
+
+def schemas(annotation: Any) -> list[type[Schema]]:
+    """List the schema classes that an annotation allows."""
+    return [member for member in members(annotation) if isinstance(member, type) and issubclass(member, Schema)]
+
+
+def spelled_out(field: FieldInfo, value: Any) -> Any:
+    """Write a field's short form in full."""
+    if value == "none" and type(None) in members(field.annotation):
+        return None
+    if not any(issubclass(schema, Brick) for schema in schemas(field.annotation)):
+        return value
+    if isinstance(value, str):
+        return {"kind": value}
+    if isinstance(value, dict) and "kind" not in value and isinstance(field.default, Brick):
+        return {"kind": getattr(field.default, "kind"), **value}  # noqa: B009  # each kind declares its own literal
+    return value

@@ -64,7 +64,7 @@ class Data(Schema):
     @model_validator(mode="after")
     def _one_origin(self) -> "Data":
         if (self.train is None) == (self.generate is None):
-            raise ValueError("expected exactly one of data.train and data.generate")
+            raise ValueError("expected exactly one of data.train and data.generate; name your own files with --source and --target")
         if self.generate is not None and self.valid is not None:
             raise ValueError("data.generate makes its own validation pairs; remove data.valid")
         return self

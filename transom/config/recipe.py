@@ -1,19 +1,18 @@
 """The recipe: everything a training run depends on, in one TOML file."""
 
-import difflib
-import tomllib
-import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import tomli_w
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import Field, ValidationError, model_validator
 
 from transom.config.brick import Schema
 from transom.config.data import Data, Tokenizer
+from transom.config.explaining import explain, nearest
 from transom.config.model import Model, Seq2Seq
+from transom.config.reading import Override, line_of, merged, parse_override, parse_toml, read_toml_text
 from transom.config.training import Decoding, Training
 from transom.errors import ConfigError
 
@@ -27,3 +26,96 @@ class Recipe(Schema):
     model: Model = Field(Seq2Seq(), description="the network; preset = NAME starts from a published one")
     training: Training = Field(Training(), description="the run")
     decoding: Decoding = Field(Decoding(), description="the search for translations")
+
+    @model_validator(mode="after")
+    def _one_table_needs_one_vocabulary(self) -> Self:
+        if self.model.tie == "all" and not self.tokenizer.joint:
+            raise ValueError("model.tie = 'all' needs tokenizer.joint = true; change one of them, or set model.tie = 'decoder'")
+        return self
+
+
+def load_recipe(where: str | Path, overrides: Sequence[str] = ()) -> tuple[Recipe, Path]:
+    """Read a recipe and check it against the schema.
+
+    Args:
+        where: name of a packaged recipe, or path of a TOML file.
+        overrides: ``"training.max_steps=300"`` and the like; each value is read as TOML, or else taken as text.
+
+    Returns:
+        The recipe, and the folder that a relative ``data.root`` starts from: the file's own, or the current one
+        for a packaged recipe and for a root that an override gives.
+
+    Raises:
+        ConfigError: no such recipe, not TOML, or a field that does not fit; the message names the place.
+    """
+    name, text, base = _find(where)
+    sets = [parse_override(text) for text in overrides]
+    raw = parse_toml(text, name)
+    for override in sets:
+        raw = override.applied(raw)
+    if isinstance(raw.get("model"), dict) and "preset" in raw["model"]:
+        raw["model"] = _with_preset(raw["model"], _place(name, text, sets, ("model", "preset")))
+    try:
+        recipe = Recipe.model_validate(raw)
+    except ValidationError as error:
+        raise ConfigError(explain(error, Recipe, raw, lambda path: _place(name, text, sets, path))) from None
+    return recipe, Path.cwd() if any(override.path == ("data", "root") for override in sets) else base
+
+
+def dump_recipe(recipe: Recipe) -> str:
+    """Write a recipe in full, as TOML that ``load_recipe`` reads back to an equal one."""
+    return tomli_w.dumps(_plain(recipe))
+
+
+def packaged_recipes() -> dict[str, str]:
+    """Read the complete training recipes that come with the package: name to TOML text."""
+    return _packaged("recipes")
+
+
+def packaged_presets() -> dict[str, str]:
+    """Read the published architectures that come with the package: name to TOML text."""
+    return _packaged("presets")
+
+
+def _packaged(folder: str) -> dict[str, str]:
+    files = (resources.files("transom") / folder).iterdir()
+    return {file.name.removesuffix(".toml"): file.read_text("utf-8") for file in sorted(files, key=str) if file.name.endswith(".toml")}
+
+
+def _find(where: str | Path) -> tuple[str, str, Path]:
+    path = Path(where)
+    if path.suffix == ".toml" or len(path.parts) > 1 or path.is_file():
+        return str(where), read_toml_text(path), path.resolve().parent
+    recipes = packaged_recipes()
+    if str(where) not in recipes:
+        raise ConfigError(
+            f"expected a packaged recipe or the path of a .toml file, found {str(where)!r}; {nearest(str(where), list(recipes))}"
+        )
+    return f"recipe {where}", recipes[str(where)], Path.cwd()
+
+
+def _with_preset(model: Mapping[str, Any], place: str) -> dict[str, Any]:
+    own = {name: value for name, value in model.items() if name != "preset"}
+    presets = packaged_presets()
+    if model["preset"] not in presets:
+        raise ConfigError(f"{place}: expected a preset, found {model['preset']!r}; {nearest(str(model['preset']), list(presets))}")
+    return merged(parse_toml(presets[model["preset"]], f"preset {model['preset']}"), own)
+
+
+def _place(name: str, text: str, sets: Sequence[Override], path: tuple[str, ...]) -> str:
+    for override in reversed(sets):
+        if path[: len(override.path)] == override.path or override.path[: len(path)] == path:
+            return f"--set {override.text}"
+    line = line_of(text, path)
+    return f"{name}:{line}" if line else name
+
+
+def _plain(part: Schema) -> dict[str, Any]:
+    plain: dict[str, Any] = {}
+    for name, field in type(part).model_fields.items():
+        value = getattr(part, name)
+        if isinstance(value, Schema):
+            plain[name] = _plain(value)
+        elif value is not None or field.default is not None:
+            plain[name] = "none" if value is None else value
+    return plain

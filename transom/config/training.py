@@ -103,7 +103,7 @@ class Training(Schema):
     schedule: Annotated[PaperSchedule | Cosine | WarmupStableDecay, Field(discriminator="kind")] = Field(
         PaperSchedule(), description="the learning-rate schedule brick"
     )
-    clip_norm: float | None = Field(1.0, gt=0, description="largest norm of the whole gradient; null to leave it")
+    clip_norm: float | None = Field(1.0, gt=0, description="largest norm of the whole gradient; none to leave it")
     label_smoothing: float = Field(0.1, ge=0, lt=1, description="probability spread evenly over the vocabulary (Szegedy et al. 2016)")
     average: Annotated[NoAverage | Ema | CheckpointAverage, Field(discriminator="kind")] = Field(
         CheckpointAverage(), description="which weights are validated and kept"

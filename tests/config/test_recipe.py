@@ -1,0 +1,203 @@
+"""Recipes load, round-trip, and say in one line what is wrong with them."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from transom.config.model import LayerNorm
+from transom.config.recipe import Recipe, dump_recipe, load_recipe, packaged_presets, packaged_recipes
+from transom.config.training import Adam, AdamW, Ema, Sgd
+from transom.errors import ConfigError
+
+Load = Callable[..., Recipe]
+
+DATA = '[data]\ntrain = { source = "a", target = "b" }\n'
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Load:
+    """Give a function that writes a recipe file and loads it."""
+
+    def loaded(text: str, *overrides: str) -> Recipe:
+        file = tmp_path / "my.toml"
+        file.write_text(text, encoding="utf-8")
+        return load_recipe(file, overrides)[0]
+
+    return loaded
+
+
+def message(write: Load, text: str, *overrides: str) -> str:
+    """Return the one-line error that loading gives, without the folder."""
+    with pytest.raises(ConfigError) as caught:
+        write(text, *overrides)
+    line = str(caught.value)
+    assert "\n" not in line
+    return line[line.index("my.toml") :] if "my.toml" in line else line
+
+
+def test_defaults_and_the_folder_of_relative_paths(tmp_path: Path) -> None:
+    (tmp_path / "my.toml").write_text(DATA)
+    recipe, base = load_recipe(tmp_path / "my.toml")
+    assert base == tmp_path
+    assert recipe.training.optimizer == Adam()
+    assert recipe.data.train is not None and recipe.data.train.source == "a"
+
+
+def test_a_root_given_as_an_override_starts_from_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "my.toml").write_text(DATA)
+    monkeypatch.chdir(tmp_path)
+    assert load_recipe("elsewhere/my.toml", ["data.root=x"])[1] == tmp_path
+    assert load_recipe("elsewhere/my.toml", ["training.seed=2"])[1] == tmp_path / "elsewhere"
+
+
+@pytest.mark.parametrize(
+    ("text", "overrides", "optimizer"),
+    [
+        ("", ["training.optimizer=adamw"], AdamW()),
+        ('[training]\noptimizer = "sgd"', [], Sgd()),
+        ("[training.optimizer]\nbeta2 = 0.99", [], Adam(beta2=0.99)),
+        ("", ["training.optimizer.beta2=0.99"], Adam(beta2=0.99)),
+        ('[training]\noptimizer = "adamw"', ["training.optimizer.weight_decay=0.5"], AdamW(weight_decay=0.5)),
+        ('[training.optimizer]\nkind = "adam"\nbeta1 = 0.8', ["training.optimizer.kind=sgd"], Sgd()),
+        ("[training.optimizer]\nbeta1 = 0.8", ["training.optimizer={ beta2 = 0.9 }"], Adam(beta2=0.9)),
+    ],
+)
+def test_bricks_in_all_spellings(write: Load, text: str, overrides: list[str], optimizer: Adam | Sgd) -> None:
+    assert write(DATA + text, *overrides).training.optimizer == optimizer
+
+
+def test_none_stands_for_null(write: Load) -> None:
+    assert write(DATA + '[training]\nclip_norm = "none"').training.clip_norm is None
+    assert write(DATA, "training.clip_norm=none").training.clip_norm is None
+    assert write(DATA, "training.average=none").training.average.kind == "none"
+
+
+def test_the_last_override_wins(write: Load) -> None:
+    assert write(DATA, "training.seed=2", "training.seed=3").training.seed == 3
+
+
+def test_own_fields_go_over_the_preset(write: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("transom.config.recipe.packaged_presets", lambda: {"small": "d_model = 64\nd_ff = 32\nnorm = { eps = 0.5 }"})
+    model = write(DATA + '[model]\npreset = "small"\nd_ff = 128').model
+    assert (model.d_model, model.d_ff, model.norm) == (64, 128, LayerNorm(eps=0.5))
+    assert write(DATA, "model.preset=small").model.d_ff == 32
+    assert "did you mean small?" in message(write, DATA, "model.preset=smal")
+
+
+@pytest.mark.parametrize("name", packaged_presets())
+def test_packaged_presets_fit_the_schema(write: Load, name: str) -> None:
+    assert write(DATA + f'[model]\npreset = "{name}"').model.kind == "seq2seq"
+
+
+@pytest.mark.parametrize("name", packaged_recipes())
+def test_packaged_recipes_load_and_begin_with_a_comment(name: str) -> None:
+    files = ["data.train.source=a", "data.train.target=b"] if name == "translation" else []
+    recipe, base = load_recipe(name, files)
+    assert base == Path.cwd()
+    assert packaged_recipes()[name].startswith("# ")
+    assert load_recipe(name, [*files, "training.max_steps=7"])[0].training.max_steps == 7
+    assert recipe.training.max_steps > 7
+
+
+@given(
+    clip=st.none() | st.floats(0.1, 10),
+    optimizer=st.sampled_from([Adam(), AdamW(weight_decay=0.3), Sgd()]),
+    root=st.text(min_size=1),
+    decay=st.floats(0.01, 0.99),
+    d_head=st.none() | st.integers(1, 9),
+)
+def test_what_is_dumped_loads_as_the_same(tmp_path_factory, clip, optimizer, root, decay, d_head) -> None:
+    recipe = Recipe.model_validate(
+        {
+            "data": {"root": root, "train": {"pairs": "x.tsv", "source_field": 1}},
+            "model": {"d_head": d_head},
+            "training": {"clip_norm": clip, "optimizer": optimizer, "average": Ema(decay=decay)},
+        }
+    )
+    file = tmp_path_factory.mktemp("dump") / "r.toml"
+    file.write_text(dump_recipe(recipe), encoding="utf-8")
+    assert load_recipe(file)[0] == recipe
+
+
+@pytest.mark.parametrize(
+    ("text", "overrides", "expected"),
+    [
+        (
+            "[training]\nmax_step = 3",
+            [],
+            "my.toml:4: unknown field training.max_step; did you mean training.max_steps or training.max_minutes?",
+        ),
+        (
+            "",
+            ["training.max_step=3"],
+            "--set training.max_step=3: unknown field training.max_step; did you mean training.max_steps or training.max_minutes?",
+        ),
+        ("[trainin]\nseed = 1", [], "my.toml:3: unknown field trainin; did you mean training?"),
+        ("[training]\nd_model = 1", [], "my.toml:4: unknown field training.d_model; did you mean model.d_model?"),
+        (
+            "[training.optimizer]\nbeta3 = 1",
+            [],
+            "unknown field training.optimizer.beta3; did you mean training.optimizer.beta2 or training.optimizer.beta1?",
+        ),
+        ("[decoding]\nxyzzy = 1", [], "fields of decoding are beam_size, length_penalty"),
+        ("[training]\nmax_steps = 'many'", [], "my.toml:4: training.max_steps: expected a whole number, found 'many'"),
+        ("[training]\nmax_steps = 0", [], "my.toml:4: training.max_steps: expected a number greater than or equal to 1, found 0"),
+        ("[training]\nlearning_rate = 'x'", [], "training.learning_rate: expected a number or 'paper', found 'x'"),
+        ("[training]\noptimizer = 'adan'", [], "training.optimizer: expected one of 'sgd', 'adam', 'adamw', found 'adan'"),
+        ("[training.optimizer]\nkind = 'adan'", [], "training.optimizer.kind: expected one of 'sgd', 'adam', 'adamw', found 'adan'"),
+        ("[training.optimizer]\nbeta1 = 2", [], "my.toml:4: training.optimizer.beta1: expected a number less than 1, found 2"),
+        ("[model]\nd_model = 10", [], "my.toml:3: model: d_model 10 is not a multiple of n_heads 8; change one of them or set d_head"),
+        ("", ["training=3"], "--set training=3: training: expected a table, found 3"),
+        ("", ["data.train.source.x=3"], "data.train.source: expected a string, found a table"),
+        ("", ["seed"], "--set seed: expected FIELD=VALUE as in training.max_steps=300"),
+        ("[data", [], "my.toml:3: expected TOML"),
+        ("a = 1\na = 2", [], "my.toml:4: expected TOML"),
+        ("a = = 2", [], "my.toml:3:5: expected TOML, found something else: invalid value"),
+    ],
+)
+def test_messages(write: Load, text: str, overrides: list[str], expected: str) -> None:
+    assert expected in message(write, DATA + text, *overrides)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("[training]\nseed = 1", "my.toml: missing field data (the examples)"),
+        ("[data]\nroot = '.'", "my.toml:1: data: expected exactly one of data.train and data.generate"),
+        ("[data]\ntrain = { sorce = 'x' }", "my.toml:2: unknown field data.train.sorce; did you mean data.train.source?"),
+        ("[data]\ngenerate = { n_train = 300 }", "my.toml:2: missing field data.generate.kind"),
+        ("[data]\ntrain = 'x'", "my.toml:2: data.train: expected a table, found 'x'"),
+    ],
+)
+def test_messages_about_data(write: Load, text: str, expected: str) -> None:
+    assert message(write, text).startswith(expected)
+
+
+def test_several_errors_are_counted_in_one_line(write: Load) -> None:
+    assert message(write, DATA + "[training]\nseed = -1\nmax_steps = 0").endswith("(1 more after this)")
+
+
+def test_files_that_are_no_recipes(tmp_path: Path) -> None:
+    (tmp_path / "latin.toml").write_bytes("task = 'é'".encode("latin-1"))
+    (tmp_path / "large.toml").write_bytes(b"#" * (1 << 20) + b"\n")
+    cases = {
+        "latin.toml": "expected UTF-8 text, found byte 0xe9 at byte 9",
+        "large.toml": "expected a recipe of at most 1048576 bytes, found 1048577",
+        "missing.toml": "no such file",
+        "": "is a directory",
+    }
+    for name, expected in cases.items():
+        with pytest.raises(ConfigError, match=expected):
+            load_recipe(tmp_path / name)
+
+
+def test_an_unknown_name_lists_or_suggests_recipes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("transom.config.recipe.packaged_recipes", lambda: {"phrasebook": "", "copy": ""})
+    with pytest.raises(ConfigError, match=r"found 'phrasebok'; did you mean phrasebook\?"):
+        load_recipe("phrasebok")
+    with pytest.raises(ConfigError, match="known: phrasebook, copy"):
+        load_recipe("xyzzy")
