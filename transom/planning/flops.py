@@ -1,0 +1,58 @@
+"""How much arithmetic a model does: 2 operations a multiply-add, matrix products only."""
+
+from dataclasses import dataclass
+
+from transom.config.model import Model, Seq2Seq
+from transom.planning.parameters import attention_widths
+
+
+@dataclass(frozen=True)
+class Flops:
+    """Floating-point operations of one pass forward over a batch, by the part of the model that does them."""
+
+    parts: dict[str, int]
+
+    @property
+    def forward(self) -> int:
+        """One pass forward."""
+        return sum(self.parts.values())
+
+    @property
+    def training(self) -> int:
+        """One pass forward and back: every product forward has two backward, for its input and for its weights."""
+        return 3 * self.forward
+
+
+def count_flops(config: Model, batch: int, source: int, target: int) -> Flops:
+    """Count the operations of teacher forcing.
+
+    A weight matrix costs 2 operations a weight and token. Attention scores and weighted values cost 2 h (d_k + d_v) a pair of query and
+    key; causal attention counts its whole square, which is what is computed. Softmax, norms and other work a element are left out.
+
+    Args:
+        config: the model.
+        batch: rows.
+        source: tokens a row on the source side: padded for the machine's work, the mean length for the useful work.
+        target: tokens a row on the target side, likewise.
+    """
+    c = config
+    assert c.target_vocab_size, "the vocabulary sizes come from the tokenizer"
+    n_source, n_target = batch * source, batch * target
+    feed_forward = 2 * 2 * c.d_model * c.d_ff
+    return Flops(
+        {
+            "encoder.attn": c.n_encoder_layers * _attention(c, n_source, n_source, source),
+            "encoder.ff": c.n_encoder_layers * feed_forward * n_source,
+            "decoder.attn": c.n_decoder_layers * _attention(c, n_target, n_target, target),
+            "decoder.cross": c.n_decoder_layers * _attention(c, n_target, n_source, source),
+            "decoder.ff": c.n_decoder_layers * feed_forward * n_target,
+            "unembedding": 2 * c.d_model * c.target_vocab_size * n_target,
+        }
+    )
+
+
+def _attention(c: Seq2Seq, n_queries: int, n_keys: int, keys_a_query: int) -> int:
+    """Projections of all queries and keys, then scores and weighted values of each query with its row's keys."""
+    keys, values, output = attention_widths(c)
+    projections = 2 * c.d_model * (n_queries * (keys + output) + n_keys * (keys + values))
+    return projections + 2 * (keys + values) * n_queries * keys_a_query

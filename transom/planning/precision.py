@@ -1,0 +1,89 @@
+"""The one owner of two choices: the type of matrix products, and the number of threads. Each comes with its reason, to be printed."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from transom.planning.machine import matmul_rate
+
+WORTH_IT = 1.3
+"""How much faster than float32 a shorter type must multiply to be chosen."""
+
+_SHAPE, _BUDGET = (512, 512, 512), 0.06
+_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+@dataclass(frozen=True)
+class Precision:
+    """The type of matrix products; weights, statistics, softmax and losses stay in float32.
+
+    Attributes:
+        dtype: the type.
+        reason: why, for people.
+        loss_scaling: float16's small range needs the loss scaled before the pass back.
+    """
+
+    dtype: torch.dtype
+    reason: str
+    loss_scaling: bool = False
+
+
+@dataclass(frozen=True)
+class Threads:
+    """How many threads one process should use, and why."""
+
+    count: int
+    reason: str
+
+
+def choose_precision(wanted: Literal["auto", "fp32", "bf16", "fp16"], device: torch.device) -> Precision:
+    """Choose the type of matrix products: what is ``wanted``, or the fast one of two measured, in about 0.2 seconds.
+
+    The candidate beside float32 is bfloat16, or float16 on a GPU that has no bfloat16.
+    """
+    if wanted != "auto":
+        return Precision(_DTYPES[wanted], f"{wanted}: asked for", wanted == "fp16")
+    name = "fp16" if device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False) else "bf16"
+    ratio = _rate(_DTYPES[name], device) / _rate(torch.float32, device)
+    if ratio >= WORTH_IT:
+        return Precision(_DTYPES[name], f"{name}: matrix products {ratio:.1f}x faster than fp32 here", name == "fp16")
+    return Precision(torch.float32, f"fp32: {name} matrix products run at {ratio:.1f}x its speed here, {WORTH_IT}x is worth it")
+
+
+def choose_threads() -> Threads:
+    """Choose one thread a physical core that this process may run on, within a container's share; OMP_NUM_THREADS has the last word."""
+    if (asked := os.environ.get("OMP_NUM_THREADS", "")).isdecimal() and int(asked) > 0:
+        return Threads(int(asked), f"threads {asked}: OMP_NUM_THREADS is set")
+    cpus = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
+    cores, share = _physical_cores(cpus), _container_share()
+    if share is not None and share < cores:
+        return Threads(max(1, int(share)), f"threads {max(1, int(share))}: this container's share of the processor is {share:g}")
+    return Threads(cores, f"threads {cores}: physical cores available to this process")
+
+
+def _rate(dtype: torch.dtype, device: torch.device) -> float:
+    return matmul_rate(_SHAPE, dtype, device, _BUDGET)
+
+
+def _physical_cores(cpus: set[int], system: Path = Path("/sys")) -> int:
+    """Count cores, not hyper-threads, among ``cpus``; where the system does not say, each counts."""
+    cores = set()
+    for cpu in cpus:
+        siblings = system / f"devices/system/cpu/cpu{cpu}/topology/thread_siblings_list"
+        cores.add(siblings.read_text().strip() if siblings.is_file() else str(cpu))
+    return len(cores)
+
+
+def _container_share(system: Path = Path("/sys")) -> float | None:
+    """Read the processors' worth of time that a container may use (cgroup version 2, then 1); None where there is no limit."""
+    two, one = system / "fs/cgroup/cpu.max", system / "fs/cgroup/cpu"
+    if two.is_file():
+        quota, period = two.read_text().split()
+    elif (one / "cpu.cfs_quota_us").is_file():
+        quota, period = (one / "cpu.cfs_quota_us").read_text(), (one / "cpu.cfs_period_us").read_text()
+    else:
+        return None
+    return None if quota.strip() in ("max", "-1") else int(quota) / int(period)

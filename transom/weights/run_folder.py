@@ -1,0 +1,218 @@
+"""The run folder: what a training leaves behind, and all that loading a model needs."""
+
+import fcntl
+import json
+import math
+import os
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from pydantic import TypeAdapter, ValidationError
+from torch import Tensor, nn
+
+from transom.config.model import Model
+from transom.errors import CheckpointError, ConfigError
+from transom.planning.parameters import count_parameters
+from transom.weights.checked import read_bytes, read_json
+from transom.weights.checkpoint import Checkpoints
+from transom.weights.durable import FORMAT_VERSION, Content, disk_errors, json_bytes, make_folder, remove, remove_leftovers, write_file
+from transom.weights.ledger import Ledger
+from transom.weights.metrics import Metrics
+from transom.weights.tensors import load_into, pack, read_specs
+
+RECIPE, CONFIG, WEIGHTS, TOKENIZER = "recipe.toml", "config.json", "model.safetensors", "tokenizer.json"
+METRICS, LEDGER, CHECKPOINTS, REPORT, CARD = "metrics.jsonl", "ledger.jsonl", "checkpoints", "report.html", "README.md"
+LOCK = ".transom.lock"
+"""Held while a training writes the folder; its presence marks the folder as a run's."""
+
+FILES = (RECIPE, CONFIG, WEIGHTS, TOKENIZER, METRICS, LEDGER, REPORT, CARD)
+"""The files that a run owns."""
+
+MAX_CONFIG_BYTES = 2**20
+"""Most bytes of a config.json that are read."""
+
+
+def holds_run(path: Path) -> bool:
+    """Tell whether a folder is a run's: it has a recipe, a model or checkpoints beside the mark of a training."""
+    return _is_ours(path) and any((path / name).exists() for name in (*FILES, CHECKPOINTS) if name != LEDGER)
+
+
+class RunFolder:
+    """A run's folder: to write, made by ``create`` and locked until ``close`` or death; to read, by ``open``."""
+
+    def __init__(self, path: Path, lock: int | None = None) -> None:
+        """Use ``create`` or ``open``."""
+        self.path = path
+        self.checkpoints = Checkpoints(path / CHECKPOINTS)
+        self.metrics = Metrics(path / METRICS)
+        self.ledger = Ledger(path / LEDGER)
+        self._lock = lock
+
+    @classmethod
+    def create(cls, path: Path, resume: bool = False, overwrite: bool = False) -> Self:
+        """Make a run's folder, or take one over.
+
+        Args:
+            path: where; folders above it are made. An empty folder will do.
+            resume: go on with the run that is there, if any.
+            overwrite: remove the run that is there. Its ledger stays, and so does every file that is not a run's.
+
+        Raises:
+            ConfigError: there is a run and neither was asked for, another training is writing it, or the folder is something else.
+            DiskError: it cannot be written.
+        """
+        make_folder(path)
+        if not _is_ours(path) and (foreign := sorted(entry.name for entry in path.iterdir())):
+            raise ConfigError(f"{path} is not empty and not a run's folder (it holds {foreign[0][:80]!r}); give another --out")
+        run = cls(path, _take_lock(path))
+        try:
+            for folder in (path, run.checkpoints.folder):
+                if folder.is_dir():
+                    remove_leftovers(folder)
+            if holds_run(path) and not resume:
+                if not overwrite:
+                    raise ConfigError(
+                        f"{path} holds a run already ({run._progress()}); add --resume to go on with it or give another --out"
+                    )
+                for name in (*FILES, CHECKPOINTS):
+                    if name != LEDGER and os.path.lexists(path / name):
+                        remove(path / name)
+        except BaseException:
+            run.close()
+            raise
+        return run
+
+    @classmethod
+    def open(cls, path: Path) -> Self:
+        """Look into a run's folder, without a lock.
+
+        Raises:
+            CheckpointError: there is none.
+        """
+        if not path.is_dir():
+            raise CheckpointError(
+                f"{path}: expected a run's folder (the --out of transom train), found {'a file' if path.exists() else 'nothing'}"
+            )
+        if not (path / CONFIG).exists():
+            raise CheckpointError(f"{path}: not a run's folder, or one whose training has not begun: it has no {CONFIG}")
+        return cls(path)
+
+    def close(self) -> None:
+        """Release the lock."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def __enter__(self) -> Self:
+        """Return the folder itself."""
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        """Release the lock."""
+        self.close()
+
+    def write(self, name: str, content: Content) -> None:
+        """Put one of the run's files in place, durably and at once.
+
+        Args:
+            name: one of ``FILES``.
+            content: its bytes, or a function that makes them.
+        """
+        assert name in FILES, f"expected one of {FILES}, found {name!r}"
+        write_file(self.path / name, content)
+
+    def read(self, name: str) -> bytes:
+        """Read one of the run's files, if it is a plain one of a sensible size."""
+        assert name in FILES, f"expected one of {FILES}, found {name!r}"
+        return read_bytes(self.path / name)
+
+    def write_config(self, model: Model) -> None:
+        """Put ``config.json`` in place: from now on the authority for the model's shape.
+
+        Raises:
+            ConfigError: the run being resumed has another model.
+        """
+        if (self.path / CONFIG).exists():
+            old, new = self._read_config().model_dump(mode="json"), model.model_dump(mode="json")
+            if changed := [name for name in new if old.get(name) != new[name]]:
+                name = changed[0]
+                raise ConfigError(
+                    f"{self.path / CONFIG}: the run has model.{name} = {json.dumps(old.get(name))}, the recipe {json.dumps(new[name])};"
+                    " a resumed run keeps its model: change the recipe back or give another --out"
+                )
+        self.write(CONFIG, json_bytes({"format_version": FORMAT_VERSION, "model": model.model_dump(mode="json")}))
+
+    def load_config(self) -> Model:
+        """Read the model's configuration; build nothing from it that is larger than the weights beside it.
+
+        Raises:
+            CheckpointError: it is damaged, or asks for more parameters than the weights file holds.
+        """
+        config, weights = self._read_config(), self.path / WEIGHTS
+        if weights.exists():
+            asked, found = count_parameters(config).total, sum(math.prod(spec.shape) for spec in read_specs(weights).values())
+            if asked > found:
+                raise CheckpointError(
+                    f"{weights}: expected {asked:,} parameters by {CONFIG}, found {found:,}; they are of different models"
+                )
+        return config
+
+    def write_weights(self, state: Mapping[str, Tensor]) -> None:
+        """Put ``model.safetensors`` in place, with its hash inside."""
+        self.write(WEIGHTS, lambda: pack(state, sealed=True))
+
+    def load_weights(self, model: nn.Module) -> None:
+        """Copy the run's weights into ``model``, built from ``load_config``.
+
+        Raises:
+            CheckpointError: they are not there yet, damaged, or another model's.
+        """
+        if not (self.path / WEIGHTS).exists():
+            raise CheckpointError(f"{self.path}: no {WEIGHTS} yet; it comes with the first validation")
+        load_into(model, self.path / WEIGHTS)
+
+    def _read_config(self) -> Model:
+        path = self.path / CONFIG
+        try:
+            return TypeAdapter(Model).validate_python(read_json(path, MAX_CONFIG_BYTES).get("model"))
+        except ValidationError as error:
+            first = error.errors()[0]
+            field = ".".join(["model", *map(str, first["loc"])])
+            raise CheckpointError(f"{path}: {field[:200]}: {first['msg'][:200]}; this is not what transom wrote") from error
+
+    def _progress(self) -> str:
+        steps = self.checkpoints.steps()
+        return f"newest checkpoint: step {steps[-1]}" if steps else "no checkpoint yet"
+
+
+def _is_ours(path: Path) -> bool:
+    """Tell a run's folder, also one that was copied without its hidden files, from any other."""
+    if os.path.lexists(path / LOCK):
+        return True
+    try:
+        return "model" in read_json(path / CONFIG, MAX_CONFIG_BYTES)
+    except CheckpointError:
+        return False
+
+
+def _take_lock(path: Path) -> int:
+    """Lock a run's folder for this process and return what holds the lock: a descriptor."""
+    with disk_errors(path / LOCK, "nothing there was changed"):
+        descriptor = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.ftruncate(descriptor, 0)
+            os.write(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode())
+        except BlockingIOError as error:
+            holder = os.read(descriptor, 100).decode(errors="replace")
+            os.close(descriptor)
+            raise ConfigError(
+                f"{path}: another training is writing it ({holder!r}); wait for it, stop it, or give another --out"
+            ) from error
+        except OSError:
+            os.close(descriptor)
+            raise
+        return descriptor

@@ -1,0 +1,186 @@
+"""Tensors to and from safetensors: tied ones stored once, nothing allocated before its size is checked."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor, nn
+
+from transom.errors import CheckpointError
+from transom.weights.checked import plain_file
+
+MAX_HEADER_BYTES = 16 * 2**20
+"""Most bytes of a safetensors header that are read; a thousand layers need about one million."""
+
+_TIED, _SEAL = "tied", "sha256"
+_DTYPES = {"BOOL": torch.bool, "U8": torch.uint8, "I8": torch.int8, "I16": torch.int16, "I32": torch.int32, "I64": torch.int64} | {
+    "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2, "F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32
+} | {"U16": torch.uint16, "U32": torch.uint32, "U64": torch.uint64, "F64": torch.float64, "C64": torch.complex64}  # fmt: skip
+
+
+class Spec(NamedTuple):
+    """What a file says of a tensor before it is read."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+
+def pack(tensors: Mapping[str, Tensor], sealed: bool = False) -> bytes:
+    """Spell tensors as a safetensors file, on the CPU and contiguous.
+
+    Args:
+        tensors: by name; those that are one tensor under several names are stored once, and the other names noted.
+        sealed: note the tensors' hash as well, for a file that stands alone, without a manifest.
+    """
+    own: dict[str, Tensor] = {}
+    tied: dict[str, str] = {}
+    first: dict[object, str] = {}
+    for name, tensor in tensors.items():
+        kept = first.setdefault(_identity(tensor) or name, name)
+        if kept == name:
+            own[name] = _alone(tensor)
+        else:
+            tied[name] = kept
+    metadata = {_TIED: json.dumps(tied)} | ({_SEAL: digest(own)} if sealed else {})
+    return save(own, metadata)
+
+
+def digest(tensors: Mapping[str, Tensor]) -> str:
+    """Hash names, types, shapes and bits of tensors, whatever their order."""
+    total = hashlib.sha256()
+    for name, tensor in sorted(tensors.items()):
+        total.update(repr((name, str(tensor.dtype), tuple(tensor.shape))).encode())
+        total.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return total.hexdigest()
+
+
+def read_specs(path: Path) -> dict[str, Spec]:
+    """Read the types and shapes of what a safetensors file stores, tied tensors once, and no tensor."""
+    file = _open(path)
+    return {name: spec for name, spec in file.specs.items() if name not in file.tied}
+
+
+def read_tensors(path: Path, expected: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
+    """Read a safetensors file into fresh memory.
+
+    Args:
+        path: the file.
+        expected: a model's state; names and shapes must be the same, and floating-point tensors be so in both.
+
+    Returns:
+        The tensors by name; tied names share one tensor.
+
+    Raises:
+        CheckpointError: the file is damaged, of another kind, or another model's; nothing was allocated unless only the bits are wrong.
+    """
+    file = _open(path)
+    if expected is not None:
+        _fit(path, file.specs, {name: Spec(tensor.dtype, tuple(tensor.shape)) for name, tensor in expected.items()})
+    # A clone owns aligned memory: a mapped file may change, and alignment may change the last bit of a matrix product.
+    own = {name: file.handle.get_tensor(name).clone() for name in file.specs if name not in file.tied}
+    if file.seal is not None and digest(own) != file.seal:
+        raise CheckpointError(f"{path}: damaged, its tensors are not those that were saved")
+    return {name: own[file.tied.get(name, name)] for name in file.specs}
+
+
+def load_into(model: nn.Module, path: Path) -> None:
+    """Copy the weights in a safetensors file into a model of the same shapes.
+
+    Raises:
+        CheckpointError: as ``read_tensors``.
+    """
+    model.load_state_dict(read_tensors(path, expected=model.state_dict()))
+
+
+class _Opened(NamedTuple):
+    """A safetensors file whose header has been checked.
+
+    Attributes:
+        handle: the library's.
+        specs: what the file says of each tensor, tied names included.
+        tied: other names and the names they are stored under.
+        seal: the tensors' hash, if it was noted.
+    """
+
+    handle: Any
+    specs: dict[str, Spec]
+    tied: dict[str, str]
+    seal: str | None
+
+
+def _open(path: Path) -> _Opened:
+    _check_kind(path)
+    try:
+        handle: Any = safe_open(path, framework="pt")
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"{path}: damaged, not a whole safetensors file ({error})") from error
+    metadata = handle.metadata() or {}
+    specs = {name: _spec(path, name, handle) for name in handle.keys()}  # noqa: SIM118 - the handle is no mapping
+    tied = _read_tied(path, metadata.get(_TIED, "{}"), specs)
+    return _Opened(handle, specs | {name: specs[kept] for name, kept in tied.items()}, tied, metadata.get(_SEAL))
+
+
+def _identity(tensor: Tensor) -> object:
+    """What two names of one tensor have in common; None for an empty tensor, which is nobody's."""
+    if tensor.numel() == 0:
+        return None
+    return tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
+
+
+def _alone(tensor: Tensor) -> Tensor:
+    """Return a contiguous tensor that shares no memory with another name's."""
+    tensor = tensor.detach().cpu().contiguous()
+    return tensor if tensor.untyped_storage().nbytes() == tensor.nbytes else tensor.clone()
+
+
+def _check_kind(path: Path) -> None:
+    """Refuse what is no safetensors file, by its first bytes."""
+    plain_file(path)
+    with path.open("rb") as file:
+        start = file.read(8)
+    size, header = path.stat().st_size, int.from_bytes(start, "little")
+    if size >= 8 and header <= min(size - 8, MAX_HEADER_BYTES):
+        return
+    if start[:1] == b"\x80" or start[:4] == b"PK\x03\x04":
+        raise CheckpointError(f"{path}: a pickle (torch.save), expected safetensors; it was not opened, since a pickle can run code")
+    raise CheckpointError(
+        f"{path}: cut short or not safetensors: its first 8 bytes ask for a header of {header:,} bytes, the file has {size:,};"
+        f" {MAX_HEADER_BYTES:,} is the most"
+    )
+
+
+def _spec(path: Path, name: str, handle: Any) -> Spec:
+    described = handle.get_slice(name)
+    if (dtype := _DTYPES.get(described.get_dtype())) is None:
+        raise CheckpointError(f"{path}: tensor {name[:200]!r} has the type {described.get_dtype()}, which transom does not use")
+    return Spec(dtype, tuple(described.get_shape()))
+
+
+def _read_tied(path: Path, text: str, specs: Mapping[str, Spec]) -> dict[str, str]:
+    try:
+        tied = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path}: damaged, its table of tied tensors cannot be read") from error
+    if not isinstance(tied, dict) or not all(isinstance(kept, str) and kept in specs and name not in specs for name, kept in tied.items()):
+        raise CheckpointError(f"{path}: damaged, its table of tied tensors does not fit its tensors")
+    return tied
+
+
+def _fit(path: Path, found: Mapping[str, Spec], expected: Mapping[str, Spec]) -> None:
+    """Compare what a file holds with what a model needs."""
+    missing, foreign = [name for name in expected if name not in found], [name for name in found if name not in expected]
+    if missing or foreign:
+        parts = [
+            f"{len(names)} {word} (first {names[0][:200]!r})" for names, word in ((missing, "missing"), (foreign, "unexpected")) if names
+        ]
+        raise CheckpointError(f"{path}: the tensors of another model: {', '.join(parts)}; expected those of the run's config.json")
+    for name, spec in expected.items():
+        if found[name].shape != spec.shape:
+            raise CheckpointError(f"{path}: tensor {name!r} has the shape {found[name].shape}, expected {spec.shape}")
+        if found[name].dtype.is_floating_point != spec.dtype.is_floating_point:
+            raise CheckpointError(f"{path}: tensor {name!r} has the type {found[name].dtype}, expected {spec.dtype}")
