@@ -37,7 +37,11 @@ shapes = st.tuples(*(st.integers(1, n) for n in (3, 3, 4, 5, 4, 3)), st.integers
 def test_both_paths_equal_the_equation_and_each_other_with_gradients(shape: tuple[int, ...]) -> None:
     batch, n_heads, query, key, d_head, d_value, seed = shape
     torch.manual_seed(seed)
-    q, k, v = draw(batch, n_heads, query, d_head, grad=True), draw(batch, n_heads, key, d_head, grad=True), draw(batch, n_heads, key, d_value, grad=True)
+    q, k, v = (
+        draw(batch, n_heads, query, d_head, grad=True),
+        draw(batch, n_heads, key, d_head, grad=True),
+        draw(batch, n_heads, key, d_value, grad=True),
+    )
     bias = draw(batch, n_heads, query, key)
     mask = torch.rand(batch, n_heads, query, key) < 0.6  # some rows are empty
     expected = equation(q, k, v, mask, bias)

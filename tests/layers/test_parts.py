@@ -94,5 +94,10 @@ def test_masks() -> None:
     assert mask.causal(2, 4)[0, 0].tolist() == [[True, True, True, False], [True] * 4]
     segments = torch.tensor([[1, 1, 2, 0]])
     seen = mask.same_segment(segments, segments)[0, 0]
-    assert seen.tolist() == [[True, True, False, False], [True, True, False, False], [False, False, True, False], [False, False, False, True]]
+    assert seen.tolist() == [
+        [True, True, False, False],
+        [True, True, False, False],
+        [False, False, True, False],
+        [False, False, False, True],
+    ]
     assert mask.not_padding(segments)[0, 0, 0].tolist() == [True, True, True, False]

@@ -27,7 +27,14 @@ def batch(sources: list[list[int]], targets: list[list[int]]) -> TranslationBatc
 
 
 PAIRS = batch([[3, 4, 5, 6, 2], [7, 2]], [[1, 5, 9, 4], [1, 7]])
-VARIANTS = [{}, {"norm_placement": "pre"}, {"d_head": 3, "d_value": 5}, {"tie": "none"}, {"tie": "decoder"}, {"attention": {"output": False}}]
+VARIANTS = [
+    {},
+    {"norm_placement": "pre"},
+    {"d_head": 3, "d_value": 5},
+    {"tie": "none"},
+    {"tie": "decoder"},
+    {"attention": {"output": False}},
+]
 
 
 @pytest.mark.parametrize("fields", VARIANTS)

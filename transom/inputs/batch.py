@@ -7,8 +7,11 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-PAD = 0
-"""The symbol of padding. Its embedding is never read by a real token: masks come from segments, not from symbols."""
+PAD, SOS, EOS, UNK = 0, 1, 2, 3
+"""The first symbols of every vocabulary: padding, start and end of a sequence, and, where not every text can be spelled, the unknown.
+
+Padding is never read by a real token: masks come from segments, not from symbols.
+"""
 
 
 @dataclass(frozen=True)
@@ -67,3 +70,10 @@ class TranslationBatch:
     def to(self, device: torch.device) -> "TranslationBatch":
         """Copy to ``device``."""
         return type(self)(self.source.to(device), self.target.to(device), self.labels.to(device), self.samples)
+
+
+def translation_batch(sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]], samples: Sequence[int]) -> TranslationBatch:
+    """Make a batch for teacher forcing: the decoder reads the start symbol and the target, and predicts the target and the end symbol."""
+    target = Sequences.pad([[SOS, *row] for row in targets])
+    labels = Sequences.pad([[*row, EOS] for row in targets]).tokens
+    return TranslationBatch(Sequences.pad([[*row, EOS] for row in sources]), target, labels, tuple(samples))

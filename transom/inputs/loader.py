@@ -3,21 +3,13 @@
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-
 from transom.errors import DataError
-from transom.inputs.batch import Sequences, TranslationBatch
+from transom.inputs.batch import TranslationBatch, translation_batch
 from transom.inputs.pairs import Pairs
 from transom.inputs.sampler import BATCHES_AN_EPOCH, Indices, Sampler
-from transom.inputs.tokenizer import EOS, SOS, Tokenizers
+from transom.inputs.tokenizer import Tokenizers
 
 Encoded = list[list[int]]
-
-
-def translation_batch(sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]], samples: Sequence[int]) -> TranslationBatch:
-    """Make a batch for teacher forcing: the decoder reads the start symbol and the target, and predicts the target and the end symbol."""
-    target = Sequences.pad([[SOS, *row] for row in targets])
-    labels = Sequences.pad([[*row, EOS] for row in targets]).tokens
-    return TranslationBatch(Sequences.pad([[*row, EOS] for row in sources]), target, labels, tuple(samples))
 
 
 def ordered_batches(pairs: Pairs, tokenizers: Tokenizers, batch_tokens: int, max_seq_len: int) -> list[TranslationBatch]:
@@ -30,7 +22,9 @@ def ordered_batches(pairs: Pairs, tokenizers: Tokenizers, batch_tokens: int, max
     longer = [max(len(s), len(t)) + 1 for s, t in zip(sources, targets, strict=True)]
     for number, length in enumerate(longer, 1):
         if length > max_seq_len:
-            raise DataError(f"{pairs.name}:{number}: expected at most model.max_seq_len = {max_seq_len} tokens, found {length}; shorten or remove it")
+            raise DataError(
+                f"{pairs.name}:{number}: expected at most model.max_seq_len = {max_seq_len} tokens, found {length}; shorten or remove it"
+            )
     order = sorted(range(len(longer)), key=longer.__getitem__)
     batches, rows = [], []
     for sample in order:
@@ -123,7 +117,9 @@ class Loader:
     def _slices(self, rows: Indices, sources: Encoded, targets: Encoded) -> list[TranslationBatch]:
         parts = [rows[i :: self._accumulate] for i in range(self._accumulate)]
         return [
-            translation_batch([sources[i] for i in part], [targets[i] for i in part], [self._kept[i] for i in part]) for part in parts if len(part)
+            translation_batch([sources[i] for i in part], [targets[i] for i in part], [self._kept[i] for i in part])
+            for part in parts
+            if len(part)
         ]
 
 

@@ -2,7 +2,6 @@
 
 from typing import NamedTuple
 
-import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 

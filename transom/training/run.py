@@ -13,7 +13,7 @@ from transom.training.average import Averager
 from transom.training.events import Event, Finished, Observer, Saved, Started, Stepped, Validated
 from transom.training.record import Window
 from transom.training.schedule import learning_rate
-from transom.training.setup import Parts, set_up
+from transom.training.setup import Parts
 from transom.training.state import (
     Progress,
     generator_states,
@@ -46,9 +46,7 @@ class Result:
     best: dict[str, float]
 
 
-def train(
-    parts: Parts, observers: Sequence[Observer] = (), should_stop: Callable[[], bool] = lambda: False
-) -> Result:
+def train(parts: Parts, observers: Sequence[Observer] = (), should_stop: Callable[[], bool] = lambda: False) -> Result:
     """Train until the steps or minutes are over, validation stops improving, or ``should_stop`` says so; always leaves a checkpoint.
 
     Args:
@@ -70,6 +68,7 @@ class _Run:
         self.training: Training = parts.recipe.training
         self.observers = observers
         self.progress = Progress()
+        self.notes: tuple[str, ...] = ()
         self.window = Window({})
         self.averager = Averager(self.training.average, parts.model)
         self.stepper = Stepper(parts.model, parts.optimizer, self.training, parts.precision.dtype)
@@ -83,23 +82,25 @@ class _Run:
         checkpoints = self.parts.folder.checkpoints
         newest = checkpoints.latest()
         if newest is None:
+            self.parts.folder.metrics.cut(None)
             return
-        groups, state = checkpoints.load(newest)
+        groups, state = checkpoints.load(newest.step)
         restore_parameters(self.parts.model, groups["model"])
         restore_optimizer(self.parts.optimizer, groups["optimizer"])
         restore_generators(groups["generators"])
         self.averager.ema = groups.get("ema", {})
-        self.averager.restore({step: checkpoints.load_group(step, "model") for step in state["snapshots"]})
+        self.averager.restore({step: checkpoints.load(step, ["model"])[0]["model"] for step in state["snapshots"]})
         self.stepper.scaler.load_state_dict(state["scaler"])
         self.progress = Progress(**state["progress"])
         self.window = Window(self.progress.window)
-        self.parts.folder.cut_metrics(self.progress.step)
+        self.parts.folder.metrics.cut(self.progress.step)
+        self.notes = newest.passed_over
 
     def fit(self, should_stop: Callable[[], bool]) -> Result:
         """Step until something ends the run."""
         self.parts.model.train()
         p, t = self.progress, self.training
-        self.tell(Started(self.parts.folder.path, p.step, t.max_steps, self.parts.facts, self.parts.notes))
+        self.tell(Started(self.parts.folder.path, p.step, t.max_steps, self.parts.facts, (*self.parts.notes, *self.notes)))
         reason = "max_steps" if p.step >= t.max_steps else ""
         batches = self.parts.loader.batches_from(p.position)
         while not reason:
@@ -135,12 +136,12 @@ class _Run:
         share = flops / seconds / self.parts.peak
         self.tell(Stepped(p.step, result.loss / n, result.nll / n, rate, result.grad_norm, n, n / seconds, share, left, result.skipped))
         if result.skipped:
-            self.parts.folder.append_metrics({"step": p.step, "kind": "skipped", "samples": list(result.skipped)})
+            self.parts.folder.metrics.append({"step": p.step, "kind": "skipped", "samples": list(result.skipped)})
         if p.step % t.log_every == 0:
-            self.parts.folder.append_metrics({"step": p.step, "kind": "train", "learning_rate": rate, **self.window.close(self.parts.peak)})
+            self.parts.folder.metrics.append({"step": p.step, "kind": "train", "learning_rate": rate, **self.window.close(self.parts.peak)})
         if p.skips_in_a_row >= SKIPS_ALLOWED:
-            kept = self.parts.folder.checkpoints.latest()
-            where = "no checkpoint was written yet" if kept is None else f"the checkpoint of step {kept} is kept"
+            kept = self.parts.folder.checkpoints.steps()
+            where = f"the checkpoint of step {kept[-1]} is kept" if kept else "no checkpoint was written yet"
             raise TransomError(
                 f"expected a finite loss and gradient, found {SKIPS_ALLOWED} steps in a row without, up to step {p.step}; {where};"
                 " lower training.learning_rate, set training.clip_norm, or set training.precision = 'fp32'"
@@ -164,7 +165,7 @@ class _Run:
         step, t = self.progress.step, self.training
         over = reason not in ("", "stopped")
         saves = bool(reason) or step % t.checkpoint_every == 0
-        if saves:
+        if over or step % t.checkpoint_every == 0:  # not at a stop that was asked for: the resumed run must average the same steps
             self.averager.checkpointed(step)
         if over or step % t.validate_every == 0:
             self.validate()
@@ -184,8 +185,10 @@ class _Run:
         p.validations_since_best = 0 if best else p.validations_since_best + 1
         if best:
             p.best = {"step": p.step, **figures}
-            parts.folder.save_model(parts.validated)
-        parts.folder.append_metrics({"step": p.step, "kind": "validation", "best": best, "seconds": p.seconds, **figures, "samples": samples})
+            parts.folder.write_weights(parts.validated.state_dict())
+        parts.folder.metrics.append(
+            {"step": p.step, "kind": "validation", "best": best, "seconds": p.seconds, **figures, "samples": samples}
+        )
         self.tell(Validated(p.step, figures, best, samples))
 
     def save(self) -> None:
@@ -201,6 +204,7 @@ class _Run:
             groups["ema"] = self.averager.ema
         snapshots = sorted(self.averager.snapshots)
         state = {"progress": p.to_json(), "scaler": self.stepper.scaler.state_dict(), "snapshots": snapshots}
+        parts.folder.metrics.sync()
         parts.folder.checkpoints.save(p.step, groups, state)
         parts.folder.checkpoints.prune(keep_full=2, keep_weights=len(snapshots))
         self.tell(Saved(p.step, parts.folder.path))

@@ -8,21 +8,22 @@ from typing import Any, cast
 
 import torch
 
-from transom.config.recipe import Recipe
+from transom.config.brick import Schema
+from transom.config.recipe import Recipe, dump_recipe, load_recipe
 from transom.errors import ConfigError
 from transom.inputs.batch import TranslationBatch
 from transom.inputs.datasets import load_data
 from transom.inputs.loader import Loader, ordered_batches
-from transom.inputs.pairs import Pairs
+from transom.inputs.pairs import Pairs, Splits
 from transom.inputs.report import report_data
 from transom.inputs.tokenizer import Tokenizers
 from transom.models.build import build_model
 from transom.models.seq2seq import Seq2SeqTransformer
-from transom.planning.flops import training_flops
+from transom.planning.flops import count_flops
 from transom.planning.machine import measure_peak
 from transom.planning.precision import Precision, choose_precision, choose_threads
 from transom.training.optimizer import build_optimizer
-from transom.weights.run_folder import RunFolder
+from transom.weights.run_folder import RECIPE, TOKENIZER, RunFolder
 
 
 @dataclass(frozen=True)
@@ -62,4 +63,123 @@ class Parts:
     def step_flops(self, slices: Sequence[TranslationBatch]) -> float:
         """Count a step's floating-point operations, forward and backward, padding included."""
         shapes = [(len(b.samples), b.source.tokens.shape[1], b.target.tokens.shape[1]) for b in slices]
-        return sum(training_flops(self.recipe.model, *shape) for shape in shapes)
+        return sum(count_flops(self.recipe.model, *shape).training for shape in shapes)
+
+
+def set_up(recipe: Recipe, base: Path, folder: RunFolder, tell: Callable[[str], None] = lambda _: None) -> Parts:
+    """Read the data, make or load the tokenizers, build the model, and measure the machine.
+
+    Args:
+        recipe: what to train.
+        base: folder that ``data.root`` is relative to.
+        folder: the run folder, created; one that holds a recipe is a run to go on with, and keeps its choices.
+        tell: is told what is being done, in a few words.
+
+    Raises:
+        TransomError: data, recipe and folder do not fit together.
+    """
+    recipe = _resolve(recipe, base)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    precision = choose_precision(recipe.training.precision, device)
+    if (folder.path / RECIPE).exists():
+        recipe = _as_begun(recipe, folder)
+        precision = choose_precision(recipe.training.precision, device)
+    threads = choose_threads()
+    torch.set_num_threads(threads.count)
+    torch.manual_seed(recipe.training.seed)
+
+    tell("reading the data")
+    splits = load_data(recipe.data, base)
+    tell("preparing the tokenizer")
+    tokenizers = _tokenizers(recipe, splits, folder)
+    recipe = _with_vocabulary(recipe, tokenizers)
+    config, training = recipe.model, recipe.training
+    loader = Loader(
+        splits.train,
+        tokenizers,
+        max_seq_len=config.max_seq_len,
+        batch_tokens=training.batch_tokens,
+        seed=training.seed,
+        dropout=recipe.tokenizer.dropout,
+        max_length_ratio=recipe.data.max_length_ratio,
+        accumulate=training.accumulate,
+    )
+    valid_batches = ordered_batches(splits.valid, tokenizers, training.batch_tokens, config.max_seq_len)
+    tell("measuring the machine")
+    peak = measure_peak(device)
+    model = cast(Seq2SeqTransformer, build_model(config)).to(device)
+    report = report_data(splits, tokenizers, loader)
+    settled = recipe.model_copy(update={"training": training.model_copy(update={"precision": precision.name})})
+    folder.write_config(config)
+    folder.write(RECIPE, dump_recipe(settled).encode())
+    facts = {
+        "data": report.to_json(),
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "precision": precision.reason,
+        "threads": threads.reason,
+        "peak_flops": peak.flops[precision.dtype],
+        "bandwidth": peak.bandwidth,
+        "torch": torch.__version__,
+    }
+    return Parts(
+        recipe=settled,
+        folder=folder,
+        tokenizers=tokenizers,
+        loader=loader,
+        valid=splits.valid,
+        valid_batches=valid_batches,
+        model=model,
+        validated=copy.deepcopy(model).eval(),
+        optimizer=build_optimizer(model, training.optimizer),
+        precision=precision,
+        peak=peak.flops[precision.dtype],
+        facts=facts,
+        notes=tuple(report.lines()),
+    )
+
+
+def _resolve(recipe: Recipe, base: Path) -> Recipe:
+    """Make ``data.root`` absolute, so that the run's recipe means the same wherever it is read."""
+    root = str((base / recipe.data.root).resolve())
+    return recipe.model_copy(update={"data": recipe.data.model_copy(update={"root": root})})
+
+
+MAY_CHANGE = frozenset({"max_steps", "max_minutes", "patience", "log_every", "tensorboard"})
+"""Fields of ``training`` that a resumed run may change; any other would make another run of it."""
+
+
+def _as_begun(recipe: Recipe, folder: RunFolder) -> Recipe:
+    """Check that a run to go on with has this recipe; take over what it chose itself, the precision and the vocabulary sizes."""
+    begun = load_recipe(folder.path / RECIPE)[0]
+    chosen = {"precision": begun.training.precision} if recipe.training.precision == "auto" else {}
+    sizes = {name: getattr(begun.model, name) for name in ("source_vocab_size", "target_vocab_size") if getattr(recipe.model, name) is None}
+    recipe = recipe.model_copy(
+        update={"training": recipe.training.model_copy(update=chosen), "model": recipe.model.model_copy(update=sizes)}
+    )
+    for part in Recipe.model_fields:
+        old, new = getattr(begun, part), getattr(recipe, part)
+        if old == new:
+            continue
+        names = type(new).model_fields if isinstance(new, Schema) else ()
+        for name in names:
+            if getattr(old, name, None) != getattr(new, name) and not (part == "training" and name in MAY_CHANGE):
+                raise ConfigError(
+                    f"{folder.path}: the run was begun with {part}.{name} = {getattr(old, name, None)}, found {getattr(new, name)};"
+                    " a resumed run keeps its recipe: change the field back or give another --out"
+                )
+    return recipe
+
+
+def _tokenizers(recipe: Recipe, splits: Splits, folder: RunFolder) -> Tokenizers:
+    """Load the run's tokenizers, or train them on the training pairs and save them."""
+    path = folder.path / TOKENIZER
+    if not path.exists():
+        tokenizers = Tokenizers.train(splits.train, recipe.tokenizer)
+        folder.write(TOKENIZER, tokenizers.to_bytes())
+    return Tokenizers.load(path)
+
+
+def _with_vocabulary(recipe: Recipe, tokenizers: Tokenizers) -> Recipe:
+    """Fill in the vocabulary sizes."""
+    sizes = {"source_vocab_size": tokenizers.source.vocab_size, "target_vocab_size": tokenizers.target.vocab_size}
+    return recipe.model_copy(update={"model": recipe.model.model_copy(update=sizes)})

@@ -1,0 +1,49 @@
+"""The chunked loss against whole logits and against torch's own, gradients included."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn import functional as F
+
+from transom.training import loss as module
+from transom.training.loss import cross_entropy, linear_cross_entropy
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.integers(1, 9), st.integers(2, 12), st.integers(1, 5), st.sampled_from([0.0, 0.1, 0.7]), st.integers(1, 40), st.integers(0, 2**31)
+)
+def test_chunks_equal_whole_logits_with_gradients(n_tokens: int, vocab: int, d_model: int, smoothing: float, chunk: int, seed: int) -> None:
+    torch.manual_seed(seed)
+    hidden = torch.randn(n_tokens, d_model, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(vocab, d_model, dtype=torch.float64, requires_grad=True)
+    labels = torch.randint(0, vocab, (n_tokens,))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "CHUNK_ELEMENTS", chunk)
+        fast, fast_nll = linear_cross_entropy(hidden, weight, labels, smoothing)
+    slow, slow_nll = cross_entropy(hidden @ weight.T, labels, smoothing)
+    own = F.cross_entropy(hidden @ weight.T, labels, label_smoothing=smoothing, reduction="sum")
+    assert torch.allclose(fast, slow, rtol=0, atol=1e-10) and torch.allclose(fast, own, rtol=0, atol=1e-10)
+    assert torch.allclose(fast_nll, slow_nll, rtol=0, atol=1e-10) and not fast_nll.requires_grad
+    scale = 3.0  # the gradient of what is made of the loss
+    for a, b in zip(torch.autograd.grad(fast * scale, (hidden, weight)), torch.autograd.grad(own * scale, (hidden, weight)), strict=True):
+        assert torch.allclose(a, b, rtol=0, atol=1e-10)
+
+
+def test_no_gradient_is_computed_where_none_is_wanted() -> None:
+    loss, _ = linear_cross_entropy(torch.randn(3, 4), torch.randn(5, 4), torch.tensor([0, 1, 2]), 0.1)
+    assert not loss.requires_grad
+
+
+def test_bf16_products_stay_near_float32() -> None:
+    torch.manual_seed(1)
+    hidden, weight = torch.randn(64, 32, requires_grad=True), torch.randn(100, 32, requires_grad=True)
+    labels = torch.randint(0, 100, (64,))
+    exact, _ = linear_cross_entropy(hidden, weight, labels, 0.1)
+    exact_grads = torch.autograd.grad(exact, (hidden, weight))
+    with torch.autocast("cpu", torch.bfloat16):
+        rough, _ = linear_cross_entropy(hidden, weight, labels, 0.1)
+    assert rough.dtype == torch.float32 and abs(rough - exact) / exact < 1e-2
+    for a, b in zip(torch.autograd.grad(rough, (hidden, weight)), exact_grads, strict=True):
+        assert a.dtype == torch.float32 and (a - b).norm() / b.norm() < 3e-2

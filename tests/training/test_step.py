@@ -1,0 +1,102 @@
+"""One step: slices give the same update, padding counts nothing, bad samples are named and change nothing."""
+
+import copy
+
+import pytest
+import torch
+
+from transom.config.model import Seq2Seq
+from transom.config.training import Adam, Training
+from transom.inputs.loader import translation_batch
+from transom.models.build import build_model
+from transom.models.seq2seq import Seq2SeqTransformer
+from transom.training.optimizer import build_optimizer
+from transom.training.step import Stepper, batch_loss
+
+N = 32
+TRAINING = Training(optimizer=Adam(), label_smoothing=0.1, clip_norm=1.0)
+
+
+def tiny() -> Seq2SeqTransformer:
+    torch.manual_seed(1)
+    config = Seq2Seq(
+        d_model=8,
+        n_heads=2,
+        d_ff=16,
+        n_encoder_layers=1,
+        n_decoder_layers=1,
+        source_vocab_size=12,
+        target_vocab_size=12,
+        max_seq_len=16,
+        dropout=0,
+    )
+    model = build_model(config)
+    assert isinstance(model, Seq2SeqTransformer)
+    return model.double()
+
+
+def sentences() -> tuple[list[list[int]], list[list[int]]]:
+    draw = torch.Generator().manual_seed(2)
+    row = lambda: torch.randint(4, 12, (int(torch.randint(1, 9, (1,), generator=draw)),), generator=draw).tolist()  # noqa: E731
+    return [row() for _ in range(N)], [row() for _ in range(N)]
+
+
+SOURCES, TARGETS = sentences()
+
+
+def stepped(model: Seq2SeqTransformer, n_slices: int) -> tuple[Seq2SeqTransformer, Stepper, object]:
+    stepper = Stepper(model, build_optimizer(model, TRAINING.optimizer), TRAINING, torch.float32)
+    rows = [list(range(i, N, n_slices)) for i in range(n_slices)]
+    slices = [translation_batch([SOURCES[i] for i in part], [TARGETS[i] for i in part], part) for part in rows]
+    return model, stepper, stepper.step(slices, 0.01)
+
+
+@pytest.mark.parametrize("n_slices", [8, 32])
+def test_one_batch_of_32_is_8_of_4_is_32_of_1(n_slices: int) -> None:
+    whole, _, result = stepped(tiny(), 1)
+    sliced, _, same = stepped(tiny(), n_slices)
+    assert result.loss == pytest.approx(same.loss, abs=1e-10) and result.grad_norm == pytest.approx(same.grad_norm, abs=1e-10)
+    for a, b in zip(whole.parameters(), sliced.parameters(), strict=True):
+        assert torch.allclose(a, b, rtol=0, atol=1e-9)
+
+
+def test_padding_counts_nothing() -> None:
+    model = tiny()
+    together = translation_batch(SOURCES, TARGETS, range(N))
+    loss, nll = batch_loss(model, together, 0.1)
+    alone = [batch_loss(model, translation_batch([s], [t], [0]), 0.1) for s, t in zip(SOURCES, TARGETS, strict=True)]
+    assert loss.item() == pytest.approx(sum(a.item() for a, _ in alone), abs=1e-9)
+    assert nll.item() == pytest.approx(sum(b.item() for _, b in alone), abs=1e-9)
+
+
+def test_a_non_finite_gradient_skips_the_step_and_names_the_sample() -> None:
+    model = tiny()
+    stepper = Stepper(model, build_optimizer(model, TRAINING.optimizer), TRAINING, torch.float32)
+    stepper.step([translation_batch(SOURCES, TARGETS, range(N))], 0.01)
+    before = copy.deepcopy((dict(model.named_parameters()), stepper.optimizer.state_dict()))
+    with torch.no_grad():
+        spoilt = model.source_embedding.tokens.weight.clone()
+        model.source_embedding.tokens.weight[11] = float("nan")
+    sources, targets = [[5, 6], [5, 7], [6, 11]], [[4], [5], [6]]
+    result = stepper.step([translation_batch(sources[:2], targets[:2], [70, 71]), translation_batch(sources[2:], targets[2:], [72])], 0.01)
+    assert 72 in result.skipped
+    with torch.no_grad():
+        model.source_embedding.tokens.weight.copy_(spoilt)
+    for name, p in model.named_parameters():
+        assert torch.equal(p, before[0][name])
+    for number, entries in stepper.optimizer.state_dict()["state"].items():
+        assert all(torch.equal(x, before[1]["state"][number][entry]) for entry, x in entries.items())
+
+
+def test_float16_scales_the_loss_and_skips_overflow() -> None:
+    model = tiny().float()
+    stepper = Stepper(model, build_optimizer(model, TRAINING.optimizer), TRAINING, torch.float16)
+    batch = translation_batch(SOURCES, TARGETS, range(N))
+    before = [p.clone() for p in model.parameters()]
+    scale = stepper.scaler.get_scale()
+    results = [stepper.step([batch], 0.01) for _ in range(12)]
+    assert scale > 1 and not results[-1].skipped
+    assert any(not torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+    with torch.no_grad():
+        next(model.parameters()).mul_(1e6)
+    assert stepper.step([batch], 0.01).skipped and stepper.scaler.get_scale() < scale
