@@ -1,6 +1,18 @@
 """Sentence pairs: what a translator learns from."""
 
+import csv
+import json
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from transom.config.data import PairFiles
+from transom.errors import ConfigError, DataError
+from transom.inputs.text import check_text, read_lines
 
 
 @dataclass(frozen=True)
@@ -20,11 +32,16 @@ class Pairs:
     lines: list[int] | None = None
 
     def __len__(self) -> int:
+        """Count the pairs."""
         return len(self.source)
 
     def line(self, sample: int) -> int:
         """Give the line number, from 1, of pair ``sample``."""
         return sample + 1 if self.lines is None else self.lines[sample]
+
+    def take(self, samples: list[int], name: str) -> "Pairs":
+        """Give some of the pairs, with their line numbers."""
+        return Pairs([self.source[i] for i in samples], [self.target[i] for i in samples], name, [self.line(i) for i in samples])
 
 
 @dataclass(frozen=True)
@@ -34,3 +51,195 @@ class Splits:
     train: Pairs
     valid: Pairs
     test: Pairs | None = None
+
+
+def load_pairs(files: PairFiles, root: Path) -> Pairs:
+    """Read parallel text from two aligned files, or from one that holds both sides.
+
+    Pairs with an empty side are kept: whoever trains drops and counts them.
+
+    Args:
+        files: what to read; each file may be gzipped.
+        root: folder that relative paths start from.
+
+    Returns:
+        The pairs in the order of the files.
+
+    Raises:
+        DataError: a file cannot be read, a record is not as it must be, or the files differ in their number of lines.
+        ConfigError: the one file is of no known format, or a field does not suit the format.
+    """
+    if files.pairs is None:
+        assert files.source is not None and files.target is not None
+        return _load_two(_resolve(files.source, root), _resolve(files.target, root))
+    path = _resolve(files.pairs, root)
+    suffix = Path(path.name.removesuffix(".gz")).suffix
+    if suffix not in _FORMATS:
+        raise ConfigError(
+            f"{path}: expected a .tsv, .csv or .jsonl file (or one of them with .gz) as pairs, found {suffix or 'no suffix'!r}"
+        )
+    rows, defaults = _FORMATS[suffix]
+    fields = [
+        default if field is None else field for field, default in zip((files.source_field, files.target_field), defaults, strict=True)
+    ]
+    source: list[str] = []
+    target: list[str] = []
+    lines: list[int] = []
+    for line, texts in rows(path, fields):
+        for side, text in zip((source, target), texts, strict=True):
+            side.append(text)
+        lines.append(line)
+    if not source:
+        raise DataError(f"{path}: expected at least one pair, found a header only")
+    return Pairs(source, target, str(path), lines)
+
+
+def split_validation(pairs: Pairs, share: float = 0.01) -> tuple[Pairs, Pairs]:
+    """Split validation pairs off by a hash of each pair's text.
+
+    A pair's side depends on nothing but its text, so identical pairs are never on both sides, and neither order nor other pairs matter.
+    Where the share comes to nothing, the one text with the smallest hash is taken.
+
+    Args:
+        pairs: all pairs.
+        share: wanted part of them, from 0 to 1.
+
+    Returns:
+        The rest for training, and the validation pairs.
+
+    Raises:
+        DataError: there are not two different pairs to split.
+    """
+    hashes = [_hash(source, target) for source, target in zip(pairs.source, pairs.target, strict=True)]
+    threshold = max(min(hashes), int(share * 2**64))
+    if max(hashes) <= threshold:
+        raise DataError(f"{pairs.name}: too few different pairs to split off any for validation; name data.valid or add pairs")
+    sides = {chosen: [i for i, value in enumerate(hashes) if (value <= threshold) == chosen] for chosen in (False, True)}
+    chosen = f"{len(sides[True])} of {len(pairs)} pairs of {pairs.name}, split off by hash"
+    return pairs.take(sides[False], pairs.name), pairs.take(sides[True], chosen)
+
+
+def _resolve(path: str, root: Path) -> Path:
+    return root / Path(path).expanduser()
+
+
+def _hash(source: str, target: str) -> int:
+    return int.from_bytes(blake2b(f"{source}\0{target}".encode(), digest_size=8).digest(), "big")
+
+
+def _load_two(source: Path, target: Path) -> Pairs:
+    sides = read_lines(source), read_lines(target)
+    counts = tuple(map(len, sides))
+    if counts[0] != counts[1]:
+        place = first_suspicious_line(*sides)
+        if place > min(counts):
+            hint = f"the shorter one seems to end too early, after line {place - 1:,}"
+        else:
+            hint = f"by their lengths, the lines stop matching near line {place:,}"
+        raise DataError(
+            f"{source} has {counts[0]:,} lines and {target} {counts[1]:,}, expected aligned files with as many lines;"
+            f" {hint}; mend that place"
+        )
+    return Pairs(*sides, name=f"{source}, {target}")
+
+
+def first_suspicious_line(source: list[str], target: list[str]) -> int:
+    """Guess where files with unequal line counts stop being aligned.
+
+    Takes the place k for which pairing line i with line i before it, and with the surplus skipped from it on, leaves the least sum of
+    |log length ratio - its median|: the best fit of one run of surplus lines.
+
+    Args:
+        source: all source lines.
+        target: all target lines, more or fewer.
+
+    Returns:
+        Line number, from 1; one more than the shorter count if the files fit up to the end of the shorter one.
+    """
+    a, b = (np.log1p(np.array([len(line.strip()) for line in side])) for side in (source, target))
+    n, surplus = min(len(a), len(b)), len(a) - len(b)
+    straight, skipped = a[:n] - b[:n], a[max(surplus, 0) :] - b[max(-surplus, 0) :]
+    usual = np.median(np.concatenate([straight, skipped]))
+    before = np.concatenate([[0.0], np.cumsum(np.abs(straight - usual))])
+    after = np.concatenate([np.cumsum(np.abs(skipped - usual)[::-1])[::-1], [0.0]])
+    total = before + after
+    return int(np.flatnonzero(total <= total.min() + 1e-9)[-1]) + 1
+
+
+def _tsv_rows(path: Path, fields: list[str | int]) -> Iterator[tuple[int, list[str]]]:
+    records = ((number, number, line.split("\t") if line else []) for number, line in enumerate(read_lines(path), 1))
+    return _column_rows(path, fields, records, "tabs")
+
+
+def _csv_rows(path: Path, fields: list[str | int]) -> Iterator[tuple[int, list[str]]]:
+    return _column_rows(path, fields, _csv_records(path), "commas")
+
+
+def _csv_records(path: Path) -> Iterator[tuple[int, int, list[str]]]:
+    reader = csv.reader((line + "\n" for line in read_lines(path)), strict=True)
+    start = 1
+    try:
+        for row in reader:
+            yield start, reader.line_num, row
+            start = reader.line_num + 1
+    except csv.Error as error:
+        raise DataError(f"{path}:{start}: expected a CSV record, found a fault that shows at line {reader.line_num}: {error}") from error
+
+
+def _column_rows(
+    path: Path, fields: list[str | int], records: Iterator[tuple[int, int, list[str]]], separator: str
+) -> Iterator[tuple[int, list[str]]]:
+    named = any(isinstance(field, str) for field in fields)
+    columns = _columns(path, fields, next(records)[2] if named else [])
+    for start, _, row in records:
+        if row and len(row) <= max(columns):
+            raise DataError(f"{path}:{start}: expected at least {max(columns) + 1} columns separated by {separator}, found {len(row)}")
+        yield start, [row[column] for column in columns] if row else ["", ""]
+
+
+def _columns(path: Path, fields: list[str | int], header: list[str]) -> list[int]:
+    for field in fields:
+        if isinstance(field, str) and field not in header:
+            found = ", ".join(map(repr, header)) or "an empty line"
+            raise DataError(f"{path}:1: expected a header with the column {field!r}, found {found}; set source_field and target_field")
+        if isinstance(field, int) and field < 0:
+            raise ConfigError(f"{path}: expected columns counted from 0, found {field}; set source_field and target_field")
+    return [header.index(field) if isinstance(field, str) else field for field in fields]
+
+
+def _jsonl_rows(path: Path, fields: list[str | int]) -> Iterator[tuple[int, list[str]]]:
+    for number, line in enumerate(read_lines(path), 1):
+        if not line.strip():
+            yield number, ["", ""]
+            continue
+        where = f"{path}:{number}"
+        record = _parse_json(line, where)
+        yield number, [_json_field(record, field, where) for field in fields]
+
+
+def _parse_json(line: str, where: str) -> Any:
+    try:
+        return json.loads(line)
+    except json.JSONDecodeError as error:
+        raise DataError(f"{where}:{error.colno}: expected one JSON object a line: {error.msg}") from error
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{where}: expected one plain JSON object a line: {error}") from error
+
+
+def _json_field(record: Any, field: str | int, where: str) -> str:
+    places = range(len(record)) if isinstance(record, list) else record if isinstance(record, dict) else ()
+    if field not in places:
+        found = f"fields {', '.join(map(repr, record)) or '(none)'}" if isinstance(record, dict) else f"a {type(record).__name__}"
+        raise DataError(f"{where}: expected JSON with the field {field!r}, found {found:.100}; set source_field and target_field")
+    value = record[field]
+    if not isinstance(value, str):
+        raise DataError(f"{where}: expected text in the field {field!r}, found {json.dumps(value)[:100]}")
+    return check_text(value, f"{where}: field {field!r}")
+
+
+Rows = Callable[[Path, list[str | int]], Iterator[tuple[int, list[str]]]]
+_FORMATS: dict[str, tuple[Rows, tuple[str | int, str | int]]] = {
+    ".tsv": (_tsv_rows, (0, 1)),
+    ".csv": (_csv_rows, ("source", "target")),
+    ".jsonl": (_jsonl_rows, ("source", "target")),
+}

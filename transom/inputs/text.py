@@ -1,0 +1,181 @@
+"""Strict reading of text: a sentence a line, UTF-8, and every doubt named with its place."""
+
+import codecs
+import gzip
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NoReturn, Protocol, runtime_checkable
+
+from transom.errors import DataError
+
+MAX_LINE_BYTES = 1 << 20
+"""Longest line that is taken into memory: a longer one is a binary file or one without line ends, not a sentence."""
+
+_COUNTED_BYTES = 1 << 30
+_GZIP_MAGIC = b"\x1f\x8b"
+_WIDE_MARKS = {
+    codecs.BOM_UTF32_LE: "UTF-32",
+    codecs.BOM_UTF32_BE: "UTF-32",
+    codecs.BOM_UTF16_LE: "UTF-16",
+    codecs.BOM_UTF16_BE: "UTF-16",
+}
+
+
+@runtime_checkable
+class ByteLines(Protocol):
+    """A stream that gives its bytes line by line: an open file, an unpacked one, standard input."""
+
+    def readline(self, size: int = -1, /) -> bytes:
+        """Give the bytes up to and with the next line end, or ``size`` of them, or none at the end."""
+        ...
+
+
+def read_lines(path: str | Path) -> list[str]:
+    r"""Read a text file, a sentence a line, gzipped or not.
+
+    Only ``\n`` and ``\r\n`` end a line: U+2028, U+0085, form feeds and the like are ordinary characters. A byte-order mark at the
+    start is left out.
+
+    Args:
+        path: a UTF-8 file.
+
+    Returns:
+        The lines without their ends; an empty line is an empty string.
+
+    Raises:
+        DataError: the file is missing, empty, not a file, not readable, or not clean UTF-8 text; file, line and byte are named.
+    """
+    with open_bytes(path) as stream:
+        lines = list(decode_lines(stream, str(path)))
+    if not lines:
+        raise DataError(f"{path}: expected at least one line, found an empty file")
+    return lines
+
+
+@contextmanager
+def open_bytes(path: str | Path) -> Iterator[ByteLines]:
+    """Open a file for reading bytes, unpacked if its content is gzip; failures of reading become a DataError.
+
+    Args:
+        path: any file that can be read from start to end, a pipe too.
+
+    Yields:
+        The stream of (unpacked) bytes.
+
+    Raises:
+        DataError: the file cannot be opened, or fails or ends too early while it is read.
+    """
+    if "\0" in str(path):
+        raise DataError(f"{str(path)!r}: expected a path, found one with a NUL character")
+    try:
+        with Path(path).open("rb") as stream:
+            if stream.peek(2)[:2] == _GZIP_MAGIC or Path(path).suffix == ".gz":
+                with gzip.GzipFile(fileobj=stream) as unpacked:
+                    yield unpacked
+            else:
+                yield stream
+    except EOFError as error:
+        raise DataError(f"{path}: the gzip data end too early; copy the whole file again") from error
+    except (zlib.error, gzip.BadGzipFile) as error:
+        raise DataError(f"{path}: not intact gzip data ({error}); copy the file again, or rename it if it is not gzipped") from error
+    except FileNotFoundError as error:
+        raise DataError(f"{path}: no such file; check the path") from error
+    except IsADirectoryError as error:
+        raise DataError(f"{path}: expected a file, found a folder; name a file in it") from error
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror or error}") from error
+
+
+def decode_lines(stream: ByteLines, name: str) -> Iterator[str]:
+    """Check and decode the lines of a byte stream, such as standard input, one by one.
+
+    Args:
+        stream: UTF-8 bytes.
+        name: what messages call the stream.
+
+    Yields:
+        Each line without its end.
+
+    Raises:
+        DataError: a line is longer than ``MAX_LINE_BYTES`` or is not clean UTF-8 text.
+    """
+    number = 0
+    while piece := stream.readline(MAX_LINE_BYTES + 2):
+        number += 1
+        where = f"{name}:{number}"
+        if number == 1:
+            _refuse_wide(piece, name)
+        line = piece.removesuffix(b"\n")
+        if len(line) < len(piece):
+            line = line.removesuffix(b"\r")
+        if len(line) > MAX_LINE_BYTES:
+            _refuse_long(stream, piece, where)
+        text = _decode(line, where)
+        if number == 1:
+            text = text.removeprefix("\ufeff")
+            if piece == codecs.BOM_UTF8:
+                return
+        yield text
+
+
+def check_text(text: str, where: str) -> str:
+    """Refuse a string that no clean UTF-8 file could hold, such as one out of JSON escapes.
+
+    Args:
+        text: any string.
+        where: what the message calls its place.
+
+    Returns:
+        The same string.
+
+    Raises:
+        DataError: there is a NUL or half a surrogate pair in it.
+    """
+    if "\0" in text:
+        raise DataError(f"{where}: found a NUL character; remove it")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise DataError(
+            f"{where}: found half a surrogate pair (U+{ord(text[error.start]):04X}), which is no character; remove it"
+        ) from error
+    return text
+
+
+def _decode(line: bytes, where: str) -> str:
+    try:
+        text = line.decode()
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"{where}:{error.start + 1}: expected UTF-8, found byte 0x{line[error.start]:02x} ({error.reason});"
+            " convert the file, for instance with iconv -f LATIN1 -t UTF-8"
+        ) from error
+    if "\r" in text:
+        raise DataError(f"{where}:{line.index(13) + 1}: found a carriage return inside a line; end lines with \\n, or with \\r\\n")
+    if "\0" in text:
+        raise DataError(f"{where}:{line.index(0) + 1}: found a NUL byte; expected text, remove it or name another file")
+    return text
+
+
+def _refuse_wide(start: bytes, name: str) -> None:
+    encoding = next((encoding for mark, encoding in _WIDE_MARKS.items() if start.startswith(mark)), None)
+    halves = start[0:4096:2], start[1:4096:2]
+    nuls = [half.count(0) for half in halves]
+    if encoding is None and min(nuls) == 0 and max(nuls) >= 2 and max(nuls) > 0.6 * len(halves[0]):
+        encoding = "UTF-16LE" if nuls[1] else "UTF-16BE"
+    if encoding:
+        raise DataError(f"{name}: expected UTF-8, found {encoding}; convert it with iconv -f {encoding} -t UTF-8 {name} > new-file")
+
+
+def _refuse_long(stream: ByteLines, piece: bytes, where: str) -> NoReturn:
+    if b"\r" in piece:
+        raise DataError(f"{where}:{piece.index(13) + 1}: found a carriage return inside a line; end lines with \\n, or with \\r\\n")
+    size = len(piece)
+    while not piece.endswith(b"\n") and size < _COUNTED_BYTES and (piece := stream.readline(MAX_LINE_BYTES)):
+        size += len(piece)
+    more = "at least " if size >= _COUNTED_BYTES else ""
+    raise DataError(
+        f"{where}: expected lines of at most {MAX_LINE_BYTES:,} bytes, found one of {more}{size:,} bytes; break it into sentences"
+    )

@@ -1,0 +1,203 @@
+"""Text to symbols and back, and the one file that keeps how."""
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from transom.config.data import Tokenizer as TokenizerConfig
+from transom.errors import CheckpointError, DataError
+from transom.inputs.bpe import BytePairs
+from transom.inputs.closed import Characters, Closed, Words
+from transom.inputs.pairs import Pairs
+from transom.inputs.special import EOS, PAD, SOS
+
+FORMAT_VERSION = 1
+MAX_FILE_BYTES = 1 << 28
+
+_KINDS: dict[str, type[BytePairs] | type[Closed]] = {"bpe": BytePairs, "char": Characters, "whitespace": Words}
+_SILENT = frozenset({PAD, SOS, EOS})
+
+
+class Tokenizer:
+    """One side's text as symbols, numbered from 0: the special symbols, and then what was learned.
+
+    Attributes:
+        lowercase: whether text is lower-cased before anything else.
+        kind: the sort of symbols, as in a recipe.
+    """
+
+    def __init__(self, symbols: BytePairs | Closed, lowercase: bool = False) -> None:
+        """Read text by these symbols."""
+        self._segmenter, self.lowercase, self.kind = symbols, lowercase, symbols.kind
+
+    @classmethod
+    def train(cls, texts: Iterable[str], config: TokenizerConfig) -> "Tokenizer":
+        """Learn symbols from texts; the same texts in any order give the same symbols.
+
+        Args:
+            texts: sentences.
+            config: kind, size and case.
+
+        Raises:
+            ConfigError: the size is too small for the kind.
+        """
+        if config.lowercase:
+            texts = map(str.lower, texts)
+        return cls(_KINDS[config.kind].learn(texts, config.vocab_size), config.lowercase)
+
+    @property
+    def vocab_size(self) -> int:
+        """Count the symbols, special ones included."""
+        return len(self._segmenter.symbols)
+
+    def encode(self, text: str) -> list[int]:
+        """Give a text's symbols, without start and end."""
+        return self.encode_batch([text])[0]
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """Give the symbols of texts, without start and end.
+
+        Raises:
+            DataError: a text holds half a surrogate pair, which no file can.
+        """
+        return self._segmenter.encode_batch(self._prepared(texts))
+
+    def encode_with_dropout(self, texts: Sequence[str], p: float, key: tuple[int, ...], samples: Sequence[int]) -> list[list[int]]:
+        """Give the symbols of texts with BPE-dropout (see ``MergeDropout``): a pure function of the text, the key and the sample.
+
+        Args:
+            texts: sentences.
+            p: probability of skipping a merge.
+            key: whole numbers such as seed, epoch and side.
+            samples: number of each text in its data set.
+
+        Raises:
+            ConfigError: the kind has no merges.
+            DataError: a text holds half a surrogate pair, which no file can.
+        """
+        return self._segmenter.encode_with_dropout(self._prepared(texts), p, key, samples)
+
+    def decode(self, numbers: Iterable[int]) -> str:
+        """Give the text of symbols; start, end and padding are no text."""
+        return self._segmenter.join(number for number in numbers if number not in _SILENT)
+
+    def symbols(self, numbers: Iterable[int]) -> list[str]:
+        """Name symbols for people: as they are written, with ``▁`` for a space."""
+        return [self._segmenter.symbols[number].replace(" ", "▁") for number in numbers]
+
+    def starts_word(self, numbers: Sequence[int]) -> list[bool]:
+        """Say of each symbol whether a white-space word starts with it, to put sub-words together; special symbols stand alone."""
+        starts, alone = [], True
+        for number in numbers:
+            special = number in _SILENT
+            starts.append(alone or special or self.kind == "whitespace" or self._segmenter.symbols[number][0].isspace())
+            alone = special
+        return starts
+
+    def to_dict(self) -> dict[str, Any]:
+        """Give all that makes this tokenizer, as JSON values."""
+        return {"kind": self.kind, "lowercase": self.lowercase, **self._segmenter.to_dict()}
+
+    @classmethod
+    def from_dict(cls, value: object) -> "Tokenizer":
+        """Read what ``to_dict`` gave.
+
+        Raises:
+            CheckpointError: it is something else.
+        """
+        if not isinstance(value, dict) or value.get("kind") not in _KINDS or not isinstance(value.get("lowercase"), bool):
+            raise CheckpointError(f"expected a tokenizer with a kind ({', '.join(_KINDS)}) and lowercase (true or false)")
+        return cls(_KINDS[value["kind"]].from_dict(value), value["lowercase"])
+
+    def _prepared(self, texts: Sequence[str]) -> list[str]:
+        try:
+            "\n".join(texts).encode()
+        except UnicodeEncodeError as error:
+            raise DataError(f"expected Unicode text, found half a surrogate pair: {error.object[error.start : error.end]!a}") from error
+        return [text.lower() for text in texts] if self.lowercase else list(texts)
+
+
+class Tokenizers:
+    """The tokenizers of both sides; one and the same where the vocabulary is joint."""
+
+    def __init__(self, source: Tokenizer, target: Tokenizer) -> None:
+        """Pair two tokenizers."""
+        self.source, self.target = source, target
+
+    @property
+    def joint(self) -> bool:
+        """Whether both sides share one vocabulary."""
+        return self.source is self.target
+
+    @classmethod
+    def train(cls, pairs: Pairs, config: TokenizerConfig) -> "Tokenizers":
+        """Learn the symbols of training pairs.
+
+        Raises:
+            ConfigError: the vocabulary size is too small for the kind.
+        """
+        if config.joint:
+            both = Tokenizer.train(pairs.source + pairs.target, config)
+            return cls(both, both)
+        return cls(Tokenizer.train(pairs.source, config), Tokenizer.train(pairs.target, config))
+
+    def to_bytes(self) -> bytes:
+        """Give the content of ``tokenizer.json``."""
+        value = {"format_version": FORMAT_VERSION, "source": self.source.to_dict()}
+        if not self.joint:
+            value["target"] = self.target.to_dict()
+        return (json.dumps(value, ensure_ascii=False) + "\n").encode()
+
+    @classmethod
+    def from_bytes(cls, content: bytes, name: str = "tokenizer.json") -> "Tokenizers":
+        """Read what ``to_bytes`` gave.
+
+        Raises:
+            CheckpointError: it is damaged, or of another program or version.
+        """
+        try:
+            value = json.loads(content)
+            json.dumps(value, ensure_ascii=False).encode()
+        except (ValueError, RecursionError) as error:
+            raise CheckpointError(f"{name}: not intact JSON ({error}); take the file from the run folder again") from error
+        version = value.get("format_version") if isinstance(value, dict) else None
+        if version != FORMAT_VERSION or isinstance(version, bool):
+            raise CheckpointError(f"{name}: expected a transom tokenizer with format_version {FORMAT_VERSION}, found {version!r:.50}")
+        try:
+            source = Tokenizer.from_dict(value.get("source"))
+            return cls(source, Tokenizer.from_dict(value["target"]) if "target" in value else source)
+        except CheckpointError as error:
+            raise CheckpointError(f"{name}: {error}; take the file from the run folder again") from error
+
+    def save(self, path: str | Path) -> None:
+        """Write ``tokenizer.json``; a run folder writes ``to_bytes`` itself, durably."""
+        Path(path).write_bytes(self.to_bytes())
+
+    @classmethod
+    def load(cls, path: str | Path) -> "Tokenizers":
+        """Read ``tokenizer.json``.
+
+        Raises:
+            CheckpointError: it is missing, damaged, or of another program or version.
+        """
+        path = Path(path)
+        try:
+            size = path.stat().st_size
+            if size > MAX_FILE_BYTES:
+                raise CheckpointError(f"{path}: expected at most {MAX_FILE_BYTES:,} bytes, found {size:,}; this is no tokenizer")
+            return cls.from_bytes(path.read_bytes(), str(path))
+        except OSError as error:
+            raise CheckpointError(f"{path}: cannot be read: {error.strerror}; name a run folder that is whole") from error
+
+
+def describe(tokenizers: Tokenizers) -> list[str]:
+    """Say in a few lines what the vocabularies are."""
+    sides = [("both sides", tokenizers.source)] if tokenizers.joint else [("source", tokenizers.source), ("target", tokenizers.target)]
+    lines = []
+    for name, tokenizer in sides:
+        case = ", lower-cased" if tokenizer.lowercase else ""
+        lines.append(f"{name}: {tokenizer.kind}, {tokenizer.vocab_size:,} symbols{case}")
+        longest = sorted(range(len(_SILENT), tokenizer.vocab_size), key=lambda n: len(tokenizer.symbols([n])[0]), reverse=True)[:5]
+        lines.append(f"  longest: {' '.join(tokenizer.symbols(longest))}")
+    return lines
