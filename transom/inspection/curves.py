@@ -10,10 +10,10 @@ from transom.inspection.figures import compact, linear_ticks, log_ticks, tick_la
 from transom.inspection.markup import node
 
 WIDTH, HEIGHT = 520, 264
-LEFT, RIGHT, TOP, BOTTOM = 54, 506, 34, 222
+LEFT, RIGHT, TOP, BOTTOM = 54, 498, 34, 222
 MOST_POINTS = 160
 MOST_PROBES = 60
-LOG_FROM = 30.0
+LOG_FROM = 5.0
 """An axis of positive values is logarithmic from this ratio of the largest to the smallest on."""
 
 
@@ -51,7 +51,9 @@ class Scale:
         return round(self.start + (at - low) / ((high - low) or 1.0) * (self.end - self.start), 1)
 
 
-def line_chart(title: str, lines: Sequence[Line], x_label: str = "step", mark: tuple[float, str] | None = None, from_zero: bool = False) -> Element:
+def line_chart(
+    title: str, lines: Sequence[Line], x_label: str = "step", mark: tuple[float, str] | None = None, from_zero: bool = False
+) -> Element:
     """Draw lines over one pair of axes.
 
     A line of many points is drawn through the means of neighbouring ones, over a band from their smallest to their largest.
@@ -66,7 +68,8 @@ def line_chart(title: str, lines: Sequence[Line], x_label: str = "step", mark: t
     drawn = [(place, line.name, buckets) for place, line in enumerate(lines) if any(buckets := _buckets(line.points))]
     finite = [bucket for _, _, buckets in drawn for bucket in buckets if bucket is not None]
     assert finite, f"no finite point to draw in {title!r}"
-    x = Scale(min(b.x for b in finite), max(b.x for b in finite), LEFT, RIGHT)
+    places = [x for line in lines for x, _ in _finite(line.points)]
+    x = Scale(min(places), max(places), LEFT, RIGHT)
     low, high = min(b.low for b in finite), max(b.high for b in finite)
     log = not from_zero and low > 0 and high / low > LOG_FROM
     ticks = log_ticks(low, high) if log else linear_ticks(min(low, 0) if from_zero else low, high)
@@ -95,7 +98,9 @@ def _buckets(points: Sequence[tuple[float, float]]) -> list[Bucket | None]:
     for start in range(0, len(points), size):
         chunk = _finite(points[start : start + size])
         values = [y for _, y in chunk]
-        buckets.append(Bucket(sum(x for x, _ in chunk) / len(chunk), sum(values) / len(values), min(values), max(values)) if chunk else None)
+        buckets.append(
+            Bucket(sum(x for x, _ in chunk) / len(chunk), sum(values) / len(values), min(values), max(values)) if chunk else None
+        )
     return buckets
 
 
@@ -141,7 +146,9 @@ def _curve(buckets: Sequence[Bucket | None], x: Scale, y: Scale, place: int) -> 
             upper = [f"{x(bucket.x)},{y(bucket.high)}" for bucket in run]
             lower = [f"{x(bucket.x)},{y(bucket.low)}" for bucket in reversed(run)]
             elements.append(node("polygon", points=" ".join(upper + lower), class_=f"band line-{place}"))
-        elements.append(node("polyline", points=" ".join(f"{x(bucket.x)},{y(bucket.mean)}" for bucket in run), class_=f"curve line-{place}"))
+        elements.append(
+            node("polyline", points=" ".join(f"{x(bucket.x)},{y(bucket.mean)}" for bucket in run), class_=f"curve line-{place}")
+        )
         if len(run) <= MOST_PROBES // 2:
             elements.extend(node("circle", cx=x(bucket.x), cy=y(bucket.mean), r=2.5, class_=f"dot line-{place}") for bucket in run)
     return elements

@@ -15,15 +15,6 @@ Record = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Sample:
-    """A validation sentence, what a person made of it and what the model made of it."""
-
-    source: str
-    reference: str
-    translation: str
-
-
-@dataclass(frozen=True)
 class Score:
     """A measured figure of the kept model: what, how much, on which data, and the signature that lets others repeat it."""
 
@@ -39,31 +30,25 @@ class Facts:
 
     Attributes:
         name: the run folder's name.
-        recipe: as resolved.
-        recipe_toml: the same as text.
+        recipe: as resolved, vocabulary sizes filled in.
         metrics: the lines of ``metrics.jsonl``.
         n_parameters: numbers that the model learned, tied ones counted once.
-        seconds: training time, validation included, over all resumed parts.
+        seconds: training time, validation included, over all sittings.
         data: the data report as JSON.
-        samples: validation sentences and their translations by the kept model.
-        alignments: of some of them.
+        alignments: of some translations.
         scores: figures of the kept model.
         machine: lines on the machine and the choices made for it (precision and threads with their reasons).
-        version: of transom.
     """
 
     name: str
     recipe: Recipe
-    recipe_toml: str
     metrics: Sequence[Record]
     n_parameters: int
     seconds: float
     data: Record
-    samples: Sequence[Sample] = ()
     alignments: Sequence[Alignment] = ()
     scores: Sequence[Score] = ()
     machine: Sequence[str] = ()
-    version: str = ""
 
     @cached_property
     def steps(self) -> int:
@@ -71,38 +56,41 @@ class Facts:
         return max((int(record["step"]) for record in self.metrics), default=0)
 
     @cached_property
-    def validations(self) -> list[tuple[int, Record]]:
-        """Each validation's step and figures."""
-        return [(int(record["step"]), record["validation"]) for record in self.metrics if record.get("validation")]
+    def validations(self) -> list[Record]:
+        """The records of validations."""
+        return self.of_kind("validation")
 
     @cached_property
-    def best(self) -> tuple[int, Record] | None:
-        """The validation that the recipe's ``select_by`` prefers; the first of equals."""
-        if self.recipe.training.select_by == "bleu":
-            return max(self.validations, key=lambda found: _or(found[1].get("bleu"), -math.inf), default=None)
-        return min(self.validations, key=lambda found: _or(found[1].get("loss"), math.inf), default=None)
+    def kept(self) -> Record | None:
+        """The validation whose weights the run kept."""
+        return next((record for record in reversed(self.validations) if record["best"]), None)
+
+    @cached_property
+    def samples(self) -> Sequence[Mapping[str, str]]:
+        """Validation sentences (source, reference) and their translation by the kept weights."""
+        return self.kept.get("samples", ()) if self.kept else ()
 
     @cached_property
     def throughput(self) -> float | None:
-        """Median of the logged target tokens a second."""
-        return _median(self.series("target_tokens_per_second"))
+        """Median of the logged target tokens a second, validation not included."""
+        return _median(self.series("train", "target_tokens_per_second"))
 
     @cached_property
     def peak_share(self) -> float | None:
-        """Median share of the machine's measured matrix-product peak."""
-        return _median(self.series("peak_share"))
+        """Median share of the machine's measured matrix-product peak, from 0 to 1."""
+        return _median(self.series("train", "peak_share"))
 
-    def series(self, key: str) -> list[tuple[float, float]]:
-        """Return (step, value) of a field of the training lines, or of their validations as ``validation.key``."""
-        first, _, rest = key.partition(".")
-        values = [(record["step"], record.get(first)) for record in self.metrics]
-        if rest:
-            values = [(step, value.get(rest)) for step, value in values if isinstance(value, Mapping)]
-        return [(float(step), float(value)) for step, value in values if value is not None]
+    def of_kind(self, kind: str) -> list[Record]:
+        """Return the records of one kind: "train", "validation" or "skipped"."""
+        return [record for record in self.metrics if record.get("kind") == kind]
+
+    def series(self, kind: str, key: str) -> list[tuple[float, float]]:
+        """Return (step, value) of a field; a value that was not finite is NaN, a record without the field is left out."""
+        return [(float(record["step"]), _number(record[key])) for record in self.of_kind(kind) if key in record]
 
 
-def _or(value: float | None, otherwise: float) -> float:
-    return otherwise if value is None or math.isnan(value) else value
+def _number(value: float | None) -> float:
+    return math.nan if value is None else float(value)
 
 
 def _median(points: Sequence[tuple[float, float]]) -> float | None:

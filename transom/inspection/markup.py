@@ -26,7 +26,9 @@ def _visible_character(character: str) -> str:
         return chr(0x2400 + ord(character))
     if character == "\x7f":
         return "\N{SYMBOL FOR DELETE}"
-    hidden = unicodedata.category(character) in ("Cc", "Cs") or character in "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069\ufffe\uffff"
+    hidden = (
+        unicodedata.category(character) in ("Cc", "Cs") or character in "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069\ufffe\uffff"
+    )
     return _REPLACEMENT if hidden else character
 
 

@@ -11,7 +11,7 @@ from transom.inspection.markup import node, visible
 LEAST_SHOWN = 0.01
 """Weights below this leave their cell empty; the picture's description lists only each row's largest."""
 _SHADES = " ░▒▓█"
-_CHARACTER = 7.4
+_CHARACTER = 8.4
 """Width of an average character of a label, in the picture's units."""
 _LONGEST_LABEL = 18
 _LEGEND_STEPS = 5
@@ -29,9 +29,18 @@ def alignment_picture(alignment: Alignment) -> Element:
     width = left + cell * len(source) + round(_CHARACTER * 0.72 * _columns(source[-1])) + 12
     height = top + cell * len(target) + 40
     spoken = "; ".join(
-        f"{aligned} from {alignment.source[place]} ({percent(weight)})" for aligned, (place, weight) in zip(alignment.target, _strongest(alignment), strict=True)
+        f"{aligned} from {alignment.source[place]} ({percent(weight)})"
+        for aligned, (place, weight) in zip(alignment.target, _strongest(alignment), strict=True)
     )
-    picture = node("svg", viewBox=f"0 0 {width} {height}", width=width, height=height, class_="alignment", role="img", aria_label=f"Alignment. {spoken}.")
+    picture = node(
+        "svg",
+        viewBox=f"0 0 {width} {height}",
+        width=width,
+        height=height,
+        class_="alignment",
+        role="img",
+        aria_label=f"Alignment. {spoken}.",
+    )
     picture.append(node("title", f"Which source words each target word attends to ({alignment.origin})"))
     picture.append(node("desc", f"{spoken}."))
     picture.append(node("rect", x=left, y=top, width=cell * len(source), height=cell * len(target), class_="field"))
@@ -95,7 +104,7 @@ def _row(alignment: Alignment, row: int, left: float, top: float, cell: int) -> 
 
 def _legend(left: float, top: float) -> list[Element]:
     elements = [node("text", "weight  0", x=left, y=top + 6, dy="0.35em", class_="unit")]
-    start = left + 62
+    start = left + 66
     for step in range(_LEGEND_STEPS):
         share = (step + 1) / _LEGEND_STEPS
         elements.append(node("rect", x=start + 16 * step, y=top, width=15, height=12, rx=2, fill_opacity=share, class_="cell"))

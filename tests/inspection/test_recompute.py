@@ -1,0 +1,47 @@
+import pytest
+import torch
+
+from transom.config.model import Seq2Seq
+from transom.inputs.batch import Sequences, TranslationBatch
+from transom.inspection.names import Recorder
+from transom.inspection.recompute import attention_pattern
+from transom.models.build import build_model
+
+ATTENTIONS = ["encoder.blocks.0.attn", "encoder.blocks.1.attn", "decoder.blocks.0.attn", "decoder.blocks.0.cross"]
+
+
+def record(grad: bool) -> tuple[dict[str, torch.Tensor], TranslationBatch]:
+    """Record every site of a random model over two pairs of unequal length."""
+    torch.manual_seed(2)
+    sizes = {"d_model": 8, "n_heads": 2, "d_ff": 12, "n_encoder_layers": 2, "n_decoder_layers": 1, "d_head": 3, "d_value": 5}
+    model = build_model(Seq2Seq(**sizes, source_vocab_size=11, target_vocab_size=11)).double().eval()
+    target = Sequences.pad([[1, 4, 8], [1, 6]])
+    batch = TranslationBatch(Sequences.pad([[5, 3, 9, 2], [7, 2]]), target, target.tokens, (0, 1))
+    recorder = Recorder(["*"])
+    with torch.set_grad_enabled(grad):
+        model(batch, recorder.taps)
+    return recorder.kept, batch
+
+
+@pytest.mark.parametrize("attention", ATTENTIONS)
+@pytest.mark.parametrize("grad", [True, False], ids=["explicit", "fused"])
+def test_the_pattern_gathers_the_very_values_that_the_model_used(attention: str, grad: bool) -> None:
+    kept, batch = record(grad)
+    z = attention_pattern(attention, kept, batch) @ kept[f"{attention}.v"]
+    assert torch.allclose(z, kept[f"{attention}.z"], rtol=0, atol=1e-14)
+    assert grad is False or torch.equal(z, kept[f"{attention}.z"])
+
+
+@pytest.mark.parametrize("attention", ATTENTIONS)
+def test_rows_sum_to_one_and_padding_gets_nothing(attention: str) -> None:
+    kept, batch = record(grad=False)
+    pattern = attention_pattern(attention, kept, batch)
+    keys = batch.target if attention == "decoder.blocks.0.attn" else batch.source
+    queries = batch.source if attention.startswith("encoder") else batch.target
+    assert torch.allclose(pattern.sum(-1)[1, :, : queries.lengths[1]], torch.ones((), dtype=pattern.dtype))
+    assert not pattern[1, :, : queries.lengths[1], keys.lengths[1] :].any()
+
+
+def test_the_decoder_never_attends_ahead() -> None:
+    kept, batch = record(grad=False)
+    assert not attention_pattern("decoder.blocks.0.attn", kept, batch).triu(1)[0].any()

@@ -1,0 +1,111 @@
+"""The model card: the README.md of a run folder, written from the facts of the run and from nothing else."""
+
+import re
+import shlex
+
+from transom.config.recipe import Recipe, dump_recipe
+from transom.inspection.facts import Facts
+from transom.inspection.figures import duration, percent, whole
+from transom.inspection.markup import visible
+
+_FIGURES = {"loss": "loss {:.4f} nats a token", "perplexity": "perplexity {:.3f}", "bleu": "BLEU {:.2f}", "chrf": "chrF {:.2f}"}
+
+
+def card(facts: Facts) -> str:
+    """Write the model card as Markdown; text from data or files stands in code spans, where nothing in it takes effect."""
+    parts = [f"# {_escaped(facts.name)}", _what(facts), _use(facts), _scores(facts), _data(facts), _training(facts), _recipe(facts)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _what(facts: Facts) -> str:
+    model, tokenizer = facts.recipe.model, facts.recipe.tokenizer
+    vocabulary = "one vocabulary for both sides" if tokenizer.joint else "a vocabulary for each side"
+    sizes = [
+        f"{whole(facts.n_parameters)} parameters",
+        f"{model.n_encoder_layers} encoder and {model.n_decoder_layers} decoder layers, {model.norm_placement}-norm",
+        f"width {model.d_model}, {model.n_heads} heads of width {model.width_of_head}, feed-forward width {model.d_ff}",
+        f"{tokenizer.kind} symbols, {vocabulary}{_vocabulary(facts.recipe)}{', lower case' if tokenizer.lowercase else ''}",
+        f"sequences of at most {whole(model.max_seq_len)} tokens",
+    ]
+    return f"A {facts.recipe.task} model: an encoder-decoder Transformer, trained from scratch by transom.\n\n{_list(sizes)}"
+
+
+def _vocabulary(recipe: Recipe) -> str:
+    source, target = recipe.model.source_vocab_size, recipe.model.target_vocab_size
+    if source is None or target is None:
+        return ""
+    return f" ({whole(target)} symbols)" if recipe.tokenizer.joint else f" ({whole(source)} and {whole(target)} symbols)"
+
+
+def _use(facts: Facts) -> str:
+    name = visible(facts.name)
+    command = f"transom translate {shlex.quote(name)} --input source.txt --output translations.txt"
+    python = f'import transom\n\ntransom.load({name!r}).translate(["A sentence in the source language."])'
+    return f"## Use\n\nFrom the folder that holds this one:\n\n{_fenced(command, 'sh')}\n\n{_fenced(python, 'python')}"
+
+
+def _scores(facts: Facts) -> str:
+    lines = [f"{score.metric} **{score.value:.2f}** on {_code(score.data)}, signature {_code(score.signature)}" for score in facts.scores]
+    kept = facts.kept
+    if kept is not None:
+        figures = ", ".join(text.format(kept[key]) for key, text in _FIGURES.items() if kept.get(key) is not None)
+        translated = f" (BLEU and chrF on its first {whole(facts.recipe.training.validate_bleu)} pairs at most)" if "bleu" in kept else ""
+        lines.append(
+            f"validation set{translated}: {figures}, at step {whole(kept['step'])}."
+            f" These weights were chosen by this {facts.recipe.training.select_by}, so the figures favour them."
+        )
+    note = "" if facts.scores else "\n\nNo test score was measured for this card."
+    return f"## Scores\n\n{_list(lines) if lines else 'None was measured.'}{note}"
+
+
+def _data(facts: Facts) -> str:
+    data = facts.recipe.data
+    lines = []
+    if data.generate is not None:
+        lines.append(f"generated: {_code(data.generate.model_dump_json())}")
+    for use, files in (("training", data.train), ("validation", data.valid)):
+        if files is not None:
+            lines.append(f"{use}: {', '.join(_code(name) for name in (files.source, files.target, files.pairs) if name)}")
+    if data.train is not None and data.valid is None:
+        lines.append("validation: 1 % of the training pairs, split off by hash")
+    problems = [str(problem) for problem in facts.data.get("problems") or ()]
+    found = f"\n\nFound in the data before training:\n\n{_list([_code(problem) for problem in problems])}" if problems else ""
+    return f"## Data\n\n{_list(lines)}{found}"
+
+
+def _training(facts: Facts) -> str:
+    lines = [f"{whole(facts.steps)} steps in {duration(facts.seconds)}, validation included, seed {facts.recipe.training.seed}"]
+    if facts.throughput is not None:
+        share = "" if facts.peak_share is None else f", {percent(facts.peak_share)} of the machine's measured matrix-product peak"
+        lines.append(f"{whole(facts.throughput)} target tokens a second (median){share}")
+    if skipped := len(facts.of_kind("skipped")):
+        lines.append(f"{whole(skipped)} steps skipped for a loss or gradient that was not finite")
+    lines.extend(_code(line) for line in facts.machine)
+    return f"## Training\n\n{_list(lines)}"
+
+
+def _recipe(facts: Facts) -> str:
+    return f"## Recipe\n\nThe same as in `recipe.toml`:\n\n{_fenced(dump_recipe(facts.recipe), 'toml')}"
+
+
+def _list(lines: list[str]) -> str:
+    return "\n".join(f"- {line}" for line in lines)
+
+
+def _escaped(text: str) -> str:
+    return re.sub(r"([\\`*_{}\[\]<>()#+!|~&$])", r"\\\1", visible(text))
+
+
+def _code(text: str) -> str:
+    """Put text into a code span, whatever back-ticks it holds."""
+    shown = visible(text)
+    fence = "`" * (1 + max(map(len, re.findall("`+", shown)), default=0))
+    space = " " if shown.startswith("`") or shown.endswith("`") or not shown.strip() else ""
+    return f"{fence}{space}{shown or ' '}{space}{fence}"
+
+
+def _fenced(text: str, language: str) -> str:
+    """Put lines into a code block, whatever back-ticks they hold."""
+    shown = "\n".join(map(visible, text.strip("\n").split("\n")))
+    fence = "`" * max(3, 1 + max(map(len, re.findall("`+", shown)), default=0))
+    return f"{fence}{language}\n{shown}\n{fence}"

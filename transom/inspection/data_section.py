@@ -1,0 +1,67 @@
+"""The data report as a section of a page."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+from xml.etree.ElementTree import Element
+
+from transom.inspection.figures import compact, whole
+from transom.inspection.markup import node
+from transom.inspection.tables import facts_table, table
+
+
+def data_section(data: Mapping[str, Any]) -> list[Element]:
+    """Lay out a data report: its problems first, then its figures, whatever fields it has.
+
+    Args:
+        data: the report as JSON. ``problems`` is a list of sentences; every other field is a figure, a text, a list or a mapping of these.
+    """
+    problems = data.get("problems") or []
+    elements = [node("div", str(problem), class_="note") for problem in problems]
+    if data and not problems:
+        elements.append(node("p", "✓ No problem was found in the data.", class_="good"))
+    plain = [
+        (_words(key), _plain(value)) for key, value in data.items() if key != "problems" and not isinstance(value, Mapping | list | tuple)
+    ]
+    tables = [node("div", facts_table(plain), class_="scroll")] if plain else []
+    for key, value in data.items():
+        if key != "problems" and isinstance(value, Mapping | list | tuple) and value:
+            tables.append(node("div", node("h3", _words(key)), _laid_out(value), class_="scroll"))
+    return [*elements, node("div", *tables, class_="columns")] if tables else elements
+
+
+def _laid_out(value: Mapping[str, Any] | Sequence[Any]) -> Element:
+    rows = list(value.values()) if isinstance(value, Mapping) else list(value)
+    if rows and all(isinstance(row, Mapping) for row in rows):
+        keys = list(dict.fromkeys(key for row in rows for key in row))
+        names = [[str(name)] for name in value] if isinstance(value, Mapping) else [[] for _ in rows]
+        head = [""] if isinstance(value, Mapping) else []
+        return table(
+            head + [_words(key) for key in keys],
+            [name + [_plain(row.get(key)) for key in keys] for name, row in zip(names, rows, strict=True)],
+        )
+    if isinstance(value, Mapping):
+        return facts_table((_words(key), _plain(found)) for key, found in value.items())
+    return node("p", ", ".join(map(_plain, rows)))
+
+
+def _words(key: str) -> str:
+    words = key.replace("_", " ")
+    return words[:1].upper() + words[1:]
+
+
+def _plain(value: Any) -> str:
+    match value:
+        case None:
+            return ""
+        case bool():
+            return "yes" if value else "no"
+        case int():
+            return whole(value)
+        case float():
+            return compact(value)
+        case Mapping():
+            return ", ".join(f"{key} {_plain(found)}" for key, found in value.items())
+        case list() | tuple():
+            return ", ".join(map(_plain, value))
+        case _:
+            return str(value)

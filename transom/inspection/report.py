@@ -1,0 +1,215 @@
+"""The report of a training run: one HTML page that needs no network and runs no script."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from difflib import SequenceMatcher
+from typing import Any
+from xml.etree.ElementTree import Element
+
+from transom import __version__
+from transom.config.recipe import dump_recipe
+from transom.inspection.curves import Line, line_chart
+from transom.inspection.data_section import data_section
+from transom.inspection.facts import Facts
+from transom.inspection.figures import compact, duration, percent, whole
+from transom.inspection.markup import node, preformatted, style_sheet, to_html
+from transom.inspection.pictures import alignment_picture
+from transom.inspection.style import COLOURS, PAGE, PICTURES
+from transom.inspection.tables import facts_table, table
+
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'"
+"""Content security policy: whatever the data hold, the page loads nothing and runs nothing."""
+
+
+_VALIDATED = (("Loss", "loss", 3), ("Perplexity", "perplexity", 2), ("BLEU", "bleu", 2), ("chrF", "chrf", 2))
+
+
+def report(facts: Facts) -> str:
+    """Write the report of a run as one HTML page.
+
+    All text from the data is escaped, control characters are shown rather than obeyed, and the page's own policy forbids scripts.
+    """
+    sections = [
+        ("scores", "Scores", _scores(facts)),
+        ("curves", "Curves", _curves(facts)),
+        ("translations", "Translations", _samples(facts)),
+        ("alignment", "Alignment", _alignments(facts)),
+        ("data", "Data", data_section(facts.data)),
+        ("time", "Time and throughput", _time(facts)),
+        ("recipe", "Recipe", [preformatted(dump_recipe(facts.recipe))]),
+    ]
+    filled = [section for section in sections if section[2]]
+    links = (node("a", title, href=f"#{anchor}") for anchor, title, _ in filled)
+    head = node("header", node("h1", facts.name), node("p", _lead(facts), class_="lead"), node("nav", *links, aria_label="Sections"))
+    main = node("main", _tiles(facts), *_skipped(facts))
+    main.extend(node("section", node("h2", title), *content, id=anchor) for anchor, title, content in filled)
+    page = node("html", _head(facts), node("body", head, main, _footer(facts)), lang="en")
+    return f"<!DOCTYPE html>\n{to_html(page)}\n"
+
+
+def _head(facts: Facts) -> Element:
+    return node(
+        "head",
+        node("meta", charset="utf-8"),
+        node("meta", http_equiv="Content-Security-Policy", content=_POLICY),
+        node("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        node("meta", name="referrer", content="no-referrer"),
+        node("title", f"{facts.name}: training report"),
+        style_sheet(COLOURS + PICTURES + PAGE),
+    )
+
+
+def _lead(facts: Facts) -> str:
+    model = facts.recipe.model
+    return (
+        f"A {facts.recipe.task} model trained from scratch: {model.n_encoder_layers} + {model.n_decoder_layers} layers,"
+        f" width {model.d_model}, {compact(facts.n_parameters)} parameters."
+    )
+
+
+def _tile(name: str, value: str, *below: str) -> Element:
+    return node("div", node("dt", name), node("dd", value, class_="value"), *(node("dd", line) for line in below))
+
+
+def _tiles(facts: Facts) -> Element:
+    tiles = node("dl", class_="tiles")
+    tiles.extend(_tile(score.metric, f"{score.value:.2f}", score.data) for score in facts.scores)
+    if facts.kept is not None:
+        if "bleu" in facts.kept:
+            tiles.append(_tile("Validation BLEU", _figure(facts.kept, "bleu", 1), f"chrF {_figure(facts.kept, 'chrf', 1)}"))
+        kept = f"kept: step {whole(facts.kept['step'])}, the best {facts.recipe.training.select_by}"
+        tiles.append(_tile("Validation loss", _figure(facts.kept, "loss", 3), f"perplexity {_figure(facts.kept, 'perplexity', 2)}", kept))
+    tiles.append(_tile("Training time", duration(facts.seconds), f"{whole(facts.steps)} steps"))
+    if facts.throughput is not None:
+        share = () if facts.peak_share is None else (f"{percent(facts.peak_share)} of measured peak",)
+        tiles.append(_tile("Target tokens a second", whole(facts.throughput), *share))
+    return tiles
+
+
+def _figure(record: Mapping[str, Any], key: str, digits: int) -> str:
+    value = record.get(key)
+    return "–" if value is None else f"{value:.{digits}f}"
+
+
+def _skipped(facts: Facts) -> list[Element]:
+    records = facts.of_kind("skipped")
+    if not records:
+        return []
+    shown = [node("li", f"step {whole(record['step'])}: samples {_listed(record['samples'])}") for record in records[:20]]
+    more = [node("li", f"and {whole(len(records) - 20)} more")] if len(records) > 20 else []
+    count = "1 step was" if len(records) == 1 else f"{whole(len(records))} steps were"
+    title = f"{count} skipped because the loss or a gradient was not finite:"
+    return [node("div", title, node("ul", *shown, *more), class_="note")]
+
+
+def _listed(samples: Iterable[object], most: int = 12) -> str:
+    every = list(samples)
+    return ", ".join(map(str, every[:most])) + (f" and {len(every) - most} more" if len(every) > most else "")
+
+
+def _scores(facts: Facts) -> list[Element]:
+    if not facts.scores:
+        return []
+    rows = [[score.metric, f"{score.value:.2f}", score.data, score.signature] for score in facts.scores]
+    return [node("div", table(["Metric", "Score", "Data", "Signature"], rows), class_="scroll")]
+
+
+def _curves(facts: Facts) -> list[Element]:
+    mark = None if facts.kept is None else (float(facts.kept["step"]), "kept")
+    panels = [
+        ("Loss a target token, in nats", [("training", "train", "nll"), ("validation", "validation", "loss")], mark, False),
+        ("Validation BLEU and chrF", [("BLEU", "validation", "bleu"), ("chrF", "validation", "chrf")], mark, True),
+        ("Learning rate", [("learning rate", "train", "learning_rate")], None, True),
+        ("Norm of the gradient, before clipping", [("norm", "train", "grad_norm")], None, False),
+        ("Target tokens a second", [("tokens a second", "train", "target_tokens_per_second")], None, True),
+        ("Share of the machine's measured peak", [("share", "train", "peak_share")], None, True),
+    ]
+    figures = []
+    for title, fields, at, from_zero in panels:
+        lines = [Line(name, facts.series(kind, key)) for name, kind, key in fields]
+        drawn = [line for line in lines if any(math.isfinite(y) for _, y in line.points)]
+        if drawn:
+            figures.append(node("figure", node("h3", title), line_chart(title, drawn, mark=at, from_zero=from_zero)))
+    return [node("div", *figures, class_="curves"), *_validations(facts)] if figures else []
+
+
+def _validations(facts: Facts) -> list[Element]:
+    if not facts.validations:
+        return []
+    columns = [(name, key, digits) for name, key, digits in _VALIDATED if any(key in record for record in facts.validations)]
+    rows = [
+        [whole(record["step"]), duration(record["seconds"]), *(_figure(record, key, digits) for _, key, digits in columns)]
+        for record in facts.validations
+    ]
+    summary = node("summary", f"All {len(rows)} validations as a table")
+    return [node("details", summary, node("div", table(["Step", "Time", *(name for name, _, _ in columns)], rows), class_="scroll"))]
+
+
+def _samples(facts: Facts) -> list[Element]:
+    if not facts.samples:
+        return []
+    note = node(
+        "p",
+        "Validation sentences, translated by the kept weights. ",
+        node("mark", "Underlined"),
+        " words differ from the reference.",
+        class_="soft",
+    )
+    return [note, *map(_sample, facts.samples)]
+
+
+def _sample(sample: Mapping[str, str]) -> Element:
+    rows = node("dl", node("dt", "Source"), node("dd", sample["source"], dir="auto"))
+    rows.extend([node("dt", "Reference"), node("dd", sample["reference"], dir="auto")])
+    rows.append(node("dt", "Translation"))
+    rows.append(_compared(sample["reference"], sample["translation"]))
+    return node("div", rows, class_="sample")
+
+
+def _compared(reference: str, translation: str) -> Element:
+    if translation == reference:
+        return node("dd", translation, " ", node("span", "✓ same as the reference", class_="same"), dir="auto")
+    shown, expected, found = node("dd", dir="auto"), reference.split(), translation.split()
+    if not found:
+        return node("dd", node("span", "(empty)", class_="soft"))
+    pieces: list[Element | str] = []
+    for kind, _, _, start, end in SequenceMatcher(None, expected, found, autojunk=False).get_opcodes():
+        if start < end:
+            words = " ".join(found[start:end])
+            pieces.extend([words if kind == "equal" else node("mark", words), " "])
+    return node(shown.tag, *pieces[:-1], dir="auto")
+
+
+def _alignments(facts: Facts) -> list[Element]:
+    if not facts.alignments:
+        return []
+    note = "Cross-attention: the stronger a cell, the more the model looked at that source word while it chose that target word."
+    pictures = [
+        node(
+            "figure",
+            node("figcaption", alignment.origin, class_="soft"),
+            node("div", alignment_picture(alignment), class_="scroll", tabindex=0),
+        )
+        for alignment in facts.alignments
+    ]
+    return [node("p", note, class_="soft"), node("div", *pictures, class_="pictures")]
+
+
+def _time(facts: Facts) -> list[Element]:
+    speeds = sorted(speed for _, speed in facts.series("train", "target_tokens_per_second") if math.isfinite(speed))
+    rows = [("Training time", duration(facts.seconds)), ("Steps", whole(facts.steps))]
+    if facts.steps:
+        rows.append(("Time a step, validation included", f"{1000 * facts.seconds / facts.steps:,.0f} ms"))
+    if speeds:
+        low, middle, high = (speeds[round(share * (len(speeds) - 1))] for share in (0.1, 0.5, 0.9))
+        rows.append(("Target tokens a second, median", whole(middle)))
+        rows.append(("… nine in ten above, nine in ten below", f"{whole(low)}, {whole(high)}"))
+    if facts.peak_share is not None:
+        rows.append(("Share of the measured peak, median", percent(facts.peak_share, 1)))
+    rows.append(("Steps skipped", whole(len(facts.of_kind("skipped")))))
+    machine: Sequence[Element] = [node("ul", *(node("li", line) for line in facts.machine))] if facts.machine else []
+    return [node("div", node("div", facts_table(rows)), node("div", *machine), class_="columns")]
+
+
+def _footer(facts: Facts) -> Element:
+    return node("footer", f"Written by transom {__version__} from the run's metrics.jsonl. This page loads nothing and runs no script.")

@@ -1,0 +1,27 @@
+"""Tables of a page."""
+
+from collections.abc import Iterable, Sequence
+from xml.etree.ElementTree import Element
+
+from transom.inspection.markup import node
+
+_NUMERIC = frozenset("0123456789,.-+ %e")
+
+
+def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Element:
+    """Lay out rows under headed columns; a column of numbers only is set to the right."""
+    numeric = [all(set(row[place]) <= _NUMERIC for row in rows) for place in range(len(columns))]
+    kinds = ["number" if is_number else "text" for is_number in numeric]
+    head = node("tr", *(node("th", name, scope="col", class_=kind) for name, kind in zip(columns, kinds, strict=True)))
+    body = (node("tr", *(node("td", cell, class_=kind, dir="auto") for cell, kind in zip(row, kinds, strict=True))) for row in rows)
+    return node("table", node("thead", head), node("tbody", *body))
+
+
+def facts_table(rows: Iterable[tuple[str, str]]) -> Element:
+    """Lay out names and their values."""
+    listed = list(rows)
+    kind = "number" if all(set(value) <= _NUMERIC for _, value in listed) else "text"
+    return node(
+        "table",
+        node("tbody", *(node("tr", node("th", name, scope="row"), node("td", value, class_=kind, dir="auto")) for name, value in listed)),
+    )
