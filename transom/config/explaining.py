@@ -1,7 +1,7 @@
 """Validation errors in one line: where, what was expected, what was found, and the nearest name."""
 
 import difflib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from pydantic import ValidationError
@@ -30,12 +30,6 @@ def explain(error: ValidationError, schema: type[Schema], raw: Mapping[str, Any]
     path, details = ranked[0]
     more = f" ({len(ranked) - 1} more after this)" if len(ranked) > 1 else ""
     return f"{place(path)}: {_message(path, details, schema, raw)}{more}"
-
-
-def nearest(name: str, known: Sequence[str]) -> str:
-    """Word the nearest neighbours of a mistyped name, or else all that could be meant."""
-    close = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
-    return f"did you mean {' or '.join(close)}?" if close else f"known: {', '.join(known)}"
 
 
 def _path(detail: Any, raw: Mapping[str, Any]) -> Path:

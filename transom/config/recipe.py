@@ -10,8 +10,9 @@ from pydantic import Field, ValidationError, model_validator
 
 from transom.config.brick import Schema
 from transom.config.data import Data, Tokenizer
-from transom.config.explaining import explain, nearest
+from transom.config.explaining import explain
 from transom.config.model import Model, Seq2Seq
+from transom.config.names import nearest
 from transom.config.reading import Override, line_of, merged, parse_override, parse_toml, read_toml_text
 from transom.config.training import Decoding, Training
 from transom.errors import ConfigError

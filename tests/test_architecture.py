@@ -1,0 +1,277 @@
+"""The house rules, proved from the source: which room may import which, and what no file may hold."""
+
+import ast
+import re
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.size import FAIL, ROOT, lines_of_files
+
+ROOMS = (
+    "errors",
+    "config",
+    "presets",
+    "recipes",
+    "inputs",
+    "layers",
+    "models",
+    "planning",
+    "weights",
+    "parallel",
+    "decoding",
+    "training",
+    "inspection",
+    "serving",
+    "lab",
+    "cli",
+)
+"""In the order in which data walks through them; a room imports from above only."""
+
+MODEL_ROOMS = ("layers", "models")
+LONGEST_FUNCTION = 60
+NETWORK = ("requests", "urllib.request", "urllib3", "http", "httpx", "aiohttp", "ftplib", "smtplib", "socket", "huggingface_hub")
+PICKLE = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
+PICKLING_CALLS = {"torch.save", "torch.load", "numpy.save", "numpy.load", "np.load", "np.save"}
+
+SOURCES = {path: ast.parse(path.read_text(encoding="utf-8")) for path in sorted((ROOT / "transom").rglob("*.py"))}
+TESTS = {path: ast.parse(path.read_text(encoding="utf-8")) for path in sorted((ROOT / "tests").rglob("*.py"))}
+
+
+def place(path: Path, node: ast.AST | None = None) -> str:
+    """Name a file, or a line of it, from the project's root."""
+    line = f":{node.lineno}" if isinstance(node, ast.stmt | ast.expr | ast.ExceptHandler) else ""
+    return f"{path.relative_to(ROOT)}{line}"
+
+
+def room_of(path: Path) -> str:
+    """Name the room a module of the package belongs to; the package's own two modules are the doorstep."""
+    name = path.relative_to(ROOT / "transom").parts[0].removesuffix(".py")
+    return "doorstep" if name in ("__init__", "__main__") else name
+
+
+def imports(tree: ast.AST) -> Iterator[tuple[ast.stmt, str]]:
+    """Give each imported module by its full name, ``from a import b`` as both ``a`` and ``a.b``."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((node, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports are absolute"
+            yield node, str(node.module)
+            yield from ((node, f"{node.module}.{alias.name}") for alias in node.names)
+
+
+def is_in(module: str, packages: tuple[str, ...] | set[str]) -> bool:
+    """Tell whether a module is one of the packages or inside one."""
+    return any(module == package or module.startswith(f"{package}.") for package in packages)
+
+
+def offenders(rooms: tuple[str, ...], forbidden: tuple[str, ...]) -> list[str]:
+    """List the imports of forbidden packages in these rooms."""
+    return [
+        f"{place(path, node)} imports {module}"
+        for path, tree in SOURCES.items()
+        if room_of(path) in rooms
+        for node, module in imports(tree)
+        if is_in(module, forbidden)
+    ]
+
+
+def calls(tree: ast.AST) -> Iterator[tuple[ast.Call, str]]:
+    """Give each call with the dotted name of what is called."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            yield node, ast.unparse(node.func)
+
+
+def test_every_file_is_in_a_known_room() -> None:
+    assert {room_of(path) for path in SOURCES} <= {*ROOMS, "doorstep"}
+
+
+def test_rooms_import_only_rooms_above() -> None:
+    wrong = []
+    for path, tree in SOURCES.items():
+        room = room_of(path)
+        above = ROOMS if room == "doorstep" else ROOMS[: ROOMS.index(room) + 1]
+        for node, module in imports(tree):
+            if module.startswith("transom.") and module.split(".")[1] not in (*above, "__version__"):
+                wrong.append(f"{place(path, node)} ({room}) imports {module}")
+    assert not wrong
+
+
+def test_layers_and_models_know_one_device_and_no_files() -> None:
+    assert not offenders(MODEL_ROOMS, ("transom.inputs", "transom.weights", "torch.distributed", "os", "pathlib", "io"))
+
+
+def test_only_parallel_imports_torch_distributed() -> None:
+    assert not offenders(tuple(room for room in (*ROOMS, "doorstep") if room != "parallel"), ("torch.distributed",))
+
+
+def test_config_imports_no_torch() -> None:
+    assert not offenders(("config", "errors"), ("torch", "numpy", "jaxtyping", "tokenizers"))
+
+
+def test_verbs_import_the_engine_only_when_they_run() -> None:
+    heavy = ("torch", "numpy", "tokenizers", "safetensors", "sacrebleu", "matplotlib")
+    engine = tuple(f"transom.{room}" for room in ROOMS if room not in ("errors", "cli", "config"))
+    wrong = [
+        f"{place(path, node)} imports {module} at its top"
+        for path, tree in SOURCES.items()
+        if room_of(path) in ("cli", "doorstep")
+        for top in tree.body
+        if isinstance(top, ast.Import | ast.ImportFrom)
+        for node, module in imports(top)
+        if is_in(module, (*heavy, *engine))
+    ]
+    assert not wrong
+
+
+def test_no_rooms_for_odds_and_ends() -> None:
+    odd = re.compile(r"(util|utils|common|helper|helpers|misc|tools)(_.*|)$")
+    assert not [place(path) for path in (*SOURCES, *TESTS) for part in path.relative_to(ROOT).with_suffix("").parts if odd.match(part)]
+
+
+def test_packages_hold_a_docstring_only() -> None:
+    inits = [(path, tree) for path, tree in SOURCES.items() if path.name == "__init__.py" and room_of(path) != "doorstep"]
+    assert not [place(path) for path, tree in inits if len(tree.body) != 1 or ast.get_docstring(tree) is None]
+    folders = {path.parent for path in SOURCES}
+    assert not [place(folder) for folder in folders if not (folder / "__init__.py").is_file()]
+
+
+def swallows_everything(handler: ast.ExceptHandler) -> bool:
+    """Tell whether a handler catches every error and does not raise it again after cleaning up."""
+    names = {"BaseException"} if handler.type is None else {node.id for node in ast.walk(handler.type) if isinstance(node, ast.Name)}
+    last = handler.body[-1]
+    return bool(names & {"Exception", "BaseException"}) and not (isinstance(last, ast.Raise) and last.exc is None)
+
+
+def test_only_the_outermost_function_catches_everything() -> None:
+    handlers = [(path, node) for path, tree in SOURCES.items() for node in ast.walk(tree) if isinstance(node, ast.ExceptHandler)]
+    assert [path.relative_to(ROOT).as_posix() for path, node in handlers if swallows_everything(node)] == ["transom/cli/main.py"]
+
+
+@pytest.mark.parametrize("sources", [SOURCES, TESTS], ids=["transom", "tests"])
+def test_no_pickle(sources: dict[Path, ast.Module]) -> None:
+    wrong = [
+        f"{place(path, node)} imports {module}" for path, tree in sources.items() for node, module in imports(tree) if is_in(module, PICKLE)
+    ]
+    wrong += [f"{place(path, node)} calls {name}" for path, tree in SOURCES.items() for node, name in calls(tree) if name in PICKLING_CALLS]
+    assert not wrong
+
+
+def test_no_network_outside_serving() -> None:
+    assert not offenders(tuple(room for room in (*ROOMS, "doorstep") if room != "serving"), NETWORK)
+
+
+def test_no_sleeps_and_no_global_statements() -> None:
+    wrong = [f"{place(path, node)} calls {name}" for path, tree in SOURCES.items() for node, name in calls(tree) if name.endswith("sleep")]
+    wrong += [place(path, node) for path, tree in SOURCES.items() for node in ast.walk(tree) if isinstance(node, ast.Global)]
+    assert not wrong
+
+
+def test_prints_are_the_command_lines_only() -> None:
+    allowed = ("cli", "doorstep")
+    assert not [
+        place(path, node) for path, tree in SOURCES.items() if room_of(path) not in allowed for node, name in calls(tree) if name == "print"
+    ]
+
+
+def test_files_are_short() -> None:
+    assert not {str(path): lines for path, lines in lines_of_files().items() if lines > FAIL}
+
+
+def test_functions_are_short() -> None:
+    wrong = [
+        f"{place(path, node)} {node.name}: {node.end_lineno - node.lineno + 1} lines"
+        for path, tree in (*SOURCES.items(), *TESTS.items())
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and node.end_lineno
+        and node.end_lineno - node.lineno >= LONGEST_FUNCTION
+    ]
+    assert not wrong
+
+
+def public(tree: ast.Module) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef]:
+    """Give the public functions, classes and methods of a module."""
+    body: list[ast.stmt] = list(tree.body)
+    for node in body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and not node.name.startswith("_"):
+            yield node
+            if isinstance(node, ast.ClassDef) and "Protocol" not in map(ast.unparse, node.bases):
+                body += node.body
+
+
+def test_every_public_thing_has_a_docstring() -> None:
+    missing = [place(path) for path, tree in SOURCES.items() if ast.get_docstring(tree) is None]
+    missing += [
+        f"{place(path, node)} {node.name}"
+        for path, tree in SOURCES.items()
+        for node in public(tree)
+        if ast.get_docstring(node) is None and not _is_override(node)
+    ]
+    assert not missing
+
+
+def _is_override(node: ast.AST) -> bool:
+    return any(ast.unparse(decorator).endswith("override") for decorator in getattr(node, "decorator_list", []))
+
+
+def test_every_field_of_the_schema_is_described() -> None:
+    undescribed = [
+        place(path, field)
+        for path, tree in SOURCES.items()
+        if room_of(path) == "config"
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef) and any(base in ("Schema", "Brick", "Adam") for base in map(ast.unparse, node.bases))
+        for field in node.body
+        if isinstance(field, ast.AnnAssign) and ast.unparse(field.target) != "kind" and "description=" not in ast.unparse(field)
+    ]
+    assert not undescribed
+
+
+def test_tests_mirror_the_rooms() -> None:
+    beside = {"agreement", "chaos", "docs", "serving"}
+    folders = {path.relative_to(ROOT / "tests").parts[0] for path in TESTS if len(path.relative_to(ROOT / "tests").parts) > 1}
+    assert folders <= {*ROOMS, *beside}
+
+
+def test_nothing_names_a_place_outside_the_project() -> None:
+    paths = [
+        *SOURCES,
+        *TESTS,
+        *(path for folder in ("docs", "log", "benchmarks", ".ci", "transom") for path in (ROOT / folder).rglob("*") if path.suffix in TEXT),
+        *(path for path in ROOT.iterdir() if path.suffix in TEXT or path.name == "Makefile"),
+    ]
+    foreign = re.compile(r"(?<![\w./])/(work|root|home|opt|Users)/")
+    wrong = [
+        f"{place(path)}:{number}: {line.strip()}"
+        for path in paths
+        for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), 1)
+        if foreign.search(line) and path != Path(__file__)
+    ]
+    assert not wrong
+
+
+TEXT = {".md", ".toml", ".txt", ".py", ".sh", ".json"}
+
+
+def test_unfinished_work_is_not_left_in_the_source() -> None:
+    marks = re.compile(r"\b(TODO|FIXME|XXX|HACK)\b|NotImplementedError")
+    wrong = [
+        f"{place(path)}:{number}"
+        for path in (*SOURCES, *TESTS)
+        for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), 1)
+        if marks.search(line) and path != Path(__file__)
+    ]
+    assert not wrong
+
+
+def test_every_dependency_is_pinned() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = project["dependencies"] + [name for extra in project["optional-dependencies"].values() for name in extra]
+    pinned = {line.split("==")[0] for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line}
+    assert not {re.split(r"[><=\[]", name)[0] for name in wanted} - pinned
+    assert "torch==2.13.0" in (ROOT / "constraints.txt").read_text().splitlines()

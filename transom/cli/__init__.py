@@ -1,0 +1,1 @@
+"""The command line: one file a verb, imported only when that verb is called."""

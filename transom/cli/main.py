@@ -1,0 +1,90 @@
+"""The outermost function: it runs a verb, and turns whatever ends it into an exit code and at most one line."""
+
+import os
+import re
+import shlex
+import signal
+import sys
+import tempfile
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+
+import typer
+from typer.exceptions import TyperException
+
+from transom import __version__
+from transom.cli.verbs import VERBS, command_line
+from transom.errors import TransomError
+
+OK, BUG, MISTAKE, INTERRUPTED, BROKEN_PIPE, TERMINATED = 0, 1, 2, 130, 141, 143
+
+_POSSIBLE = re.compile(r" \(Possible options: ([^)]*)\)")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command line.
+
+    Returns:
+        0 when done; 2 for a user's mistake, after one ``error:`` line; 1 for a fault of ours, after one line that names the saved
+        traceback; 130 or 143 when Ctrl-C or SIGTERM ended it; 141 when the reader of its output went away.
+    """
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    signal.signal(signal.SIGTERM, _terminated)
+    try:
+        code = _run(given)
+        sys.stdout.flush()
+    except TransomError as error:
+        return _say(f"error: {error}", MISTAKE)
+    except TyperException as error:
+        return _say(f"error: {_usage(error)}", MISTAKE)
+    except (KeyboardInterrupt, typer.Abort):
+        return INTERRUPTED
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python complains when it flushes at exit
+        return BROKEN_PIPE
+    except Exception as error:  # noqa: BLE001  # the one place where a fault of ours may end
+        kind = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        return _say(f"internal error: {kind}; this is a fault in transom, please report it with {_saved(given)}", BUG)
+    return code
+
+
+def _run(arguments: list[str]) -> int:
+    """Parse and run; the parser's own handling of errors and of interrupts is passed by."""
+    command = command_line()
+    try:
+        with command.make_context("transom", list(arguments)) as context:
+            done = command.invoke(context)
+    except typer.Exit as end:
+        return end.exit_code
+    return done if isinstance(done, int) else OK
+
+
+def _say(line: str, code: int) -> int:
+    print(" ".join(line.split()), file=sys.stderr)
+    return code
+
+
+def _usage(error: TyperException) -> str:
+    """Word a usage error with the nearest option or verb and the way to help."""
+    message = _POSSIBLE.sub(r"; did you mean \1?", error.format_message()).replace(". Did you", "; did you").rstrip(".")
+    context = getattr(error, "ctx", None)
+    path = context.command_path if context else "transom"
+    return f"{message[:1].lower()}{message[1:]}{' ' if message.endswith('?') else '; '}see {path} --help"
+
+
+def _saved(arguments: Sequence[str]) -> str:
+    """Save the traceback for a report and name the file."""
+    text = f"transom {__version__}, Python {sys.version}\n{shlex.join(['transom', *arguments])}\n\n{traceback.format_exc()}"
+    try:
+        handle, name = tempfile.mkstemp(prefix="transom-traceback-", suffix=".txt")
+        os.close(handle)
+        Path(name).write_text(text, encoding="utf-8", errors="backslashreplace")
+    except OSError:
+        return f"this: {text}"
+    return name
+
+
+def _terminated(_signal: int, _frame: FrameType | None) -> None:
+    raise SystemExit(TERMINATED)

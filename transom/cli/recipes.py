@@ -1,0 +1,73 @@
+"""``transom recipes``: list, show or copy the packaged recipes."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from transom.cli.answers import Json, answer
+from transom.config.names import nearest
+from transom.config.recipe import packaged_recipes
+from transom.errors import ConfigError, DiskError
+
+app = typer.Typer(
+    add_completion=False,
+    invoke_without_command=True,
+    help="""A recipe is one TOML file that holds everything a training run depends on.
+
+    [bold]Examples[/bold]
+
+    transom recipes
+
+    transom recipes show multi30k-en-de
+
+    transom recipes copy translation my.toml && transom train my.toml --out runs/mine
+    """,
+)
+
+Name = Annotated[str, typer.Argument(metavar="NAME", help="A packaged recipe.")]
+
+
+@app.callback()
+def recipes(context: typer.Context, as_json: Json = False) -> None:
+    """List them."""
+    if context.invoked_subcommand is None:
+        about = {name: _about(text) for name, text in packaged_recipes().items()}
+        answer(about, as_json, (f"{name:16}{line}" for name, line in about.items()))
+
+
+@app.command()
+def show(name: Name, as_json: Json = False) -> None:
+    """Print a recipe."""
+    text = _recipe(name)
+    answer({"name": name, "text": text}, as_json, [text.rstrip()])
+
+
+@app.command()
+def copy(
+    name: Name,
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Where to; a file that is there is not overwritten.")],
+    as_json: Json = False,
+) -> None:
+    """Copy a recipe to a file of your own."""
+    text = _recipe(name)
+    try:
+        with file.open("x", encoding="utf-8") as out:
+            out.write(text)
+    except FileExistsError:
+        raise ConfigError(f"{file} is there already; give another name or remove it first") from None
+    except OSError as error:
+        raise DiskError(f"cannot write {file}: {(error.strerror or str(error)).lower()}; give another path") from None
+    answer({"name": name, "file": str(file)}, as_json, [f"wrote {file}; train it with: transom train {file} --out runs/{file.stem}"])
+
+
+def _recipe(name: str) -> str:
+    known = packaged_recipes()
+    if name not in known:
+        raise ConfigError(f"expected a packaged recipe, found {name!r}; {nearest(name, list(known))}")
+    return known[name]
+
+
+def _about(text: str) -> str:
+    """Return the first comment line of a recipe."""
+    return text.split("\n", 1)[0].removeprefix("# ")

@@ -1,0 +1,70 @@
+"""The verbs, and the command line that imports a verb's file only when it is called."""
+
+from importlib import import_module
+from typing import Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from transom import __version__
+from transom.config.names import nearest
+from transom.errors import ConfigError
+
+VERBS = {
+    "train": "Train a model from a recipe, or on your own files.",
+    "translate": "Translate a sentence, a file or standard input.",
+    "evaluate": "Translate a test set and score it: BLEU and chrF.",
+    "score": "Give log p(target | source) of each pair, and the perplexity.",
+    "compare": "Tell whether one model is better than another: paired bootstrap.",
+    "recipes": "List, show or copy the packaged recipes.",
+    "tokenizer": "Train a tokenizer, or show how it splits a sentence.",
+    "demo": "Train the built-in phrasebook translator and look at what it learned.",
+}
+"""Each verb's file in this room, and its one line of help."""
+
+
+class Verbs(TyperGroup):
+    """The group of all verbs."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Return the verbs in the order of the table."""
+        return list(VERBS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Import a verb."""
+        if cmd_name in self.commands:
+            return self.commands[cmd_name]
+        if cmd_name not in VERBS:
+            raise ConfigError(f"expected a verb, found {cmd_name!r}; {nearest(cmd_name, list(VERBS))}")
+        app: typer.Typer = import_module(f"transom.cli.{cmd_name}").app
+        command = typer.main.get_command(app)
+        command.name = cmd_name
+        command.help = f"{VERBS[cmd_name]}\n\n{command.help or ''}".strip()
+        return command
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """List the verbs from the table; none needs to be imported for that."""
+        self.commands = {name: TyperCommand(name, help=line) for name, line in VERBS.items()}
+        super().format_help(ctx, formatter)
+
+
+def command_line() -> TyperGroup:
+    """Build the command line."""
+    app = typer.Typer(
+        cls=Verbs, add_completion=False, invoke_without_command=True, epilog="transom VERB --help shows a verb's options and examples."
+    )
+
+    @app.callback()
+    def transom(
+        context: typer.Context,
+        version: bool = typer.Option(False, "--version", help="Print the version and exit."),
+    ) -> None:
+        """Train a Transformer on your own data with one command, and look into it."""
+        if version:
+            typer.echo(f"transom {__version__}")
+        elif context.invoked_subcommand is None:
+            typer.echo(context.get_help())
+
+    group = typer.main.get_group(app)
+    assert isinstance(group, Verbs)
+    return group
