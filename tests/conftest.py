@@ -1,9 +1,12 @@
 """What the whole test session keeps to: a time budget a room, one thread a process, and no skip that is not on the list."""
 
+import os
 from collections import defaultdict
 from collections.abc import Iterator
 
 import pytest
+
+os.environ["OMP_NUM_THREADS"] = "1"  # before anything imports torch; processes that tests start inherit it
 
 SECONDS = {
     "agreement": 120,
@@ -38,7 +41,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _one_thread() -> Iterator[None]:
-    import torch
+    import torch  # not earlier: the shape checks are installed before anything of transom is imported
 
     torch.set_num_threads(1)
     yield

@@ -15,7 +15,7 @@ import typer
 from typer.exceptions import TyperException
 
 from transom import __version__
-from transom.cli.verbs import VERBS, command_line
+from transom.cli.verbs import command_line
 from transom.errors import TransomError
 
 OK, BUG, MISTAKE, INTERRUPTED, BROKEN_PIPE, TERMINATED = 0, 1, 2, 130, 141, 143

@@ -1,0 +1,58 @@
+"""The session's own rules hold: budgets, skips, shape checks."""
+
+import ast
+import os
+
+import pytest
+import torch
+
+from tests.conftest import ALLOWED_SKIPS, SECONDS, Watch
+from tests.size import ROOT
+from transom.inputs.batch import Sequences
+
+
+def a_report(nodeid: str, outcome: str = "passed", duration: float = 0.0) -> pytest.TestReport:
+    """Make the report of one test."""
+    return pytest.TestReport(nodeid, ("", 0, ""), {}, outcome, None, "call", duration=duration)  # type: ignore[arg-type]
+
+
+def test_a_slow_room_is_a_fault_in_the_first_tier() -> None:
+    for first_tier in (True, False):
+        watch = Watch(first_tier)
+        watch.pytest_runtest_logreport(a_report("tests/layers/test_a.py::test_a", duration=SECONDS["layers"]))
+        assert not watch.faults()
+        watch.pytest_runtest_logreport(a_report("tests/layers/test_b.py::test_b", duration=1))
+        assert len(watch.faults()) == first_tier
+
+
+def test_a_skip_that_is_not_on_the_list_is_a_fault() -> None:
+    watch = Watch(first_tier=True)
+    for name in [*ALLOWED_SKIPS, "tests/layers/test_a.py::test_new[3]"]:
+        watch.pytest_runtest_logreport(a_report(name, "skipped"))
+    assert [fault.split(" ")[0] for fault in watch.faults()] == ["tests/layers/test_a.py::test_new"]
+
+
+def test_only_listed_files_can_skip() -> None:
+    names = {"skip", "skipif", "importorskip", "xfail"}
+    files = {
+        path.relative_to(ROOT).as_posix()
+        for path in (ROOT / "tests").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Attribute) and node.attr in names and ast.unparse(node).startswith("pytest.")
+    }
+    assert files <= {name.split("::")[0] for name in ALLOWED_SKIPS}
+
+
+def test_budgets_leave_make_test_under_eight_minutes_on_two_cores() -> None:
+    assert sum(SECONDS.values()) / 2 < 8 * 60 * 1.5  # never all spent at once: a guard against budgets that only grow
+
+
+def test_shapes_are_checked() -> None:
+    rows = torch.zeros(2, 3, dtype=torch.long)
+    with pytest.raises(TypeError):
+        Sequences(rows, rows, rows, rows)
+
+
+def test_one_thread_a_process() -> None:
+    assert torch.get_num_threads() == 1
+    assert os.environ.get("OMP_NUM_THREADS") == "1"

@@ -1,0 +1,94 @@
+"""The reference of all recipe fields, written from the schema: ``python -m transom.config.reference docs/config.md``."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
+
+from annotated_types import Ge, Gt, Le, Lt
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+
+from transom.config.brick import Brick, Schema, members, schemas
+from transom.config.recipe import Recipe
+
+HEAD = """# Every field of a recipe
+
+This page is written by `make docs` from the descriptions in `transom/config/`; a test fails when it is not current.
+
+A recipe is a TOML file. `transom recipes` lists the packaged ones, and `--set a.b=value` changes any field from the command line.
+Where a part has several kinds, `norm = "layernorm"` is short for `norm = { kind = "layernorm" }`, and a table without `kind` is of
+the default's kind. TOML has no null: `"none"` stands for it. `preset = "NAME"` under `[model]` starts from a published
+architecture; fields beside it win.
+"""
+
+
+def reference() -> str:
+    """Write the page."""
+    return "\n".join([HEAD, *_section(Recipe, ())]).rstrip() + "\n"
+
+
+def _section(schema: type[Schema], path: tuple[str, ...]) -> Iterator[str]:
+    """Write a table of one class's fields, then the classes below it."""
+    kind = get_args(schema.model_fields["kind"].annotation) if issubclass(schema, Brick) else ()
+    title = f"`[{'.'.join(path)}]`" if path else "The outermost table"
+    yield f"## {title}{' of kind ' + ' or '.join(f'`{name}`' for name in kind) if kind else ''}\n"
+    yield " ".join((schema.__doc__ or "").split()) + "\n"
+    fields = {name: field for name, field in schema.model_fields.items() if name != "kind"}
+    if fields:
+        yield "| field | value | default | meaning |\n| --- | --- | --- | --- |"
+        for name, field in fields.items():
+            yield f"| `{name}` | {_value(field)} | {_default(field)} | {_cell(field.description or '')} |"
+        yield ""
+    for name, field in fields.items():
+        for below in schemas(field.annotation):
+            yield from _section(below, (*path, name))
+
+
+def _value(field: FieldInfo) -> str:
+    words = {int: "whole number", float: "number", str: "text", bool: "true or false", type(None): '`"none"`'}
+    parts: list[str] = []
+    for member in members(field.annotation):
+        if get_origin(member) is Literal:
+            parts += [f'`"{choice}"`' for choice in get_args(member)]
+        elif isinstance(member, type) and issubclass(member, Schema):
+            parts += [f'`"{choice}"`' for choice in _kinds(member)] or ["table"]
+        else:
+            parts.append(words[member])
+    return " or ".join(dict.fromkeys(parts)) + "".join(_bounds(field))
+
+
+def _kinds(schema: type[Schema]) -> tuple[Any, ...]:
+    return get_args(schema.model_fields["kind"].annotation) if issubclass(schema, Brick) else ()
+
+
+def _bounds(field: FieldInfo) -> Iterator[str]:
+    for bound in field.metadata:
+        match bound:
+            case Ge(limit):
+                yield f", at least {limit}"
+            case Gt(limit):
+                yield f", above {limit}"
+            case Le(limit):
+                yield f", at most {limit}"
+            case Lt(limit):
+                yield f", below {limit}"
+
+
+def _default(field: FieldInfo) -> str:
+    value = field.default
+    if value is PydanticUndefined:
+        return "required"
+    if isinstance(value, Brick):
+        return f'`"{_kinds(type(value))[0]}"`'
+    if isinstance(value, Schema):
+        return "as below"
+    return f"`{str(value).lower()}`" if isinstance(value, bool | int | float) else f'`"{"none" if value is None else value}"`'
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+if __name__ == "__main__":
+    Path(sys.argv[1]).write_text(reference(), encoding="utf-8")
