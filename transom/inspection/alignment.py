@@ -2,14 +2,19 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
+from transom.errors import ConfigError, DataError
 from transom.inputs.batch import Sequences, TranslationBatch
+from transom.inputs.special import EOS, SOS
+from transom.inputs.tokenizer import Tokenizer, Tokenizers
 from transom.inspection.names import Recorder
 from transom.inspection.recompute import attention_pattern
+from transom.models.seq2seq import Seq2SeqTransformer
 
 
 @dataclass(frozen=True)
@@ -31,7 +36,7 @@ class Alignment:
 
 @torch.no_grad()
 def cross_attention(
-    model: nn.Module, source: Sequence[int], target: Sequence[int], start: int = 1, end: int = 2
+    model: Seq2SeqTransformer, source: Sequence[int], target: Sequence[int]
 ) -> Float[Tensor, "n_layers n_heads target source"]:
     """Read each decoder layer's cross-attention weights for one sentence pair.
 
@@ -39,13 +44,11 @@ def cross_attention(
 
     Args:
         model: an encoder-decoder in evaluation mode.
-        source: the source's tokens without the end symbol.
-        target: the target's tokens without start and end symbols.
-        start: the start symbol.
-        end: the end symbol.
+        source: the source's tokens, without the end symbol.
+        target: the target's tokens, without start and end symbols.
     """
     assert not model.training, "dropout would change what is looked at; call model.eval()"
-    batch = TranslationBatch(Sequences.pad([[*source, end]]), Sequences.pad([[start, *target]]), torch.tensor([[*target, end]]), (0,))
+    batch = TranslationBatch(Sequences.pad([[*source, EOS]]), Sequences.pad([[SOS, *target]]), torch.tensor([[*target, EOS]]), (0,))
     batch = batch.to(next(model.parameters()).device)
     recorder = Recorder(["decoder.blocks.*.cross.q", "decoder.blocks.*.cross.k"])
     model(batch, recorder.taps)
@@ -75,3 +78,44 @@ def merge(
     columns = torch.nn.functional.one_hot(torch.tensor(source_words)).to(weights)
     rows = torch.nn.functional.one_hot(torch.tensor(target_words)).to(weights)
     return (rows / rows.sum(0)).T @ weights @ columns
+
+
+def align(
+    model: Seq2SeqTransformer, tokenizers: Tokenizers, source: str, target: str, layer: int | None = None, words: bool = True
+) -> Alignment:
+    """Align a sentence with its translation by the model's cross-attention, averaged over the heads of one layer.
+
+    Args:
+        model: an encoder-decoder in evaluation mode.
+        tokenizers: of both sides.
+        source: the source sentence.
+        target: its translation, the model's or any other.
+        layer: the decoder's layer, from 0; left out, the one of ``clearest_layer``.
+        words: merge sub-words to white-space words.
+
+    Raises:
+        ConfigError: there is no such layer.
+        DataError: a sentence has more tokens than the model can read.
+    """
+    config = model.config
+    if layer is not None and not 0 <= layer < config.n_decoder_layers:
+        raise ConfigError(f"expected a decoder layer from 0 to {config.n_decoder_layers - 1}, found {layer}")
+    pieces = tokenizers.source.encode(source), tokenizers.target.encode(target)
+    for side, numbers in zip(("source", "target"), pieces, strict=True):
+        if len(numbers) >= config.max_seq_len:
+            raise DataError(f"expected a {side} of at most {config.max_seq_len - 1} tokens to align, found {len(numbers)}; shorten it")
+    every = cross_attention(model, *pieces)
+    chosen = clearest_layer(every) if layer is None else layer
+    (columns, from_), (rows, to) = _labels(tokenizers.source, pieces[0], words), _labels(tokenizers.target, pieces[1], words)
+    origin = f"decoder.blocks.{chosen}.cross, mean of {config.n_heads} heads"
+    return Alignment(from_, to, merge(every[chosen].mean(0), columns, rows), origin)
+
+
+def _labels(tokenizer: Tokenizer, numbers: Sequence[int], words: bool) -> tuple[list[int], tuple[str, ...]]:
+    """Number the word of each symbol and of the end symbol behind them, and name the words."""
+    symbols = [*numbers, EOS]
+    if not words:
+        return list(range(len(symbols))), tuple(tokenizer.symbols(symbols))
+    places = [count - 1 for count in accumulate(map(int, tokenizer.starts_word(symbols)))]
+    groups = [[symbol for symbol, place in zip(symbols, places, strict=True) if place == word] for word in range(places[-1] + 1)]
+    return places, tuple(tokenizer.decode(group).strip() or "".join(tokenizer.symbols(group)) for group in groups)

@@ -9,6 +9,7 @@ from typing import Any
 
 from transom.config.recipe import Recipe
 from transom.inspection.alignment import Alignment
+from transom.training.events import Finished, Started
 
 Record = Mapping[str, Any]
 """A line of ``metrics.jsonl``."""
@@ -87,6 +88,39 @@ class Facts:
     def series(self, kind: str, key: str) -> list[tuple[float, float]]:
         """Return (step, value) of a field; a value that was not finite is NaN, a record without the field is left out."""
         return [(float(record["step"]), _number(record[key])) for record in self.of_kind(kind) if key in record]
+
+
+def gather(
+    recipe: Recipe,
+    metrics: Sequence[Record],
+    started: Started,
+    finished: Finished,
+    alignments: Sequence[Alignment] = (),
+    scores: Sequence[Score] = (),
+) -> Facts:
+    """Gather the facts of a run from what it told its observers and wrote.
+
+    Args:
+        recipe: as the run settled it.
+        metrics: the lines of ``metrics.jsonl``.
+        started: the run's first event.
+        finished: its last.
+        alignments: of some translations.
+        scores: of the kept model.
+    """
+    known = started.facts
+    measured = f"measured peak: matrix products {known['peak_flops'] / 1e9:,.0f} GFLOP/s, memory {known['bandwidth'] / 1e9:,.0f} GB/s"
+    return Facts(
+        name=started.folder.resolve().name,
+        recipe=recipe,
+        metrics=metrics,
+        n_parameters=known["parameters"],
+        seconds=finished.seconds,
+        data=known["data"],
+        alignments=alignments,
+        scores=scores,
+        machine=(known["precision"], known["threads"], measured, f"torch {known['torch']}"),
+    )
 
 
 def _number(value: float | None) -> float:
