@@ -1,0 +1,116 @@
+"""A model that is a table of conditional probabilities, and slow searches over it, written to be plainly right."""
+
+import itertools
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from transom.decoding.hypothesis import Hypothesis
+from transom.inputs.batch import Sequences
+
+SOS, EOS = 1, 2
+FORBIDDEN = (0, 1)
+
+Prefix = tuple[int, ...]
+
+
+class Table:
+    """log p(symbol | prefix, source) drawn at random for each (prefix, source); the same in whatever batch it is asked."""
+
+    def __init__(self, n_symbols: int, seed: int, sharpness: float = 2.0, dtype: torch.dtype = torch.float64) -> None:
+        self.n_symbols, self.seed, self.sharpness, self.dtype = n_symbols, seed, sharpness, dtype
+        self.n_steps = 0
+        self.rows_read = 0
+
+    def logits(self, source: Prefix, prefix: Prefix) -> Tensor:
+        draw = np.random.default_rng([self.seed, *source, 10**6, *prefix]).normal(size=self.n_symbols) * self.sharpness
+        return torch.tensor(draw, dtype=self.dtype)
+
+    def log_p(self, source: Prefix, prefix: Prefix) -> list[float]:
+        return self.logits(source, prefix).double().log_softmax(-1).tolist()
+
+    def encode(self, source: Sequences) -> list[Prefix]:
+        return [tuple(row[:n]) for row, n in zip(source.tokens.tolist(), source.lengths.tolist(), strict=True)]
+
+    def start(self, memory: list[Prefix], n_beams: int, max_length: int) -> "TableCache":
+        return TableCache(list(memory), n_beams, max_length)
+
+    def step(self, tokens: Tensor, cache: "TableCache") -> Tensor:
+        assert len(tokens) == len(cache.prefixes)
+        self.n_steps += 1
+        self.rows_read += len(tokens)
+        cache.prefixes = [(*prefix, *new) for prefix, new in zip(cache.prefixes, tokens.tolist(), strict=True)]
+        assert len(cache.prefixes[0]) <= cache.max_length
+        rows = [self.logits(cache.sources[i // cache.n_beams], prefix[1:]) for i, prefix in enumerate(cache.prefixes)]
+        return torch.stack(rows)[:, None]
+
+
+class TableCache:
+    def __init__(self, sources: list[Prefix], n_beams: int, max_length: int) -> None:
+        self.sources, self.n_beams, self.max_length = sources, n_beams, max_length
+        self.prefixes: list[Prefix] = [()] * (len(sources) * n_beams)
+
+    def reorder(self, rows: Tensor) -> None:
+        self.prefixes = [self.prefixes[i] for i in rows.tolist()]
+        assert len(self.prefixes) == len(self.sources) * self.n_beams
+
+    def keep_sources(self, sources: Tensor) -> None:
+        self.sources = [self.sources[i] for i in sources.tolist()]
+
+
+def penalty(length: int, alpha: float) -> float:
+    return float(((5.0 + length) ** alpha) / ((5.0 + 1.0) ** alpha))
+
+
+def finished(tokens: Prefix, log_p: float, alpha: float) -> Hypothesis:
+    return Hypothesis(tokens, log_p, log_p / penalty(len(tokens) + 1, alpha))
+
+
+def every_hypothesis(table: Table, source: Prefix, shortest: int, longest: int, alpha: float) -> list[Hypothesis]:
+    """Score every target there is, best first."""
+    words = [symbol for symbol in range(table.n_symbols) if symbol not in (*FORBIDDEN, EOS)]
+
+    def all_targets() -> Iterator[Prefix]:
+        for length in range(shortest, longest):
+            yield from itertools.product(words, repeat=length)
+
+    found = []
+    for target in all_targets():
+        total = sum(table.log_p(source, target[:i])[symbol] for i, symbol in enumerate((*target, EOS)))
+        found.append(finished(target, total, alpha))
+    return sorted(found, key=lambda h: -h.score)
+
+
+def slow_beam(table: Table, source: Prefix, n_beams: int, shortest: int, longest: int, alpha: float) -> list[Hypothesis]:
+    """Search with a beam up to the longest length, without ever stopping early; return all that finished, best first."""
+    live: list[tuple[Prefix, float]] = [((), 0.0)]
+    found = []
+    for length in range(longest):
+        extensions = []
+        for prefix, log_p in live:
+            for symbol, more in enumerate(table.log_p(source, prefix)):
+                if symbol in FORBIDDEN or (symbol == EOS and length < shortest) or (symbol != EOS and length + 1 == longest):
+                    continue
+                extensions.append((log_p + more, prefix, symbol))
+        extensions.sort(key=lambda e: -e[0])
+        found += [finished(prefix, log_p, alpha) for log_p, prefix, symbol in extensions[:n_beams] if symbol == EOS]
+        live = [((*prefix, symbol), log_p) for log_p, prefix, symbol in extensions if symbol != EOS][:n_beams]
+    return sorted(found, key=lambda h: -h.score)
+
+
+def slow_greedy(table: Table, source: Prefix, shortest: int, longest: int, alpha: float) -> Hypothesis:
+    prefix: Prefix = ()
+    total = 0.0
+    while True:
+        allowed = {
+            symbol: log_p
+            for symbol, log_p in enumerate(table.log_p(source, prefix))
+            if symbol not in FORBIDDEN and not (symbol == EOS and len(prefix) < shortest) and (symbol == EOS or len(prefix) + 1 < longest)
+        }
+        symbol = max(allowed, key=allowed.__getitem__)
+        total += allowed[symbol]
+        if symbol == EOS:
+            return finished(prefix, total, alpha)
+        prefix = (*prefix, symbol)

@@ -1,0 +1,85 @@
+"""The one loop of all searches: encode, then step, filter and select until every source is done."""
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from transom.decoding.filters import KeepLimits
+from transom.decoding.hypothesis import Hypothesis
+from transom.decoding.limits import Limits
+from transom.decoding.roles import CacheT, Filter, MemoryT, Move, Progress, Selection, StepModel, Strategy
+from transom.inputs.batch import Sequences
+
+DROP_SHARE = 0.25
+"""Done sources leave the batch when they are this share of it: dropping each at once would copy the caches too often."""
+
+
+@torch.inference_mode()
+def search(
+    model: StepModel[MemoryT, CacheT],
+    source: Sequences,
+    strategy: Strategy,
+    limits: Limits,
+    start: int,
+    end: int,
+    filters: Sequence[Filter] = (),
+) -> list[list[Hypothesis]]:
+    """Search for each source's translations.
+
+    Args:
+        model: takes the steps; in evaluation mode.
+        source: one sequence a row.
+        strategy: chooses the symbols.
+        limits: of each source's translations; always kept.
+        start: the start symbol.
+        end: the end symbol.
+        filters: what may not be said, applied in this order, before the limits.
+
+    Returns:
+        Each source's hypotheses, best first.
+    """
+    n_sources, n_beams, device = len(source.lengths), strategy.n_beams, source.tokens.device
+    filters = [*filters, KeepLimits(end)]
+    cache = model.start(model.encode(source), n_beams, limits.last_must_end_at)
+    selection = strategy.begin(limits)
+    prefixes = torch.full((n_sources * n_beams, 1), start, device=device)
+    progress = Progress(prefixes, torch.arange(n_sources, device=device), limits, n_beams)
+    found: list[list[Hypothesis]] = [[] for _ in range(n_sources)]
+    while True:
+        log_p = log_probabilities(model.step(progress.prefixes[:, -1:], cache)[:, -1])
+        for forbid in filters:
+            log_p = forbid(log_p, progress)
+        move = selection.advance(log_p, progress)
+        progress.prefixes = _extended(progress.prefixes, move)
+        rows, n_done = move.parents, int(move.done.sum())
+        if n_done and n_done >= DROP_SHARE * len(move.done):
+            _collect(found, selection, move, progress)
+            if n_done == len(move.done):
+                return found
+            kept = (~move.done).nonzero()[:, 0]
+            kept_rows = (kept[:, None] * n_beams + torch.arange(n_beams, device=device)).flatten()
+            rows = kept_rows if rows is None else rows[kept_rows]
+            selection.keep(kept)
+            cache.keep_sources(kept)
+            progress = Progress(progress.prefixes[kept_rows], progress.sources[kept], progress.limits.keep(kept), n_beams)
+        if rows is not None:
+            cache.reorder(rows)
+
+
+def log_probabilities(logits: Float[Tensor, "*axes vocab"]) -> Float[Tensor, "*axes vocab"]:
+    """Normalise logits to log p, in float32 at least."""
+    return (logits if logits.dtype == torch.float64 else logits.float()).log_softmax(-1)
+
+
+def _extended(prefixes: Int[Tensor, "rows prefix"], move: Move) -> Int[Tensor, "rows longer"]:
+    """Let each row go on from its parent with its new symbol."""
+    return torch.cat([prefixes if move.parents is None else prefixes[move.parents], move.tokens[:, None]], 1)
+
+
+def _collect(found: list[list[Hypothesis]], selection: Selection, move: Move, progress: Progress) -> None:
+    """Put the hypotheses of done sources where they belong."""
+    places = move.done.nonzero()[:, 0].tolist()
+    for index, hypotheses in zip(progress.sources[places].tolist(), selection.harvest(places, progress), strict=True):
+        found[index] = hypotheses

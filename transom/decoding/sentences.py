@@ -1,0 +1,70 @@
+"""Text that is too long for the model, cut where it hurts least."""
+
+import re
+from collections.abc import Callable
+from itertools import pairwise
+
+from transom.errors import DataError
+
+BOUNDARIES = (
+    re.compile(r"""[.!?…]+["'”’»)\]]*(?=\s)|[。！？]+["'”’」』)]*"""),
+    re.compile(r"[,;:—–](?=\s)|[、，；：]"),
+    re.compile(r"\s+"),
+    re.compile(r"(?s:.)"),
+)
+"""Behind what a text may be cut, the best places first: sentences, clauses, words, characters."""
+
+
+def split_text(text: str, fits: Callable[[str], bool]) -> list[str]:
+    """Cut a text into pieces that fit.
+
+    A text that fits is one piece. Else each sentence is a piece; a sentence that does not fit is cut behind as few clauses as
+    possible, and so on down to characters.
+
+    Args:
+        text: any text.
+        fits: whether a piece is short enough; what is part of a fitting piece should fit too.
+
+    Returns:
+        The pieces in order, without white space around them; none for a blank text.
+
+    Raises:
+        DataError: not even one character fits.
+    """
+    text = text.strip()
+    if not text or fits(text):
+        return [text] if text else []
+    return [piece for sentence in _parts(text, 0) for piece in _cut(sentence, fits, 1)]
+
+
+def _cut(text: str, fits: Callable[[str], bool], level: int) -> list[str]:
+    """Cut what does not fit behind as many parts of this level as do fit, again and again."""
+    if fits(text):
+        return [text]
+    if level == len(BOUNDARIES):
+        raise DataError(f"expected a character that fits the model's max_seq_len, found {text!r}; train with a larger model.max_seq_len")
+    pieces, parts = [], _parts(text, level)
+    while parts:
+        n = _most(parts, fits)
+        pieces += ["".join(parts[:n]).strip()] if n else _cut(parts[0].strip(), fits, level + 1)
+        parts = parts[max(n, 1) :]
+    return [piece for piece in pieces if piece]
+
+
+def _parts(text: str, level: int) -> list[str]:
+    """Cut behind every boundary of a level, keeping all characters but white space around sentences."""
+    cuts = [0, *(found.end() for found in BOUNDARIES[level].finditer(text)), len(text)]
+    parts = [text[start:end] for start, end in pairwise(cuts) if end > start]
+    return [part.strip() for part in parts if part.strip()] if level == 0 else parts
+
+
+def _most(parts: list[str], fits: Callable[[str], bool]) -> int:
+    """Count how many of the first parts fit together: double until too many, then halve the gap."""
+    good, bad = 0, 1
+    while bad <= len(parts) and fits("".join(parts[:bad]).strip()):
+        good, bad = bad, 2 * bad
+    bad = min(bad, len(parts) + 1)
+    while bad - good > 1:
+        middle = (good + bad) // 2
+        good, bad = (middle, bad) if fits("".join(parts[:middle]).strip()) else (good, middle)
+    return good

@@ -1,0 +1,216 @@
+"""How good translations are: BLEU, chrF and exact matches, and whether one system is better than another by more than luck."""
+
+import importlib.util
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from sacrebleu.metrics.bleu import BLEU
+from sacrebleu.metrics.chrf import CHRF
+
+from transom.errors import ConfigError, DataError
+
+LENGTHS = (5, 10, 15, 20, 30, 50)
+"""Upper ends, in words of the reference, of the buckets that BLEU is also given for."""
+
+
+class Figure(NamedTuple):
+    """A score and how exactly it was computed.
+
+    Attributes:
+        value: from 0 to 100.
+        signature: sacreBLEU's.
+    """
+
+    value: float
+    signature: str
+
+
+class Bucket(NamedTuple):
+    """BLEU of the sentences whose reference has ``shortest`` to ``longest`` words; None is without end."""
+
+    shortest: int
+    longest: int | None
+    n_sentences: int
+    bleu: float
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two systems' BLEU on the same sentences.
+
+    Attributes:
+        a: first system's score.
+        b: second system's score.
+        difference: b - a.
+        p_value: chance of a difference at least as large, either way, if both were equally good.
+        a_interval: where the score lies with 95 % confidence.
+        b_interval: the same for the second system.
+        difference_interval: the same for the difference.
+        n_samples: resampled test sets.
+        seed: of the draws.
+        signature: sacreBLEU's.
+    """
+
+    a: float
+    b: float
+    difference: float
+    p_value: float
+    a_interval: tuple[float, float]
+    b_interval: tuple[float, float]
+    difference_interval: tuple[float, float]
+    n_samples: int
+    seed: int
+    signature: str
+
+
+def bleu(translations: Sequence[str], references: Sequence[str], lowercase: bool = False) -> Figure:
+    """Compute corpus BLEU (Papineni et al. 2002) by sacreBLEU (Post 2018) on plain, detokenized text.
+
+    Args:
+        translations: one a sentence.
+        references: one a translation.
+        lowercase: ignore case.
+
+    Raises:
+        DataError: the two differ in number, or are empty.
+    """
+    _check(translations, references)
+    metric = BLEU(lowercase=lowercase)
+    return Figure(metric.corpus_score(translations, [references]).score, metric.get_signature().format())
+
+
+def chrf(translations: Sequence[str], references: Sequence[str], lowercase: bool = False) -> Figure:
+    """Compute corpus chrF2 (Popovic 2015) by sacreBLEU; arguments as in ``bleu``."""
+    _check(translations, references)
+    metric = CHRF(lowercase=lowercase)
+    return Figure(metric.corpus_score(translations, [references]).score, metric.get_signature().format())
+
+
+def corpus_scores(translations: Sequence[str], references: Sequence[str], lowercase: bool = False) -> dict[str, float]:
+    """Return ``bleu`` and ``chrf`` as plain numbers."""
+    return {score.__name__: score(translations, references, lowercase).value for score in (bleu, chrf)}
+
+
+def exact_match(translations: Sequence[str], references: Sequence[str]) -> float:
+    """Return the share of translations that equal their reference, white space around them aside."""
+    _check(translations, references)
+    return sum(t.strip() == r.strip() for t, r in zip(translations, references, strict=True)) / len(references)
+
+
+def wu2021_bleu(translations: Sequence[str], references: Sequence[str], language: str) -> Figure:
+    """Compute tokenized lower-cased BLEU as Wu et al. (2021) and others report it on Multi30k.
+
+    Both sides are lower-cased, their punctuation normalised and tokenized by the Moses scripts, in this order (the data set's
+    ``lc.norm.tok``), and compared without further tokenization or smoothing, as ``multi-bleu.perl`` does. German test_2016 has
+    12,103 reference tokens so. Not comparable with ``bleu``.
+
+    Args:
+        translations: plain text, one a sentence.
+        references: plain text, one a translation.
+        language: of both, as in "de".
+
+    Raises:
+        ConfigError: sacremoses is not installed.
+        DataError: the two differ in number, or are empty.
+    """
+    _check(translations, references)
+    prepare = moses_lowercased(language)
+    metric = BLEU(tokenize="none", smooth_method="none", force=True)
+    score = metric.corpus_score([prepare(line) for line in translations], [[prepare(line) for line in references]])
+    return Figure(score.score, f"{metric.get_signature().format()}|prep:moses-{language}-lc.norm.tok")
+
+
+def moses_lowercased(language: str) -> Callable[[str], str]:
+    """Return the function from a line to its ``lc.norm.tok`` form.
+
+    Raises:
+        ConfigError: sacremoses is not installed.
+    """
+    if importlib.util.find_spec("sacremoses") is None:
+        raise ConfigError("tokenized BLEU needs the package sacremoses, found none; install transom[bench]")
+    from sacremoses import MosesPunctNormalizer, MosesTokenizer
+
+    normalise, tokenise = MosesPunctNormalizer(lang=language).normalize, MosesTokenizer(lang=language).tokenize
+    return lambda line: str(tokenise(normalise(line.lower()), return_str=True))
+
+
+def bleu_by_length(translations: Sequence[str], references: Sequence[str], lowercase: bool = False) -> list[Bucket]:
+    """Compute BLEU apart for short and long sentences, by words of the reference; empty buckets are left out."""
+    _check(translations, references)
+    places = np.searchsorted(LENGTHS, [len(line.split()) for line in references])
+    buckets = []
+    for place in np.unique(places).tolist():
+        rows = np.flatnonzero(places == place).tolist()
+        score = bleu([translations[i] for i in rows], [references[i] for i in rows], lowercase).value
+        shortest = LENGTHS[place - 1] + 1 if place else 0
+        buckets.append(Bucket(shortest, LENGTHS[place] if place < len(LENGTHS) else None, len(rows), score))
+    return buckets
+
+
+def compare(
+    a: Sequence[str], b: Sequence[str], references: Sequence[str], lowercase: bool = False, n_samples: int = 1000, seed: int = 12345
+) -> Comparison:
+    """Compare two systems by paired bootstrap resampling (Koehn 2004).
+
+    Test sets of the same size are drawn with replacement from the sentences, the same for both systems. The p-value is two-sided:
+    the share of samples in which the difference departs from its mean by more than the real difference departs from 0, one added
+    above and below, which is sacreBLEU's definition; the same seed gives its very numbers.
+
+    Args:
+        a: first system's translations.
+        b: second system's translations of the same sentences.
+        references: one a sentence.
+        lowercase: ignore case.
+        n_samples: resampled test sets.
+        seed: of the draws.
+
+    Raises:
+        DataError: the three differ in number, or are empty.
+    """
+    _check(a, references)
+    _check(b, references)
+    metric = BLEU(lowercase=lowercase, effective_order=True)
+    draws = np.random.default_rng(seed).choice(len(references), size=(n_samples, len(references)), replace=True)
+    facts = [_counts(metric, system, references) for system in (a, b)]
+    real_a, real_b = (_bleu_of(counts.sum(0)) for counts in facts)
+    of_a, of_b = (np.array([_bleu_of(counts[draw].sum(0)) for draw in draws]) for counts in facts)
+    sizes = np.abs(of_b - of_a)
+    p_value = (int((sizes - sizes.mean() > abs(real_b - real_a)).sum()) + 1) / (n_samples + 1)
+    return Comparison(
+        a=real_a,
+        b=real_b,
+        difference=real_b - real_a,
+        p_value=p_value,
+        a_interval=_interval(of_a),
+        b_interval=_interval(of_b),
+        difference_interval=_interval(of_b - of_a),
+        n_samples=n_samples,
+        seed=seed,
+        signature=bleu(a, references, lowercase).signature,
+    )
+
+
+def _counts(metric: BLEU, translations: Sequence[str], references: Sequence[str]) -> NDArray[np.int64]:
+    """Count, for each sentence, the two lengths, the matching n-grams and all n-grams: what BLEU is made of."""
+    scores = [metric.sentence_score(t, [r]) for t, r in zip(translations, references, strict=True)]
+    return np.array([[score.sys_len, score.ref_len, *score.counts, *score.totals] for score in scores])
+
+
+def _bleu_of(counts: NDArray[np.int64]) -> float:
+    sys_len, ref_len, *ngrams = counts.tolist()
+    half = len(ngrams) // 2
+    return float(BLEU.compute_bleu(ngrams[:half], ngrams[half:], sys_len, ref_len, smooth_method="exp").score)
+
+
+def _interval(values: NDArray[np.float64]) -> tuple[float, float]:
+    """Return what is left when a fortieth is cut off at each end."""
+    ordered, cut = np.sort(values), len(values) // 40
+    return float(ordered[cut]), float(ordered[-cut - 1])
+
+
+def _check(translations: Sequence[str], references: Sequence[str]) -> None:
+    if len(translations) != len(references) or not references:
+        raise DataError(f"expected as many translations as references, and at least one, found {len(translations)} and {len(references)}")
