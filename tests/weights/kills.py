@@ -11,11 +11,11 @@ from typing import Any
 UNDER_TEST = str(Path("transom", "weights"))
 
 
-def survive(action: Callable[[], object], check: Callable[[], object]) -> None:
-    """Run ``action`` in a forked process again and again, killed one line later each time, and ``check`` what it left."""
-    point = 0
+def survive(action: Callable[[], object], check: Callable[[], object], stride: int = 1) -> None:
+    """Run ``action`` in a forked process again and again, killed ``stride`` lines later each time, and ``check`` what it left."""
+    point = 1 - stride
     while True:
-        point += 1
+        point += stride
         if (process := os.fork()) == 0:
             sys.settrace(_killer(point))
             action()
@@ -23,7 +23,7 @@ def survive(action: Callable[[], object], check: Callable[[], object]) -> None:
         status = os.waitpid(process, 0)[1]
         check()
         if status == 0:
-            print(point - 1)
+            print(point)
             return
         assert os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL, f"the process failed by itself: {status}"
 

@@ -3,6 +3,7 @@
 import errno
 import os
 import signal
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -39,7 +40,7 @@ def test_everything_reaches_the_disk_before_and_after_the_name(tmp_path, monkeyp
     fsync, replace = os.fsync, Path.replace
 
     def noted_fsync(descriptor):
-        events.append("folder" if os.path.isdir(f"/proc/self/fd/{descriptor}") else "file")
+        events.append("folder" if stat.S_ISDIR(os.fstat(descriptor).st_mode) else "file")
         fsync(descriptor)
 
     def noted_replace(self, target):

@@ -21,14 +21,22 @@ class Precision:
     """The type of matrix products; weights, statistics, softmax and losses stay in float32.
 
     Attributes:
-        dtype: the type.
+        name: as ``training.precision`` has it: fp32, bf16 or fp16.
         reason: why, for people.
-        loss_scaling: float16's small range needs the loss scaled before the pass back.
     """
 
-    dtype: torch.dtype
+    name: str
     reason: str
-    loss_scaling: bool = False
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """PyTorch's type of that name."""
+        return _DTYPES[self.name]
+
+    @property
+    def loss_scaling(self) -> bool:
+        """Whether the loss must be scaled before the pass back, for float16's small range."""
+        return self.name == "fp16"
 
 
 @dataclass(frozen=True)
@@ -45,12 +53,12 @@ def choose_precision(wanted: Literal["auto", "fp32", "bf16", "fp16"], device: to
     The candidate beside float32 is bfloat16, or float16 on a GPU that has no bfloat16.
     """
     if wanted != "auto":
-        return Precision(_DTYPES[wanted], f"{wanted}: asked for", wanted == "fp16")
+        return Precision(wanted, f"{wanted}: asked for")
     name = "fp16" if device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False) else "bf16"
     ratio = _rate(_DTYPES[name], device) / _rate(torch.float32, device)
     if ratio >= WORTH_IT:
-        return Precision(_DTYPES[name], f"{name}: matrix products {ratio:.1f}x faster than fp32 here", name == "fp16")
-    return Precision(torch.float32, f"fp32: {name} matrix products run at {ratio:.1f}x its speed here, {WORTH_IT}x is worth it")
+        return Precision(name, f"{name}: matrix products {ratio:.1f}x faster than fp32 here")
+    return Precision("fp32", f"fp32: {name} matrix products run at {ratio:.1f}x its speed here, {WORTH_IT}x is worth it")
 
 
 def choose_threads() -> Threads:

@@ -29,6 +29,9 @@ MANIFEST = "manifest.json"
 Content = bytes | Callable[[], bytes]
 """What a file will hold, or a function that makes it when its turn comes, so that one file at a time is in memory."""
 
+_ESCAPE = "backslashreplace"
+"""How half a surrogate pair, which names of files can hold and UTF-8 cannot, is spelled: as JSON spells it."""
+
 _KEPT = "nothing there was changed"
 
 _PARTIAL = re.compile(r".\.partial-[0-9a-f]{8}$")
@@ -114,7 +117,7 @@ def write_manifest(folder: Path, entries: Mapping[str, Mapping[str, Any]]) -> No
 
 def json_bytes(value: object) -> bytes:
     """Spell ``value`` as readable JSON with a line end."""
-    return (json.dumps(value, indent=1, ensure_ascii=False) + "\n").encode()
+    return (json.dumps(value, indent=1, ensure_ascii=False) + "\n").encode(errors=_ESCAPE)
 
 
 def append_line(path: Path, line: str, sync: bool = False) -> None:
@@ -134,7 +137,7 @@ def append_line(path: Path, line: str, sync: bool = False) -> None:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             size = os.fstat(descriptor).st_size
             torn = size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
-            data = (b"\n" if torn else b"") + line.encode() + b"\n"
+            data = (b"\n" if torn else b"") + line.encode(errors=_ESCAPE) + b"\n"
             try:
                 while data:
                     data = data[os.write(descriptor, data) :]

@@ -40,13 +40,14 @@ def pack(tensors: Mapping[str, Tensor], sealed: bool = False) -> bytes:
     own: dict[str, Tensor] = {}
     tied: dict[str, str] = {}
     first: dict[object, str] = {}
+    storages: set[int] = set()
     for name, tensor in tensors.items():
         kept = first.setdefault(_identity(tensor) or name, name)
         if kept == name:
-            own[name] = _alone(tensor)
+            own[name] = _alone(tensor, storages)
         else:
             tied[name] = kept
-    metadata = {_TIED: json.dumps(tied)} | ({_SEAL: digest(own)} if sealed else {})
+    metadata = {_TIED: json.dumps(tied)} | ({_SEAL: digest(tensors)} if sealed else {})
     return save(own, metadata)
 
 
@@ -83,9 +84,10 @@ def read_tensors(path: Path, expected: Mapping[str, Tensor] | None = None) -> di
         _fit(path, file.specs, {name: Spec(tensor.dtype, tuple(tensor.shape)) for name, tensor in expected.items()})
     # A clone owns aligned memory: a mapped file may change, and alignment may change the last bit of a matrix product.
     own = {name: file.handle.get_tensor(name).clone() for name in file.specs if name not in file.tied}
-    if file.seal is not None and digest(own) != file.seal:
+    tensors = {name: own[file.tied.get(name, name)] for name in file.specs}
+    if file.seal is not None and digest(tensors) != file.seal:
         raise CheckpointError(f"{path}: damaged, its tensors are not those that were saved")
-    return {name: own[file.tied.get(name, name)] for name in file.specs}
+    return tensors
 
 
 def load_into(model: nn.Module, path: Path) -> None:
@@ -132,10 +134,13 @@ def _identity(tensor: Tensor) -> object:
     return tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
 
 
-def _alone(tensor: Tensor) -> Tensor:
-    """Return a contiguous tensor that shares no memory with another name's."""
+def _alone(tensor: Tensor, storages: set[int]) -> Tensor:
+    """Return a contiguous tensor on the CPU that shares no memory with those before it, whose ``storages`` are given."""
     tensor = tensor.detach().cpu().contiguous()
-    return tensor if tensor.untyped_storage().nbytes() == tensor.nbytes else tensor.clone()
+    if tensor.untyped_storage().nbytes() != tensor.nbytes or tensor.untyped_storage().data_ptr() in storages:
+        return tensor.clone()
+    storages.add(tensor.untyped_storage().data_ptr())
+    return tensor
 
 
 def _check_kind(path: Path) -> None:
