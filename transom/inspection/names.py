@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from transom.config.model import Model
 from transom.errors import ConfigError
@@ -89,10 +90,9 @@ def sites(config: Model) -> list[Site]:
         config: the model's, vocabulary sizes filled in.
     """
     recorder = Recorder(["*"])
-    source, target = Sequences.pad([[1, 2, 2]]), Sequences.pad([[1, 2]])
-    with torch.device("meta"):
-        model = build_model(config)
-    model(TranslationBatch(source, target, target.tokens, (0,)).to(torch.device("meta")), recorder.taps)
+    with FakeTensorMode():
+        source, target = Sequences.pad([[1, 2, 2]]), Sequences.pad([[1, 2]])
+        build_model(config).eval()(TranslationBatch(source, target, target.tokens, (0,)), recorder.taps)
     return [Site(address, tuple(x.shape)) for address, x in recorder.kept.items()]
 
 
