@@ -8,6 +8,9 @@ from transom.config.brick import Brick
 
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
 
+MAX_POSITION_TABLE = 2**28
+"""Most numbers in a table of positions; no file vouches for its size, as weights do for the other sizes."""
+
 
 class LayerNorm(Brick):
     """Layer normalisation (Ba et al. 2016): gamma * (x - mean) / sqrt(variance + eps) + beta."""
@@ -71,6 +74,10 @@ class Seq2Seq(Brick):
     def _shapes_fit(self) -> "Seq2Seq":
         if self.d_head is None and self.d_model % self.n_heads:
             raise ValueError(f"d_model {self.d_model} is not a multiple of n_heads {self.n_heads}; change one of them or set d_head")
+        if self.max_seq_len * self.d_model > MAX_POSITION_TABLE:
+            raise ValueError(
+                f"expected max_seq_len * d_model <= {MAX_POSITION_TABLE}, found {self.max_seq_len} * {self.d_model}; lower max_seq_len"
+            )
         if not self.attention.output and self.n_heads * self.width_of_value != self.d_model:
             raise ValueError(
                 f"attention.output = false needs n_heads * d_value = d_model, found"

@@ -177,11 +177,14 @@ class RunFolder:
     def _read_config(self) -> Model:
         path = self.path / CONFIG
         try:
-            return TypeAdapter(Model).validate_python(read_json(path, MAX_CONFIG_BYTES).get("model"))
+            config = TypeAdapter(Model).validate_python(read_json(path, MAX_CONFIG_BYTES).get("model"))
         except ValidationError as error:
             first = error.errors()[0]
             field = ".".join(["model", *map(str, first["loc"])])
             raise CheckpointError(f"{path}: {field[:200]}: {first['msg'][:200]}; this is not what transom wrote") from error
+        if config.source_vocab_size is None or config.target_vocab_size is None:
+            raise CheckpointError(f"{path}: expected model.source_vocab_size and model.target_vocab_size, found none")
+        return config
 
     def _progress(self) -> str:
         steps = self.checkpoints.steps()
