@@ -1,0 +1,53 @@
+"""The arithmetic that is counted is the arithmetic that PyTorch does."""
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from transom.config.model import Seq2Seq
+from transom.inputs.batch import Sequences, TranslationBatch
+from transom.models.build import build_model
+from transom.planning.flops import count_flops
+from transom.planning.parameters import count_parameters
+
+
+def config(**changes: object) -> Seq2Seq:
+    sizes = {"d_model": 12, "n_heads": 3, "d_ff": 20, "n_encoder_layers": 2, "n_decoder_layers": 3}
+    return Seq2Seq.model_validate(sizes | {"source_vocab_size": 11, "target_vocab_size": 13, "tie": "decoder", "max_seq_len": 16} | changes)
+
+
+def batch(n: int, source: int, target: int) -> TranslationBatch:
+    torch.manual_seed(1)
+    rows = [torch.randint(4, 11, (length,)).tolist() for length in (source, target) for _ in range(n)]
+    return TranslationBatch(Sequences.pad(rows[:n]), Sequences.pad(rows[n:]), torch.tensor(rows[n:]), tuple(range(n)))
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, {"d_head": 5, "d_value": 7}, {"attention": {"output": False}}, {"norm_placement": "pre", "tie": "none"}], ids=str
+)
+@pytest.mark.parametrize("shape", [(1, 1, 1), (2, 5, 3), (4, 3, 7)], ids=str)
+def test_the_count_is_what_is_done(changes, shape):
+    model = build_model(config(**changes))
+    with FlopCounterMode(display=False) as forward:
+        logits = model(batch(*shape))
+    counted = count_flops(config(**changes), *shape)
+    assert counted.forward == forward.get_total_flops()
+    by_module = forward.get_flop_counts()
+    found = {part: sum(by_module[f"Seq2SeqTransformer.{part}"].values()) for part in ("encoder", "decoder")}
+    for stack, flops in found.items():
+        assert sum(count for part, count in counted.parts.items() if part.startswith(stack)) == flops
+    with FlopCounterMode(display=False) as backward:
+        logits.sum().backward()
+    assert counted.training == forward.get_total_flops() + backward.get_total_flops()
+
+
+def test_large_models_follow_the_rule_of_thumb():
+    """Six operations a weight and token (Kaplan et al. 2020, section 2.1), where attention scores are small beside the weights."""
+    c = Seq2Seq(d_model=4096, n_heads=32, d_ff=16384, source_vocab_size=8, target_vocab_size=8)
+    counted = count_flops(c, batch=1, source=32, target=32)
+    assert counted.training == pytest.approx(6 * 32 * count_parameters(c).total, rel=0.01)
+
+
+def test_rows_add_up():
+    whole, row = count_flops(config(), 6, 5, 4), count_flops(config(), 1, 5, 4)
+    assert whole.forward == 6 * row.forward

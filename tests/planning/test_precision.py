@@ -1,0 +1,142 @@
+"""The choices come with a reason, follow what was measured, and yield to what was asked for."""
+
+import os
+import time
+
+import pytest
+import torch
+
+from transom.planning import precision
+from transom.planning.machine import best_seconds, matmul_rate, measure_peak
+from transom.planning.precision import Precision, choose_precision, choose_threads
+
+CPU = torch.device("cpu")
+
+
+def rates(monkeypatch, **of):
+    monkeypatch.setattr(precision, "_rate", lambda dtype, device: of[{v: k for k, v in precision._DTYPES.items()}[dtype]])
+
+
+@pytest.mark.parametrize(
+    ("bf16", "expected"),
+    [
+        (4.1, Precision("bf16", "bf16: matrix products 4.1x faster than fp32 here")),
+        (1.3, Precision("bf16", "bf16: matrix products 1.3x faster than fp32 here")),
+        (1.2, Precision("fp32", "fp32: bf16 matrix products run at 1.2x its speed here, 1.3x is worth it")),
+        (0.1, Precision("fp32", "fp32: bf16 matrix products run at 0.1x its speed here, 1.3x is worth it")),
+    ],
+)
+def test_auto_takes_the_fast_one(monkeypatch, bf16, expected):
+    rates(monkeypatch, fp32=1.0, bf16=bf16)
+    assert choose_precision("auto", CPU) == expected
+
+
+@pytest.mark.parametrize("wanted", ["fp32", "bf16", "fp16"])
+def test_what_is_asked_for_is_not_measured(monkeypatch, wanted):
+    monkeypatch.setattr(precision, "_rate", None)
+    chosen = choose_precision(wanted, CPU)
+    assert chosen == Precision(wanted, f"{wanted}: asked for")
+    assert chosen.loss_scaling == (wanted == "fp16")
+
+
+@pytest.mark.parametrize(("has_bf16", "chosen"), [(True, torch.bfloat16), (False, torch.float16)])
+def test_a_gpu_without_bf16_scales_its_loss(monkeypatch, has_bf16, chosen):
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: has_bf16)
+    rates(monkeypatch, fp32=1.0, bf16=8.0, fp16=8.0)
+    found = choose_precision("auto", torch.device("cuda"))
+    assert found.dtype == chosen
+    assert found.loss_scaling is not has_bf16
+
+
+def test_measuring_really_happens():
+    chosen = choose_precision("auto", CPU)
+    assert chosen.dtype in (torch.float32, torch.bfloat16)
+    assert "here" in chosen.reason
+
+
+def test_the_peak_is_a_best_of(monkeypatch):
+    monkeypatch.setattr("transom.planning.machine.BUDGET", 0.01)
+    monkeypatch.setattr("transom.planning.machine.SHAPES", ((8, 8, 8), (64, 64, 64)))
+    monkeypatch.setattr("transom.planning.machine.READ_BYTES", 2**16)
+    peak = measure_peak()
+    assert peak.flops.keys() == {torch.float32, torch.bfloat16}
+    assert all(rate > 1e6 for rate in peak.flops.values())
+    assert peak.bandwidth > 1e6
+
+
+def test_a_rate_is_two_operations_a_multiply_add(monkeypatch):
+    monkeypatch.setattr("transom.planning.machine.best_seconds", lambda work, device, budget: 0.5)
+    assert matmul_rate((2, 3, 5), torch.float32, CPU, 1.0) == 2 * 2 * 3 * 5 / 0.5
+
+
+def test_the_shortest_time_counts_and_the_first_does_not(monkeypatch):
+    times = iter([0, 0, 9, 10, 13, 13, 20, 22, 22, 30, 35, 99])
+    monkeypatch.setattr(time, "perf_counter", lambda: next(times))
+    assert best_seconds(lambda: None, CPU, budget=30) == 2
+
+
+@pytest.mark.parametrize(
+    ("siblings", "cpus", "cores"),
+    [
+        (["0", "1"], {0, 1}, 2),
+        (["0-1", "0-1", "2-3", "2-3"], {0, 1, 2, 3}, 2),
+        (["0-1", "0-1", "2-3", "2-3"], {0, 2, 3}, 2),
+        (["0-1", "0-1"], {1}, 1),
+        ([], {0, 1, 2}, 3),
+    ],
+)
+def test_hyper_threads_are_not_cores(tmp_path, siblings, cpus, cores):
+    for cpu, names in enumerate(siblings):
+        folder = tmp_path / f"devices/system/cpu/cpu{cpu}/topology"
+        folder.mkdir(parents=True)
+        (folder / "thread_siblings_list").write_text(names + "\n")
+    assert precision._physical_cores(cpus, tmp_path) == cores
+
+
+@pytest.mark.parametrize(
+    ("files", "share"),
+    [
+        ({}, None),
+        ({"cpu.max": "max 100000\n"}, None),
+        ({"cpu.max": "150000 100000\n"}, 1.5),
+        ({"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, None),
+        ({"cpu/cpu.cfs_quota_us": "400000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 4.0),
+    ],
+    ids=str,
+)
+def test_a_containers_share_is_read(tmp_path, files, share):
+    for name, text in files.items():
+        path = tmp_path / "fs/cgroup" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    assert precision._container_share(tmp_path) == share
+
+
+@pytest.mark.parametrize(
+    ("cores", "share", "count", "reason"),
+    [
+        (8, None, 8, "threads 8: physical cores available to this process"),
+        (8, 2.5, 2, "threads 2: this container's share of the processor is 2.5"),
+        (8, 0.5, 1, "threads 1: this container's share of the processor is 0.5"),
+        (2, 16.0, 2, "threads 2: physical cores available to this process"),
+    ],
+)
+def test_threads_are_cores_within_the_share(monkeypatch, cores, share, count, reason):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(precision, "_physical_cores", lambda cpus: cores)
+    monkeypatch.setattr(precision, "_container_share", lambda: share)
+    assert choose_threads() == precision.Threads(count, reason)
+
+
+@pytest.mark.parametrize("value", ["", "0", "-1", "many", "4,2"])
+def test_the_environment_has_the_last_word_if_it_says_a_number(monkeypatch, value):
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    assert choose_threads() == precision.Threads(3, "threads 3: OMP_NUM_THREADS is set")
+    monkeypatch.setenv("OMP_NUM_THREADS", value)
+    assert "OMP" not in choose_threads().reason
+
+
+def test_only_processors_that_may_be_used_count(monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0}, raising=False)
+    assert choose_threads().count == 1
