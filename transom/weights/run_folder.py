@@ -4,7 +4,6 @@ import fcntl
 import json
 import math
 import os
-import socket
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
@@ -208,7 +207,7 @@ def _take_lock(path: Path) -> int:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.ftruncate(descriptor, 0)
-            os.write(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode())
+            os.write(descriptor, f"process {os.getpid()} on {os.uname().nodename}".encode())
         except BlockingIOError as error:
             holder = os.read(descriptor, 100).decode(errors="replace")
             os.close(descriptor)
