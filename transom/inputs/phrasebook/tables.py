@@ -1,0 +1,13 @@
+"""The packaged tables of words."""
+
+import tomllib
+from collections.abc import Mapping
+from importlib import resources
+from typing import Any
+
+Table = Mapping[str, Any]
+
+
+def read_table(name: str) -> Table:
+    """Read one of the TOML files beside this one."""
+    return tomllib.loads((resources.files(__package__) / name).read_text("utf-8"))
