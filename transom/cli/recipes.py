@@ -10,19 +10,16 @@ from transom.config.names import nearest
 from transom.config.recipe import packaged_recipes
 from transom.errors import ConfigError, DiskError
 
+EXAMPLES = """
+transom recipes
+transom recipes show multi30k-en-de
+transom recipes copy translation my.toml
+"""
+
 app = typer.Typer(
     add_completion=False,
     invoke_without_command=True,
-    help="""A recipe is one TOML file that holds everything a training run depends on.
-
-    [bold]Examples[/bold]
-
-    transom recipes
-
-    transom recipes show multi30k-en-de
-
-    transom recipes copy translation my.toml && transom train my.toml --out runs/mine
-    """,
+    help="A recipe is one TOML file that holds everything a training run depends on.",
 )
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="A packaged recipe.")]

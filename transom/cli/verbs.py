@@ -36,10 +36,10 @@ class Verbs(TyperGroup):
             return self.commands[cmd_name]
         if cmd_name not in VERBS:
             raise ConfigError(f"expected a verb, found {cmd_name!r}; {nearest(cmd_name, list(VERBS))}")
-        app: typer.Typer = import_module(f"transom.cli.{cmd_name}").app
-        command = typer.main.get_command(app)
+        verb = import_module(f"transom.cli.{cmd_name}")
+        command = typer.main.get_command(verb.app)
         command.name = cmd_name
-        command.help = f"{VERBS[cmd_name]}\n\n{command.help or ''}".strip()
+        command.help = f"{VERBS[cmd_name]}\n\n{command.help or ''}\n\n\b\n[bold]Examples[/bold]{verb.EXAMPLES}".strip()
         return command
 
     def format_help(self, ctx: Any, formatter: Any) -> None:

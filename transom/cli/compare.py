@@ -1,0 +1,64 @@
+"""``transom compare``: whether the difference between two models is more than luck."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from transom.cli.answers import Json, answer, table
+from transom.cli.options import Source, Target
+
+if TYPE_CHECKING:
+    from transom.training.evaluation import Comparison
+
+EXAMPLES = """
+transom compare runs/a runs/b --source test.en --target test.de
+transom compare runs/a runs/b --source test.en --target test.de --samples 10000 --seed 7 --json
+"""
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command()
+def compare(
+    a: Annotated[Path, typer.Argument(metavar="RUN_A", help="A run folder.")],
+    b: Annotated[Path, typer.Argument(metavar="RUN_B", help="Another.")],
+    source: Source,
+    target: Target,
+    lowercase: Annotated[bool, typer.Option("--lowercase", help="Ignore case.")] = False,
+    samples: Annotated[int, typer.Option("--samples", min=1, help="Test sets drawn with replacement.")] = 1000,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the draws.")] = 12345,
+    as_json: Json = False,
+) -> None:
+    """Paired bootstrap resampling (Koehn 2004) of BLEU on the same sentences; each model searches as its own recipe says."""
+    from transom.cli.progress import counting
+    from transom.cli.reading import read_test_set
+    from transom.decoding.translator import load
+    from transom.training.evaluation import compare as bootstrap
+
+    pairs = read_test_set([a, b], source, target, "compare")
+    translations = {}
+    for run in (a, b):
+        with counting(f"sentences by {run}", quiet=as_json) as tell:
+            translations[run] = load(run).translate(pairs.source, tell=tell)
+    result = bootstrap(translations[a], translations[b], pairs.target, lowercase=lowercase, n_samples=samples, seed=seed)
+    answer({"a_run": str(a), "b_run": str(b), **asdict(result)}, as_json, _lines(a, b, result))
+
+
+def _lines(a: Path, b: Path, result: "Comparison") -> list[str]:
+    rows = [["", "BLEU", "95 % interval"]]
+    for name, value, (low, high) in (
+        (str(a), result.a, result.a_interval),
+        (str(b), result.b, result.b_interval),
+        ("difference", result.difference, result.difference_interval),
+    ):
+        rows.append([name, f"{value:.2f}", f"{low:.2f} to {high:.2f}"])
+    better = f"{b if result.difference > 0 else a} is better"
+    verdict = better if result.p_value < 0.05 else "no difference that luck would not explain"
+    return [
+        *table(rows),
+        "",
+        f"p = {result.p_value:.4f}: {verdict}",
+        f"{result.n_samples:,} samples, seed {result.seed}; {result.signature}",
+    ]

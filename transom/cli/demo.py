@@ -1,0 +1,109 @@
+"""``transom demo``: the built-in phrasebook, from nothing to translations of sentences the model has never seen."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from transom.cli.answers import Json, answer, note, table
+from transom.cli.options import Set
+
+if TYPE_CHECKING:
+    from transom.inputs.pairs import Pairs
+
+EXAMPLES = """
+transom demo
+transom demo --out runs/mine --set training.max_steps=300
+"""
+
+GREETING = "hello world"
+SHOWN = 8
+"""Translations that are printed."""
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="The run folder.")] = Path("runs/phrasebook"),
+    overrides: Set = None,
+    as_json: Json = False,
+) -> int:
+    """Train it (or go on with it), translate held-out sentences, show what cross-attention learned, and write a report."""
+    from transom.cli.progress import TrainingProgress
+    from transom.cli.training_run import run_training
+    from transom.config.recipe import load_recipe
+    from transom.decoding.translator import load
+    from transom.inputs.datasets import load_data
+    from transom.inputs.nearest import nearest_baseline
+    from transom.training.evaluation import exact_match
+
+    recipe, base = load_recipe("phrasebook", overrides or [])
+    with TrainingProgress() as progress:
+        quiet: dict[str, Any] = {} if as_json else {"observers": [progress], "tell": lambda doing: progress.tell(f"{doing} ...")}
+        sitting = run_training(recipe, base, out, resume=True, **quiet)
+    if sitting.stopped_by:
+        answer(sitting.to_json(), as_json, [f"stopped at step {sitting.step:,}; saved in {out}; the same command goes on"])
+        return sitting.exit_code
+
+    splits = load_data(recipe.data, base)
+    test = splits.test
+    assert test is not None
+    if not as_json:
+        note(f"translating {len(test.source):,} held-out sentences ...")
+    translator = load(out)
+    translations = translator.translate(test.source)
+    exact = exact_match(translations, test.target)
+    baseline = exact_match(nearest_baseline(splits.train, test.source), test.target)
+    shown = _chosen(test)
+    samples = [{"source": test.source[i], "reference": test.target[i], "translation": translations[i]} for i in shown]
+    value = {
+        **sitting.to_json(),
+        "held_out": len(test.source),
+        "exact_match": exact,
+        "nearest_sentence_exact_match": baseline,
+        "samples": samples,
+    }
+    report = out / "report.html"
+    answer({**value, "report": str(report)}, as_json, _lines(translator, samples, len(test.source), exact, baseline, report))
+    return 0
+
+
+def _chosen(test: "Pairs") -> list[int]:
+    """Choose the greeting, and sentences spread over the test set that are not short."""
+    long = [i for i, source in enumerate(test.source) if len(source.split()) >= 6 and source != GREETING]
+    greeting = [test.source.index(GREETING)] if GREETING in test.source else []
+    return greeting + long[:: max(1, len(long) // (SHOWN - 1))][: SHOWN - 1]
+
+
+def _lines(translator: Any, samples: list[dict[str, str]], n: int, exact: float, baseline: float, report: Path) -> list[str]:
+    from transom.inspection.alignment import align
+    from transom.inspection.pictures import alignment_text
+
+    longest = max(samples, key=lambda sample: len(sample["translation"]))
+    alignment = align(translator.model, translator.tokenizers, longest["source"], longest["translation"])
+    rows = [
+        ["exact match on the held-out sentences", ""],
+        ["this model", f"{100 * exact:.2f} %"],
+        ["nearest training sentence", f"{100 * baseline:.2f} %"],
+    ]
+    return [
+        "",
+        "Sentences it has never seen; their word combinations are not in the training set:",
+        "",
+        *(f"  {sample['source']}\n    -> {sample['translation']}{_wrong(sample)}" for sample in samples),
+        "",
+        f"{n:,} such sentences",
+        *table(rows),
+        "",
+        f"Where each Spanish word looked ({alignment.origin}):",
+        "",
+        alignment_text(alignment),
+        "",
+        f"report: {report}",
+        f'try:    transom translate {report.parent} "hello world"',
+    ]
+
+
+def _wrong(sample: dict[str, str]) -> str:
+    return "" if sample["translation"] == sample["reference"] else f"   (expected: {sample['reference']})"

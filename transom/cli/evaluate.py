@@ -1,0 +1,82 @@
+"""``transom evaluate``: translate a test set and score the result."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from transom.cli.answers import Json, answer, table
+from transom.cli.options import Alpha, Beam, Precision, Run, Source, Target
+
+EXAMPLES = """
+transom evaluate runs/en-de --source test.en --target test.de
+transom evaluate runs/en-de --source test.en --target test.de --output translations.de --json
+transom evaluate runs/en-de --source test.en --target test.de --tokenized de
+"""
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command()
+def evaluate(
+    run: Run,
+    source: Source,
+    target: Target,
+    output_file: Annotated[Path | None, typer.Option("--output", metavar="FILE", help="Also write the translations.")] = None,
+    tokenized: Annotated[
+        str | None,
+        typer.Option("--tokenized", metavar="LANGUAGE", help="Also BLEU on Moses-tokenized lower case, as Wu et al. 2021 report it."),
+    ] = None,
+    beam_size: Beam = None,
+    length_penalty: Alpha = None,
+    precision: Precision = "auto",
+    as_json: Json = False,
+) -> None:
+    """Each reading of a test file is noted in the run's ledger: choose by validation data, report test data once."""
+    from transom.cli.reading import read_test_set
+    from transom.decoding.translator import load
+    from transom.training import evaluation
+    from transom.weights.durable import write_file
+
+    pairs = read_test_set([run], source, target, "evaluate")
+    translations = _translated(load(run, precision), pairs.source, beam_size, length_penalty, as_json)
+    if output_file is not None:
+        write_file(output_file, "".join(f"{line}\n" for line in translations).encode())
+    scores = {
+        "bleu": evaluation.bleu(translations, pairs.target),
+        "bleu_lc": evaluation.bleu(translations, pairs.target, lowercase=True),
+        "chrf": evaluation.chrf(translations, pairs.target),
+    }
+    if tokenized is not None:
+        scores["bleu_tokenized_lc"] = evaluation.wu2021_bleu(translations, pairs.target, tokenized)
+    exact = evaluation.exact_match(translations, pairs.target)
+    buckets = evaluation.bleu_by_length(translations, pairs.target, lowercase=True)
+    value = {
+        "run": str(run),
+        "sentences": len(pairs),
+        **{name: {"score": score.value, "signature": score.signature} for name, score in scores.items()},
+        "exact_match": exact,
+        "bleu_lc_by_length": [bucket._asdict() for bucket in buckets],
+    }
+    answer(value, as_json, _lines(scores, exact, buckets, len(pairs)))
+
+
+def _translated(translator: Any, sources: list[str], beam_size: int | None, length_penalty: float | None, quiet: bool) -> list[str]:
+    from transom.cli.progress import counting
+
+    with counting("sentences", quiet) as tell:
+        return list(translator.translate(sources, beam_size=beam_size, length_penalty=length_penalty, tell=tell))
+
+
+def _lines(scores: dict[str, Any], exact: float, buckets: list[Any], n_sentences: int) -> list[str]:
+    rows = [
+        ["measure", "score"],
+        *([name, f"{score.value:.2f}"] for name, score in scores.items()),
+        ["exact match", f"{100 * exact:.2f} %"],
+    ]
+    lengths = [["words of the reference", "sentences", "bleu_lc"]]
+    for bucket in buckets:
+        end = f"to {bucket.longest}" if bucket.longest is not None else "or more"
+        lengths.append([f"{bucket.shortest} {end}", f"{bucket.n_sentences:,}", f"{bucket.bleu:.2f}"])
+    signatures = [f"{name}: {score.signature}" for name, score in scores.items()]
+    return [f"{n_sentences:,} sentences", "", *table(rows), "", *table(lengths), "", *signatures]

@@ -1,0 +1,45 @@
+"""Options that several verbs share."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from transom.errors import ConfigError
+
+RecipeName = Annotated[str, typer.Argument(metavar="NAME_OR_FILE", help="A packaged recipe (see transom recipes) or a TOML file.")]
+Set = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="FIELD=VALUE", help="Change a field of the recipe, as in training.max_steps=300; may be repeated."),
+]
+Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder: the --out of a training.")]
+Source = Annotated[Path, typer.Option("--source", metavar="FILE", help="Source sentences, one a line (.gz too).")]
+Target = Annotated[Path, typer.Option("--target", metavar="FILE", help="Their translations, line by line.")]
+Beam = Annotated[int | None, typer.Option("--beam-size", min=1, help="Hypotheses kept a sentence; 1 is greedy. Default: the recipe's.")]
+Alpha = Annotated[float | None, typer.Option("--length-penalty", min=0, help="GNMT's alpha. Default: the recipe's.")]
+Precision = Annotated[
+    Literal["auto", "fp32", "bf16", "fp16"], typer.Option("--precision", help="Arithmetic of the matrix products; auto measures.")
+]
+TrainSource = Annotated[Path | None, typer.Option("--source", metavar="FILE", help="Training source, one sentence a line (.gz too).")]
+TrainTarget = Annotated[Path | None, typer.Option("--target", metavar="FILE", help="Its translations, line by line.")]
+ValidSource = Annotated[Path | None, typer.Option("--valid-source", metavar="FILE", help="Validation source; left out, 1 % is split off.")]
+ValidTarget = Annotated[Path | None, typer.Option("--valid-target", metavar="FILE", help="Validation target.")]
+
+
+def file_overrides(source: Path | None, target: Path | None, valid_source: Path | None, valid_target: Path | None) -> list[str]:
+    """Turn the file flags into overrides; paths on the command line start from the current folder, whatever data.root says."""
+    sets = []
+    for part, pair in (("train", (source, target)), ("valid", (valid_source, valid_target))):
+        flags = ("--source", "--target") if part == "train" else ("--valid-source", "--valid-target")
+        if (pair[0] is None) != (pair[1] is None):
+            given, missing = flags if pair[1] is None else flags[::-1]
+            raise ConfigError(f"{given} needs {missing} beside it: two files, line by line translations of each other")
+        if pair[0] is not None and pair[1] is not None:
+            sets.append(f"data.{part}={{ source = {_quoted(pair[0])}, target = {_quoted(pair[1])} }}")
+    return sets
+
+
+def _quoted(path: Path) -> str:
+    import tomli_w
+
+    return tomli_w.dumps({"": str(path.absolute())}).split("=", 1)[1].strip()

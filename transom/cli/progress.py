@@ -1,0 +1,151 @@
+"""Progress on standard error: a live bar at a terminal, plain lines elsewhere, nothing where JSON is asked for."""
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from transom.cli.answers import note
+from transom.inspection.figures import compact, duration, percent, whole
+
+if TYPE_CHECKING:
+    from transom.training.events import Event, Validated
+
+SECONDS_BETWEEN_LINES = 10.0
+"""Between two lines of progress where there is no terminal."""
+
+
+def live() -> bool:
+    """Tell whether a person watches."""
+    return sys.stderr.isatty()
+
+
+class TrainingProgress(AbstractContextManager["TrainingProgress"]):
+    """Shows a training: an observer of its events."""
+
+    def __init__(self) -> None:
+        """Show nothing yet."""
+        self._bar: Any = None
+        self._task: Any = None
+        self._max_steps = 0
+        self._last_line = 0.0
+
+    def __call__(self, event: "Event") -> None:
+        """Show what an event says."""
+        from transom.training.events import Finished, Started, Stepped, Validated
+
+        match event:
+            case Started():
+                self._start(event.step, event.max_steps)
+                for line in event.notes:
+                    self.tell(line)
+                facts = event.facts
+                self.tell(f"{whole(facts['parameters'])} parameters; {facts['precision']}; {facts['threads']}")
+                if event.step:
+                    self.tell(f"goes on from step {whole(event.step)}")
+            case Stepped():
+                self._step(event)
+            case Validated():
+                self.tell(_validation(event))
+            case Finished():
+                self._stop()
+                self.tell(f"{_ENDS[event.reason]} at step {whole(event.step)} after {duration(event.seconds)} of training")
+
+    def tell(self, line: str) -> None:
+        """Print a line, above the bar where there is one."""
+        if self._bar is None:
+            note(line)
+        else:
+            self._bar.console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        """Take the bar away."""
+        self._stop()
+
+    def _start(self, step: int, max_steps: int) -> None:
+        self._max_steps = max_steps
+        if live():
+            self._bar = _bar("{task.completed:,.0f}/{task.total:,.0f} steps", "{task.fields[figures]}")
+            self._bar.start()
+            self._task = self._bar.add_task("", total=max_steps, completed=step, figures="")
+
+    def _stop(self) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+    def _step(self, event: Any) -> None:
+        if event.skipped:
+            names = ", ".join(map(str, event.skipped[:10])) + (" ..." if len(event.skipped) > 10 else "")
+            self.tell(f"step {whole(event.step)}: loss or gradient was not finite, step skipped (samples {names})")
+            return
+        figures = (
+            f"loss {event.loss:.3f}  {whole(event.target_tokens_per_second)} tokens/s  {percent(event.peak_share)} of peak"
+            f"  {duration(event.seconds_left)} left"
+        )
+        if self._bar is not None:
+            self._bar.update(self._task, completed=event.step, figures=figures)
+        elif time.monotonic() - self._last_line > SECONDS_BETWEEN_LINES:
+            self._last_line = time.monotonic()
+            note(f"step {whole(event.step)}/{whole(self._max_steps)}  {figures}")
+
+
+_ENDS = {
+    "max_steps": "all steps done: ended",
+    "max_minutes": "the time is over: ended",
+    "patience": "validation improves no more: ended",
+    "stopped": "stopped as asked, saved",
+}
+
+
+def _validation(event: "Validated") -> str:
+    figures = event.figures
+    parts = [f"loss {figures['loss']:.4f}", f"perplexity {compact(figures['perplexity'])}"]
+    parts += [f"{name} {figures[key]:.2f}" for key, name in (("bleu", "BLEU"), ("chrf", "chrF")) if key in figures]
+    return f"step {whole(event.step)}: validation {', '.join(parts)}{' (best so far)' if event.best else ''}"
+
+
+@contextmanager
+def counting(what: str, quiet: bool) -> Iterator[Callable[[int, int], None]]:
+    """Show how many of how many are done, with rate and time left; gives the function to tell it with.
+
+    Args:
+        what: the things counted, in the plural.
+        quiet: show nothing.
+    """
+    if quiet:
+        yield lambda done, total: None
+    elif live():
+        start = time.monotonic()
+        with _bar("{task.completed:,.0f}/{task.total:,.0f} {task.description}", "{task.fields[rate]}") as bar:
+            task = bar.add_task(what, total=1, rate="")
+            yield lambda done, total: bar.update(task, completed=done, total=total, rate=_rate(done, total, start))
+    else:
+        yield _Lines(what)
+
+
+class _Lines:
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._start = self._last = time.monotonic()
+
+    def __call__(self, done: int, total: int) -> None:
+        now = time.monotonic()
+        if now - self._last > SECONDS_BETWEEN_LINES:
+            self._last = now
+            note(f"{whole(done)}/{whole(total)} {self._what}  {_rate(done, total, self._start)}")
+
+
+def _rate(done: int, total: int, start: float) -> str:
+    seconds = max(time.monotonic() - start, 1e-6)
+    return f"{compact(done / seconds)}/s  {duration((total - done) * seconds / max(done, 1))} left"
+
+
+def _bar(*texts: str) -> Any:
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn
+
+    columns = [TextColumn(text) for text in texts]
+    return Progress(BarColumn(bar_width=24), *columns, console=Console(stderr=True), transient=True)

@@ -1,0 +1,74 @@
+"""``transom tokenizer``: train one by itself, or look at one."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from transom.cli.answers import Json, answer, note
+from transom.cli.options import RecipeName, Set, TrainSource, TrainTarget, file_overrides
+
+EXAMPLES = """
+transom tokenizer train multi30k-en-de --set data.root=data/multi30k --out tokenizer.json
+transom tokenizer train translation --source train.en --target train.de --set tokenizer.vocab_size=8000 --out tokenizer.json
+transom tokenizer show runs/en-de
+transom tokenizer show tokenizer.json "A man sleeps."
+"""
+
+app = typer.Typer(add_completion=False, help="transom train makes the tokenizer by itself; this is for looking at one first.")
+
+
+@app.command()
+def train(
+    recipe: RecipeName,
+    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="Where to write it.")],
+    source: TrainSource = None,
+    target: TrainTarget = None,
+    overrides: Set = None,
+    as_json: Json = False,
+) -> None:
+    """Train the tokenizer of a recipe on its training pairs."""
+    from transom.config.recipe import load_recipe
+    from transom.inputs.datasets import load_data
+    from transom.inputs.tokenizer import Tokenizers, describe
+    from transom.weights.durable import write_file
+
+    read, base = load_recipe(recipe, [*file_overrides(source, target, None, None), *(overrides or [])])
+    if not as_json:
+        note("reading the data ...")
+    pairs = load_data(read.data, base).train
+    if not as_json:
+        note(f"learning symbols from {len(pairs.source):,} pairs ...")
+    tokenizers = Tokenizers.train(pairs, read.tokenizer)
+    write_file(out, tokenizers.to_bytes())
+    answer({"file": str(out), **_sizes(tokenizers)}, as_json, [*describe(tokenizers), f"wrote {out}"])
+
+
+@app.command()
+def show(
+    where: Annotated[Path, typer.Argument(metavar="RUN_OR_FILE", help="A run folder or a tokenizer.json.")],
+    sentence: Annotated[str | None, typer.Argument(metavar="SENTENCE", help="Show how each side would split it.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Describe a tokenizer, and show how it splits a sentence."""
+    from transom.inputs.tokenizer import Tokenizers, describe
+
+    tokenizers = Tokenizers.load(where / "tokenizer.json" if where.is_dir() else where)
+    sides = {"both": tokenizers.source} if tokenizers.joint else {"source": tokenizers.source, "target": tokenizers.target}
+    value: dict[str, Any] = _sizes(tokenizers)
+    lines = describe(tokenizers)
+    if sentence is not None:
+        numbers = {side: tokenizer.encode(sentence) for side, tokenizer in sides.items()}
+        value["symbols"] = {side: tokenizer.symbols(numbers[side]) for side, tokenizer in sides.items()}
+        value["numbers"] = numbers
+        lines += [f"{side}: {' '.join(symbols)}  ({len(symbols)} symbols)" for side, symbols in value["symbols"].items()]
+    answer(value, as_json, lines)
+
+
+def _sizes(tokenizers: Any) -> dict[str, Any]:
+    return {
+        "kind": tokenizers.source.kind,
+        "joint": tokenizers.joint,
+        "source_vocab_size": tokenizers.source.vocab_size,
+        "target_vocab_size": tokenizers.target.vocab_size,
+    }

@@ -1,0 +1,112 @@
+"""``transom train``: one run, or the same run from several seeds."""
+
+import statistics
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from transom.cli.answers import Json, answer, note, table
+from transom.cli.options import RecipeName, Set, TrainSource, TrainTarget, ValidSource, ValidTarget, file_overrides
+
+if TYPE_CHECKING:
+    from transom.cli.training_run import Sitting
+
+app = typer.Typer(add_completion=False)
+
+EXAMPLES = """
+transom train phrasebook
+transom train translation --source train.en --target train.de --out runs/mine
+transom train multi30k-en-de --set data.root=data/multi30k --out runs/en-de
+transom train my.toml --set training.max_steps=300 --set training.optimizer=adamw
+transom train my.toml --out runs/mine --resume
+transom train my.toml --seeds 3
+"""
+
+FIGURES = ("loss", "perplexity", "bleu", "chrf")
+
+
+@app.command()
+def train(
+    recipe: RecipeName,
+    source: TrainSource = None,
+    target: TrainTarget = None,
+    valid_source: ValidSource = None,
+    valid_target: ValidTarget = None,
+    out: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="The run folder; left out, runs/NAME.")] = None,
+    overrides: Set = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out, if there is one.")] = False,
+    seeds: Annotated[int | None, typer.Option("--seeds", min=1, metavar="N", help="Train with seeds 1 to N; mean and spread.")] = None,
+    as_json: Json = False,
+) -> int:
+    """Everything is in the recipe; --set changes any field of it. Ctrl-C saves, and --resume goes on to the very same end."""
+    from transom.config.recipe import load_recipe
+
+    sets = [*file_overrides(source, target, valid_source, valid_target), *(overrides or [])]
+    folder = out or Path("runs") / Path(recipe).stem
+    if seeds is None:
+        sitting = _one(*load_recipe(recipe, sets), folder, resume, as_json)
+        answer(sitting.to_json(), as_json, _told(sitting))
+        return sitting.exit_code
+    sittings = []
+    for seed in range(1, seeds + 1):
+        if not as_json:
+            note(f"seed {seed} of {seeds}")
+        sittings.append(_one(*load_recipe(recipe, [*sets, f"training.seed={seed}"]), folder / f"seed-{seed}", resume, as_json))
+        if sittings[-1].stopped_by:
+            answer(sittings[-1].to_json(), as_json, _told(sittings[-1]))
+            return sittings[-1].exit_code
+    summary = _summary(sittings)
+    answer({"runs": [sitting.to_json() for sitting in sittings], **summary}, as_json, _summary_table(sittings, summary))
+    return 0
+
+
+def _one(recipe: Any, base: Path, folder: Path, resume: bool, quiet: bool) -> "Sitting":
+    from transom.cli.progress import TrainingProgress
+    from transom.cli.training_run import run_training
+
+    overwrite = not resume and not quiet and _asked_to_overwrite(folder)
+    if quiet:
+        return run_training(recipe, base, folder, resume, overwrite)
+    with TrainingProgress() as progress:
+        return run_training(recipe, base, folder, resume, overwrite, [progress], lambda doing: progress.tell(f"{doing} ..."))
+
+
+def _asked_to_overwrite(folder: Path) -> bool:
+    """At a terminal, ask whether a run that is in the way may go; elsewhere the folder refuses by itself."""
+    from transom.weights.run_folder import holds_run
+
+    if not (sys.stdin.isatty() and sys.stderr.isatty() and holds_run(folder)):
+        return False
+    return typer.confirm(f"{folder} holds a run already. Remove it and begin anew? (--resume goes on with it)", err=True)
+
+
+def _told(sitting: "Sitting") -> list[str]:
+    if sitting.stopped_by:
+        return [f"stopped at step {sitting.step:,}; saved in {sitting.folder}; the same command with --resume goes on"]
+    best = "  ".join(f"{name} {sitting.best[name]:.4g}" for name in FIGURES if name in sitting.best)
+    return [
+        f"best validation, step {sitting.best['step']:,.0f}: {best}" if sitting.best else "no validation",
+        f"model in {sitting.folder}, report in {sitting.folder / 'report.html'}",
+        f'try: transom translate {sitting.folder} "A sentence."',
+    ]
+
+
+def _summary(sittings: Sequence["Sitting"]) -> dict[str, dict[str, float]]:
+    """Return mean and sample standard deviation of each figure."""
+    columns = {name: [sitting.best[name] for sitting in sittings] for name in FIGURES if name in sittings[0].best}
+    spread = {name: statistics.stdev(values) if len(values) > 1 else 0.0 for name, values in columns.items()}
+    return {"mean": {name: statistics.fmean(values) for name, values in columns.items()}, "spread": spread}
+
+
+def _summary_table(sittings: Sequence["Sitting"], summary: Mapping[str, Mapping[str, float]]) -> list[str]:
+    names = list(summary["mean"])
+    rows = [["seed", *names, "step", "minutes"]]
+    for seed, sitting in enumerate(sittings, 1):
+        figures = [f"{sitting.best[name]:.4f}" for name in names]
+        rows.append([str(seed), *figures, f"{sitting.best['step']:.0f}", f"{sitting.seconds / 60:.1f}"])
+    for label, values in (("mean", summary["mean"]), ("spread", summary["spread"])):
+        rows.append([label, *(f"{values[name]:.4f}" for name in names), "", ""])
+    return [*table(rows), "validation figures of the kept weights; spread is the sample standard deviation"]

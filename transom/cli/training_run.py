@@ -1,0 +1,151 @@
+"""One sitting of a training: the folder, the observers, the signals, and the pages written at the end."""
+
+import signal
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import TYPE_CHECKING, Any
+
+from transom.config.recipe import Recipe
+
+if TYPE_CHECKING:
+    from transom.training.events import Observer
+
+
+@dataclass(frozen=True)
+class Sitting:
+    """What a sitting came to.
+
+    Attributes:
+        folder: the run folder.
+        step: steps done.
+        reason: why it ended: "max_steps", "max_minutes", "patience" or "stopped".
+        best: validation figures of the kept weights, with their step.
+        seconds: training time over all sittings.
+        stopped_by: number of the signal that stopped it; 0 for none.
+    """
+
+    folder: Path
+    step: int
+    reason: str
+    best: dict[str, float]
+    seconds: float
+    stopped_by: int
+
+    @property
+    def exit_code(self) -> int:
+        """0, or 130 and 143 as shells count signals."""
+        return 128 + self.stopped_by if self.stopped_by else 0
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain data."""
+        return {"folder": str(self.folder), "step": self.step, "reason": self.reason, "seconds": self.seconds, "best": self.best}
+
+
+class Stop:
+    """While entered, Ctrl-C and SIGTERM ask the run to finish its step and save; a second one interrupts at once."""
+
+    def __init__(self) -> None:
+        """Nothing was asked for yet."""
+        self.signal = 0
+        self._before: dict[int, Any] = {}
+
+    def wanted(self) -> bool:
+        """Tell whether a stop was asked for."""
+        return self.signal != 0
+
+    def __enter__(self) -> "Stop":
+        """Take over the two signals; only the main thread can."""
+        if threading.current_thread() is threading.main_thread():
+            self._before = {number: signal.signal(number, self._ask) for number in (signal.SIGINT, signal.SIGTERM)}
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        """Give them back."""
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _ask(self, number: int, frame: FrameType | None) -> None:
+        if self.signal:
+            raise KeyboardInterrupt
+        self.signal = number
+
+
+def run_training(
+    recipe: Recipe,
+    base: Path,
+    out: Path,
+    resume: bool = False,
+    overwrite: bool = False,
+    observers: "Sequence[Observer]" = (),
+    tell: Callable[[str], None] = lambda _: None,
+) -> Sitting:
+    """Train a recipe into a run folder and write its report and model card.
+
+    Args:
+        recipe: what to train.
+        base: folder that a relative ``data.root`` starts from.
+        out: the run folder.
+        resume: go on with the run that ``out`` holds, if any.
+        overwrite: begin anew where ``out`` holds a run.
+        observers: called with each event of ``training.events``.
+        tell: is told, in a few words, what is being done before the first step.
+
+    Raises:
+        TransomError: recipe, data and folder do not fit together, or the run could not go on.
+    """
+    from transom.cli.pages import write_pages
+    from transom.training.events import Event, Finished, Started
+    from transom.training.run import train
+    from transom.training.setup import set_up
+    from transom.weights.run_folder import RunFolder
+
+    ends: list[Event] = []
+
+    def keep_ends(event: Event) -> None:
+        if isinstance(event, Started | Finished):
+            ends.append(event)
+
+    with RunFolder.create(out, resume=resume, overwrite=overwrite) as folder:
+        parts = set_up(recipe, base, folder, tell)
+        boards = [tensorboard_observer(out)] if recipe.training.tensorboard else []
+        with Stop() as stop:
+            result = train(parts, [keep_ends, *boards, *observers], stop.wanted)
+        started, finished = ends
+        assert isinstance(started, Started) and isinstance(finished, Finished)
+        stopped = result.reason == "stopped"
+        if not stopped:
+            write_pages(parts, started, finished)
+    return Sitting(result.folder, result.step, result.reason, dict(result.best), finished.seconds, stop.signal if stopped else 0)
+
+
+def tensorboard_observer(out: Path) -> "Observer":
+    """Make an observer that writes TensorBoard events under ``out/tensorboard``.
+
+    Raises:
+        ConfigError: TensorBoard is not installed.
+    """
+    from transom.errors import ConfigError
+    from transom.training.events import Event, Finished, Stepped, Validated
+
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        raise ConfigError("training.tensorboard = true needs TensorBoard: pip install 'transom[log]', or set it to false") from None
+    writer = SummaryWriter(str(out / "tensorboard"))
+
+    def write(event: Event) -> None:
+        figures: dict[str, float] = {}
+        if isinstance(event, Stepped) and not event.skipped:
+            names = ("loss", "nll", "learning_rate", "grad_norm", "target_tokens_per_second", "peak_share")
+            figures = {f"train/{name}": getattr(event, name) for name in names}
+        elif isinstance(event, Validated):
+            figures = {f"validation/{name}": value for name, value in event.figures.items()}
+        for name, value in figures.items():
+            writer.add_scalar(name, value, event.step)
+        if isinstance(event, Finished):
+            writer.close()
+
+    return write

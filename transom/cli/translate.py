@@ -1,0 +1,98 @@
+"""``transom translate``: a sentence, a file or standard input, one output line for each input line."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from transom.cli.answers import Json, answer, note
+from transom.cli.options import Alpha, Beam, Precision, Run
+from transom.errors import ConfigError
+
+EXAMPLES = """
+transom translate runs/en-de "Two dogs are playing in the snow."
+transom translate runs/en-de --input test.en --output test.de
+transom translate runs/en-de --n-best 5 "A man sleeps."
+cat test.en | transom translate runs/en-de --beam-size 1 > test.de
+"""
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command()
+def translate(
+    run: Run,
+    sentence: Annotated[str | None, typer.Argument(metavar="SENTENCE", help="Left out: --input, or else standard input.")] = None,
+    input_file: Annotated[Path | None, typer.Option("--input", metavar="FILE", help="Sentences, one a line (.gz too).")] = None,
+    output_file: Annotated[Path | None, typer.Option("--output", metavar="FILE", help="Where to; left out, standard output.")] = None,
+    beam_size: Beam = None,
+    length_penalty: Alpha = None,
+    n_best: Annotated[int, typer.Option("--n-best", min=1, help="Translations a sentence: number ||| text ||| score ||| log p.")] = 1,
+    min_length: Annotated[int | None, typer.Option("--min-length", min=0, help="Fewest tokens of a translation.")] = None,
+    max_length: Annotated[int | None, typer.Option("--max-length", min=1, help="Most tokens of a translation.")] = None,
+    too_long: Annotated[
+        Literal["split", "refuse"],
+        typer.Option("--too-long", help="A line longer than the model reads: split it at sentence ends, or refuse."),
+    ] = "split",
+    precision: Precision = "auto",
+    as_json: Json = False,
+) -> None:
+    """One output line for each input line, always and in order; an empty line gives an empty line."""
+    if sentence is not None and input_file is not None:
+        raise ConfigError("expected a SENTENCE or --input, found both; remove one")
+    texts, name = _texts(sentence, input_file)
+
+    from transom.cli.progress import counting
+    from transom.decoding.translator import load
+
+    with counting("sentences", quiet=as_json or sentence is not None) as tell:
+        found = load(run, precision).n_best(
+            texts,
+            n_best,
+            beam_size=beam_size,
+            length_penalty=length_penalty,
+            min_length=min_length,
+            max_length=max_length,
+            too_long=too_long,
+            name=name,
+            tell=tell,
+        )
+    records = [{"source": text, "translations": [best._asdict() for best in of_text]} for text, of_text in zip(texts, found, strict=True)]
+    _give(records, n_best, output_file, as_json)
+
+
+def _texts(sentence: str | None, input_file: Path | None) -> tuple[list[str], str]:
+    """Return the lines to translate, and what messages call their origin."""
+    from transom.inputs.text import decode_lines, read_lines
+
+    if sentence is not None:
+        return list(decode_lines(_bytes_of(sentence), "SENTENCE")) or [""], "SENTENCE"
+    if input_file is not None:
+        return read_lines(input_file), str(input_file)
+    if sys.stdin.isatty():
+        note("translating standard input, a sentence a line; end it with Ctrl-D")
+    return list(decode_lines(sys.stdin.buffer, "standard input")), "standard input"
+
+
+def _bytes_of(sentence: str) -> Any:
+    import io
+
+    return io.BytesIO(sentence.encode(errors="surrogateescape"))
+
+
+def _give(records: list[dict[str, Any]], n_best: int, output_file: Path | None, as_json: bool) -> None:
+    if output_file is None:
+        answer(records, as_json, _lines(records, n_best))
+        return
+    from transom.weights.durable import write_file
+
+    write_file(output_file, "".join(f"{line}\n" for line in _lines(records, n_best)).encode())
+    answer({"sentences": len(records), "output": str(output_file)}, as_json, [])
+
+
+def _lines(records: list[dict[str, Any]], n_best: int) -> Iterator[str]:
+    for number, record in enumerate(records):
+        for best in record["translations"]:
+            yield best["text"] if n_best == 1 else f"{number} ||| {best['text']} ||| {best['score']:.4f} ||| {best['log_p']:.4f}"
