@@ -1,47 +1,35 @@
 """From pairs to batches: tokens, filters, order, slices."""
 
-from collections import Counter
+from array import array
 from collections.abc import Iterator, Sequence
+from typing import Literal
 
-from transom.errors import DataError
+import numpy as np
+
+from transom.errors import ConfigError, DataError
 from transom.inputs.batch import TranslationBatch, translation_batch
 from transom.inputs.pairs import Pairs
-from transom.inputs.sampler import BATCHES_AN_EPOCH, Indices, Sampler
-from transom.inputs.tokenizer import Tokenizers
+from transom.inputs.sampler import Indices, padding_waste, plan_epoch
+from transom.inputs.tokenizer import Tokenizer, Tokenizers
 
-Encoded = list[list[int]]
+Encoded = list["array[int]"]
 
-
-def ordered_batches(pairs: Pairs, tokenizers: Tokenizers, batch_tokens: int, max_seq_len: int) -> list[TranslationBatch]:
-    """Batch all pairs by length for reading once; ``samples`` gives each row's place in ``pairs``.
-
-    Raises:
-        DataError: a pair is longer than the model reads.
-    """
-    sources, targets = tokenizers.source.encode_batch(pairs.source), tokenizers.target.encode_batch(pairs.target)
-    longer = [max(len(s), len(t)) + 1 for s, t in zip(sources, targets, strict=True)]
-    for number, length in enumerate(longer, 1):
-        if length > max_seq_len:
-            raise DataError(
-                f"{pairs.name}:{number}: expected at most model.max_seq_len = {max_seq_len} tokens, found {length}; shorten or remove it"
-            )
-    order = sorted(range(len(longer)), key=longer.__getitem__)
-    batches, rows = [], []
-    for sample in order:
-        if rows and longer[sample] * (len(rows) + 1) > batch_tokens:
-            batches.append(rows)
-            rows = []
-        rows.append(sample)
-    return [translation_batch([sources[i] for i in rows], [targets[i] for i in rows], rows) for rows in [*batches, rows] if rows]
+_AT_ONCE = 10_000
 
 
 class Loader:
     """Training batches without end, from any position.
 
+    A position is the number of samples read since the start of training, over all shards: epoch ``position // n_kept``, and
+    ``position % n_kept`` samples into it. It is the whole state of the loader.
+
     Attributes:
+        pairs: all pairs, those that are dropped too.
+        lengths: tokens of all pairs' sources and targets, without special symbols.
         n_kept: pairs that are trained on.
-        dropped: how many pairs are not, by reason.
-        padding_waste: share of the last planned epoch's tokens, both sides, that is padding.
+        left_out: the samples that are not, by reason.
+        max_seq_len: most tokens of a sequence, special symbols included.
+        padding_waste: share of the first epoch's tokens, both sides, that is padding.
     """
 
     def __init__(
@@ -67,80 +55,153 @@ class Loader:
             batch_tokens: most tokens of a batch on its longer side, padding included, over all shards and slices.
             seed: of order and BPE-dropout.
             dropout: probability of skipping a merge; each epoch then has its own segmentation.
-            max_length_ratio: drop pairs of which one side has this many times more tokens; None to keep them.
+            max_length_ratio: drop pairs of which one side has more than this many times the other's tokens; None to keep them.
             accumulate: slices of a batch.
-            shard: the slice of every batch that this process takes.
+            shard: the rows of every batch that this process takes, from 0.
             n_shards: how many processes there are.
 
         Raises:
             DataError: no pair is left.
+            ConfigError: a pair is longer than a batch.
         """
+        self.pairs = pairs
         self._tokenizers, self._dropout, self._seed, self._accumulate = tokenizers, dropout, seed, accumulate
-        self._max_seq_len = max_seq_len
-        self._sampler = Sampler(batch_tokens, seed, shard, n_shards)
-        sources, targets = tokenizers.source.encode_batch(pairs.source), tokenizers.target.encode_batch(pairs.target)
-        reasons = [_reason(s, t, max_seq_len, max_length_ratio) for s, t in zip(sources, targets, strict=True)]
-        self._kept = [i for i, reason in enumerate(reasons) if not reason]
+        self.max_seq_len, self._batch_tokens, self._longest = max_seq_len, batch_tokens, min(max_seq_len, batch_tokens)
+        self._shard, self._n_shards = shard, n_shards
+        sides = encode(tokenizers.source, pairs.source), encode(tokenizers.target, pairs.target)
+        self.lengths = _lengths(sides[0]), _lengths(sides[1])
+        self.left_out = _left_out(pairs, *self.lengths, max_seq_len, max_length_ratio)
+        out = {sample for samples in self.left_out.values() for sample in samples}
+        self._kept = [sample for sample in range(len(pairs)) if sample not in out]
         self.n_kept = len(self._kept)
-        self.dropped = dict(Counter(reason for reason in reasons if reason))
         if not self._kept:
-            why = ", ".join(f"{n} {reason}" for reason, n in self.dropped.items()) or "the file is empty"
-            raise DataError(f"{pairs.name}: expected at least one pair to train on, found none ({why})")
-        self._texts = [pairs.source[i] for i in self._kept], [pairs.target[i] for i in self._kept]
-        self._encoded = [sources[i] for i in self._kept], [targets[i] for i in self._kept]
-        self.padding_waste = 0.0
+            why = ", ".join(f"{n} {reason}" for reason, n in self.dropped.items()) or "there are no pairs"
+            raise DataError(f"{pairs.name}: expected at least one pair to train on, found none ({why}); add pairs or relax what drops them")
+        self._encoded = [sides[0][i] for i in self._kept], [sides[1][i] for i in self._kept]
+        self._refuse_longer_than_a_batch()
+        first = _lengths(self._encoded[0]) + 1, _lengths(self._encoded[1]) + 1
+        self.padding_waste = padding_waste(plan_epoch(*first, batch_tokens=batch_tokens, seed=seed, epoch=0), *first)
+
+    @property
+    def dropped(self) -> dict[str, int]:
+        """Count the pairs that are not trained on, by reason."""
+        return {reason: len(samples) for reason, samples in self.left_out.items()}
+
+    def epoch_of(self, position: int) -> int:
+        """Give the number, from 0, of the pass over the data that a position lies in."""
+        return position // self.n_kept
+
+    def seen(self) -> tuple[set[int], set[int]]:
+        """Give the symbols of each side that occur in what is trained on, segmented without dropout."""
+        return {n for row in self._encoded[0] for n in row}, {n for row in self._encoded[1] for n in row}
 
     def batches_from(self, position: int) -> Iterator[tuple[int, list[TranslationBatch]]]:
-        """Yield each batch, as slices, with the position behind it: what a checkpoint stores to go on from there."""
-        epoch, done = divmod(position, BATCHES_AN_EPOCH)
+        """Yield each batch, as slices, with the position behind it: what a checkpoint stores to go on from there.
+
+        The slices' rows together are this shard's rows of the batch; where these are fewer than ``accumulate``, so are the slices.
+        From a position inside a batch, the rest of that batch comes first.
+        """
         while True:
-            sources, targets = self._epoch(epoch)
-            plan = self._sampler.epoch(epoch, [len(row) + 1 for row in sources], [len(row) + 1 for row in targets])
-            self.padding_waste = _waste(plan, sources, targets)
-            for number, rows in enumerate(plan[done:], done + 1):
-                last = number == len(plan)
-                yield (epoch + 1) * BATCHES_AN_EPOCH if last else epoch * BATCHES_AN_EPOCH + number, self._slices(rows, sources, targets)
-            epoch, done = epoch + 1, 0
+            epoch = self.epoch_of(position)
+            sides = self._epoch(epoch)
+            lengths = _lengths(sides[0]) + 1, _lengths(sides[1]) + 1
+            end = epoch * self.n_kept
+            for batch in plan_epoch(*lengths, batch_tokens=self._batch_tokens, seed=self._seed, epoch=epoch):
+                start, end = end, end + len(batch)
+                if end > position:
+                    yield end, self._slices(batch[max(position - start, 0) :], *sides)
+            position = end
 
     def _epoch(self, epoch: int) -> tuple[Encoded, Encoded]:
-        """Encode both sides as this epoch sees them; a dropped-out segmentation that grew too long falls back to the whole one."""
+        """Encode both sides as this epoch sees them; a segmentation that grew too long by dropout falls back to the whole one."""
         if not self._dropout:
             return self._encoded
         sides = []
-        for side, (tokenizer, texts, whole) in enumerate(
-            zip((self._tokenizers.source, self._tokenizers.target), self._texts, self._encoded, strict=True)
+        for side, (tokenizer, texts) in enumerate(
+            ((self._tokenizers.source, self.pairs.source), (self._tokenizers.target, self.pairs.target))
         ):
-            broken = tokenizer.encode_with_dropout(texts, self._dropout, (self._seed, epoch, side), self._kept)
-            sides.append([b if len(b) < self._max_seq_len else w for b, w in zip(broken, whole, strict=True)])
+            key = (self._seed, epoch, side)
+            rows: Encoded = []
+            for sample, whole in zip(self._kept, self._encoded[side], strict=True):
+                (broken,) = tokenizer.encode_with_dropout([texts[sample]], self._dropout, key, [sample])
+                rows.append(array("i", broken) if len(broken) < self._longest else whole)
+            sides.append(rows)
         return sides[0], sides[1]
 
-    def _slices(self, rows: Indices, sources: Encoded, targets: Encoded) -> list[TranslationBatch]:
-        parts = [rows[i :: self._accumulate] for i in range(self._accumulate)]
+    def _slices(self, batch: Indices, sources: Encoded, targets: Encoded) -> list[TranslationBatch]:
+        rows = batch[self._shard :: self._n_shards]
+        parts = np.array_split(rows, min(self._accumulate, len(rows))) if len(rows) else []
         return [
             translation_batch([sources[i] for i in part], [targets[i] for i in part], [self._kept[i] for i in part])
-            for part in parts
-            if len(part)
+            for part in map(np.ndarray.tolist, parts)
         ]
 
-
-def _reason(source: Sequence[int], target: Sequence[int], max_seq_len: int, max_length_ratio: float | None) -> str:
-    """Say why a pair is not trained on; nothing if it is."""
-    short, long = sorted((len(source), len(target)))
-    if short == 0:
-        return "with an empty side"
-    if long + 1 > max_seq_len:
-        return f"longer than {max_seq_len} tokens"
-    if max_length_ratio is not None and long > max_length_ratio * short:
-        return f"of a length ratio above {max_length_ratio:g}"
-    return ""
+    def _refuse_longer_than_a_batch(self) -> None:
+        longer = np.maximum(*map(_lengths, self._encoded)) + 1
+        worst = int(longer.argmax())
+        if longer[worst] > self._batch_tokens:
+            raise ConfigError(
+                f"training.batch_tokens: expected at least {longer[worst]}, the tokens of {self.pairs.name} line"
+                f" {self.pairs.line(self._kept[worst])}, found {self._batch_tokens}; raise it or lower model.max_seq_len"
+            )
 
 
-def _waste(plan: Sequence[Indices], sources: Encoded, targets: Encoded) -> float:
-    """Return the share of padding in the batches of a plan, over both sides."""
-    real = laid_out = 0
-    for rows in plan:
-        for side in (sources, targets):
-            lengths = [len(side[i]) + 1 for i in rows]
-            real += sum(lengths)
-            laid_out += max(lengths, default=0) * len(lengths)
-    return 1 - real / laid_out
+def ordered_batches(
+    pairs: Pairs, tokenizers: Tokenizers, batch_tokens: int, max_seq_len: int, too_long: Literal["drop", "refuse"] = "drop"
+) -> list[TranslationBatch]:
+    """Batch pairs by length for reading once.
+
+    Args:
+        pairs: sentence pairs; an empty side is read as the end symbol alone.
+        tokenizers: of both sides.
+        batch_tokens: most tokens of a batch on its longer side, padding included; a longer pair has a batch of its own.
+        max_seq_len: most tokens of a sequence that the model reads, special symbols included.
+        too_long: what becomes of a longer pair; the data report names those that are dropped.
+
+    Returns:
+        The batches; ``samples`` gives each row's place in ``pairs``.
+
+    Raises:
+        DataError: a pair is longer than the model reads and is to be refused, or none is left.
+    """
+    sources, targets = encode(tokenizers.source, pairs.source), encode(tokenizers.target, pairs.target)
+    longer = np.maximum(_lengths(sources), _lengths(targets)) + 1
+    fits = longer <= max_seq_len
+    if not fits.any() or (too_long == "refuse" and not fits.all()):
+        sample = int(np.argmin(fits))
+        raise DataError(
+            f"{pairs.name}: expected at most model.max_seq_len = {max_seq_len} tokens a sentence, special symbols included, found"
+            f" {longer[sample]} in line {pairs.line(sample)}; shorten or remove it"
+        )
+    batches: list[list[int]] = []
+    order = np.lexsort((_lengths(sources), longer))
+    for sample in order[fits[order]].tolist():
+        if not batches or longer[sample] * (len(batches[-1]) + 1) > batch_tokens:
+            batches.append([])
+        batches[-1].append(sample)
+    return [translation_batch([sources[i] for i in rows], [targets[i] for i in rows], rows) for rows in batches]
+
+
+def encode(tokenizer: Tokenizer, texts: Sequence[str]) -> Encoded:
+    """Encode many texts compactly."""
+    chunks = (texts[start : start + _AT_ONCE] for start in range(0, len(texts), _AT_ONCE))
+    return [array("i", row) for chunk in chunks for row in tokenizer.encode_batch(chunk)]
+
+
+def _lengths(rows: Sequence[Sequence[int]]) -> Indices:
+    return np.fromiter(map(len, rows), np.int64, len(rows))
+
+
+def _left_out(pairs: Pairs, source: Indices, target: Indices, max_seq_len: int, max_length_ratio: float | None) -> dict[str, list[int]]:
+    """Sort what cannot be trained on by the first reason that holds."""
+    empty = np.array([not s.strip() or not t.strip() for s, t in zip(pairs.source, pairs.target, strict=True)], dtype=bool)
+    short, long = np.minimum(source, target), np.maximum(source, target)
+    reasons = {"with an empty side": empty, f"longer than {max_seq_len} tokens": long + 1 > max_seq_len}
+    if max_length_ratio is not None:
+        reasons[f"of a length ratio above {max_length_ratio:g}"] = long > max_length_ratio * short
+    left_out, left = {}, np.ones(len(empty), dtype=bool)
+    for reason, holds in reasons.items():
+        if (samples := np.flatnonzero(holds & left)).size:
+            left_out[reason] = samples.tolist()
+        left &= ~holds
+    return left_out

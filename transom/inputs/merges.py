@@ -80,10 +80,11 @@ class MergeDropout:
 
     def _merge(self, spelled: Numbers, standing: int, survivals: Iterator[int]) -> tuple[list[int], int]:
         """Merge until no offer is left; ``standing`` offers stand before the first is dropped. Return the symbols and the merges made."""
-        numbers, n_merges = list(spelled), 0
+        numbers, n_merges, offered = list(spelled), 0, self._ranks.get
         while True:
-            offers = sorted((*self._ranks[pair], place) for place, pair in enumerate(pairwise(numbers)) if pair in self._ranks)
-            for _, merged, place in offers:
+            offers = [(offer, place) for place, pair in enumerate(pairwise(numbers)) if (offer := offered(pair)) is not None]
+            offers.sort()
+            for (_, merged), place in offers:
                 if standing:
                     standing -= 1
                     numbers[place : place + 2] = [merged]

@@ -1,68 +1,63 @@
-"""The order of samples: a pure function of (seed, epoch, index), so that one integer is the loader's whole state."""
+"""The order of samples: a pure function of (seed, epoch), so that one integer is the loader's whole state."""
 
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from transom.errors import DataError
-
 Indices = NDArray[np.int64]
-
-BATCHES_AN_EPOCH = 1 << 32
-"""Room for batch numbers in a position: position = epoch * BATCHES_AN_EPOCH + batch."""
+Noise = NDArray[np.float64]
 
 
-class Sampler:
-    """Batches of samples of like length, by token count, in an order that depends on (seed, epoch) alone."""
+def plan_epoch(source_lengths: Indices, target_lengths: Indices, *, batch_tokens: int, seed: int, epoch: int) -> list[Indices]:
+    """Lay every sample in one batch of samples of like length, and order the batches at random.
 
-    def __init__(self, batch_tokens: int, seed: int, shard: int = 0, n_shards: int = 1) -> None:
-        """Plan batches.
+    Samples are sorted by their longer side and, among equals, by the difference of both sides, up and down in turn from one length to the
+    next, so that neighbours are alike on both sides; noise of two tokens on the difference and random ties make each epoch's batches new.
 
-        Args:
-            batch_tokens: most tokens of a whole batch on its longer side, padding included, over all shards.
-            seed: of the order.
-            shard: the slice of every batch that this process takes, from 0.
-            n_shards: how many slices there are.
-        """
-        self.batch_tokens, self.seed, self.shard, self.n_shards = batch_tokens, seed, shard, n_shards
+    Args:
+        source_lengths: tokens of each sample's source, special symbols included.
+        target_lengths: likewise of its target.
+        batch_tokens: most tokens of a batch on its longer side, padding included; no sample is longer.
+        seed: of the order.
+        epoch: number of the pass over the data, from 0.
 
-    def epoch(self, epoch: int, source_lengths: Sequence[int], target_lengths: Sequence[int]) -> list[Indices]:
-        """Return the epoch's batches, every sample in exactly one.
+    Returns:
+        The samples of each batch.
+    """
+    longer = np.maximum(source_lengths, target_lengths)
+    assert longer.max(initial=0) <= batch_tokens
+    noise, ties = _noise(len(longer), seed, epoch)
+    difference = source_lengths - target_lengths + 2 * noise
+    batches = list(_cut(np.lexsort((ties, np.where(longer % 2, difference, -difference), longer)), longer, batch_tokens))
+    order = np.argsort(_noise(len(batches), seed, epoch)[1], kind="stable")
+    return [batches[number] for number in order]
 
-        Samples are sorted by their longer side, ties and near-ties in random order, cut into batches, and the batches shuffled.
 
-        Args:
-            epoch: number of the pass over the data, from 0.
-            source_lengths: tokens of each sample's source, special symbols included.
-            target_lengths: likewise of its target.
+def padding_waste(plan: Sequence[Indices], *sides: Indices) -> float:
+    """Return the share of padding in a plan's batches.
 
-        Raises:
-            DataError: a sample is longer than a batch.
-        """
-        source, target = np.asarray(source_lengths), np.asarray(target_lengths)
-        longer = np.maximum(source, target)
-        if longer.max(initial=0) > self.batch_tokens:
-            worst = int(longer.argmax())
-            raise DataError(
-                f"expected samples of at most training.batch_tokens = {self.batch_tokens} tokens, found {longer[worst]} in sample {worst + 1};"
-                " raise training.batch_tokens or lower model.max_seq_len"
-            )
-        random = np.random.default_rng([self.seed, epoch])
-        noise = random.random(len(longer))
-        order = np.lexsort((source + target + 2 * noise, longer + noise // 0.5))
-        batches = list(_cut(order, longer, self.batch_tokens))
-        random.shuffle(batches)
-        return [batch[self.shard :: self.n_shards] for batch in batches]
+    Args:
+        plan: the samples of each batch.
+        sides: each side's lengths in tokens.
+    """
+    laid_out = sum(int(lengths[batch].max()) * len(batch) for batch in plan for lengths in sides)
+    return 1 - sum(int(lengths[batch].sum()) for batch in plan for lengths in sides) / laid_out
+
+
+def _noise(n: int, seed: int, epoch: int) -> Noise:
+    """Draw two rows of n numbers from [0, 1), by the bit generator alone, whose stream is the same in every version of numpy."""
+    bits = np.random.Philox(np.random.SeedSequence([seed, epoch])).random_raw(2 * n)
+    return np.asarray(bits * 2.0**-64, np.float64).reshape(2, n)
 
 
 def _cut(order: Indices, lengths: Indices, batch_tokens: int) -> Iterator[Indices]:
-    """Cut a sorted order into runs whose number times longest sample is at most ``batch_tokens``."""
+    """Cut a sorted order into runs whose number of samples times the longest is at most ``batch_tokens``."""
     start, longest = 0, 0
-    for end, sample in enumerate(order):
-        longest = max(longest, int(lengths[sample]))
+    for end, length in enumerate(lengths[order].tolist()):
+        longest = max(longest, length)
         if longest * (end + 1 - start) > batch_tokens:
             yield order[start:end]
-            start, longest = end, int(lengths[sample])
+            start, longest = end, length
     if start < len(order):
         yield order[start:]

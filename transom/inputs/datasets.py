@@ -1,0 +1,33 @@
+"""The pairs that a recipe names: files, or generated ones."""
+
+from pathlib import Path
+
+from transom.config.data import Data, Phrasebook
+from transom.inputs.pairs import Splits, load_pairs, split_validation
+
+
+def load_data(data: Data, base: Path) -> Splits:
+    """Read or generate the pairs of a recipe.
+
+    Args:
+        data: the recipe's data section.
+        base: folder that ``data.root`` is relative to, the recipe's own.
+
+    Returns:
+        Training and validation pairs, and test pairs where they are generated. Without ``data.valid``, 1 % of the training pairs is split
+        off by hash, and the validation pairs' name says so.
+
+    Raises:
+        TransomError: a file cannot be read, or the files do not fit together.
+    """
+    if data.generate is not None:
+        from transom.inputs.phrasebook.draw import generate
+        from transom.inputs.tasks import generate_sequences
+
+        return generate(data.generate) if isinstance(data.generate, Phrasebook) else generate_sequences(data.generate)
+    assert data.train is not None
+    root = base / Path(data.root).expanduser()
+    train = load_pairs(data.train, root)
+    if data.valid is None:
+        return Splits(*split_validation(train))
+    return Splits(train, load_pairs(data.valid, root))

@@ -1,0 +1,171 @@
+"""What is known of the data before step 1: sizes, lengths, doubles, overlap, outliers, symbols never seen."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from transom.inputs.loader import Loader, encode
+from transom.inputs.pairs import Pairs, Splits
+from transom.inputs.sampler import Indices
+from transom.inputs.tokenizer import Tokenizers
+
+SHOWN = 5
+"""How many examples of a kind are named."""
+
+_OUTLIER_RATIO = 3.0
+_OUTLIER_TOKENS = 5
+
+
+@dataclass(frozen=True)
+class DataReport:
+    """The facts of the data.
+
+    Attributes:
+        problems: sentences that name what a person should look at.
+        pairs: for each split its size, origin, doubles, and pairs that also stand in training.
+        tokens: for each split and side the distribution of lengths in tokens, without special symbols.
+        longest: the longest training pairs, with their lines.
+        dropped: training pairs that are not trained on, by reason.
+        unseen: for each split and side but training's, the symbols that training never shows.
+        padding_waste: share of the first epoch's tokens that is padding.
+    """
+
+    problems: list[str]
+    pairs: dict[str, dict[str, str | int]]
+    tokens: dict[str, dict[str, int | float]]
+    longest: list[dict[str, int]]
+    dropped: dict[str, int]
+    unseen: dict[str, dict[str, str | int]]
+    padding_waste: float
+
+    def to_json(self) -> dict[str, Any]:
+        """Give the report as JSON values."""
+        return asdict(self)
+
+    def lines(self) -> list[str]:
+        """Give the report for people, the problems last."""
+        lines = []
+        for name, facts in self.pairs.items():
+            lines.append(f"{name}: {facts['pairs']:,} pairs ({facts['from']})")
+            for side in ("source", "target"):
+                figures = self.tokens[f"{name} {side}"]
+                lines.append(
+                    f"  {side} tokens: median {figures['median']:g}, 99 % up to {figures['99 %']:g}, longest {figures['longest']},"
+                    f" {figures['total']:,} in all"
+                )
+        lines += [f"dropped from training: {n:,} {reason}" for reason, n in self.dropped.items()]
+        lines.append(f"padding: {self.padding_waste:.1%} of the tokens in the first epoch's batches")
+        return [*lines, *(f"look at this: {problem}" for problem in self.problems)]
+
+
+def report_data(splits: Splits, tokenizers: Tokenizers, loader: Loader) -> DataReport:
+    """Examine the data of a run.
+
+    Args:
+        splits: all pairs.
+        tokenizers: of both sides.
+        loader: of the training pairs.
+    """
+    others = {name: pairs for name, pairs in (("valid", splits.valid), ("test", splits.test)) if pairs is not None}
+    problems = [_lines_of(loader.pairs, samples, f"dropped {reason}") for reason, samples in loader.left_out.items()]
+    pairs = {"train": _sizes(splits.train)}
+    tokens = _distributions("train", *loader.lengths)
+    problems += _doubles(splits.train) + _outliers(splits.train, *loader.lengths)
+    in_training = _Text(splits.train)
+    seen, unseen = loader.seen(), dict[str, dict[str, str | int]]()
+    for name, other in others.items():
+        overlap = in_training.overlap(other)
+        pairs[name] = {**_sizes(other), **overlap}
+        if overlap["also in training"]:
+            problems.append(
+                f"{name}: {overlap['also in training']:,} of {len(other):,} pairs also stand in training, so its scores flatter"
+            )
+        rows = encode(tokenizers.source, other.source), encode(tokenizers.target, other.target)
+        lengths = [np.array([len(row) for row in side], dtype=np.int64) for side in rows]
+        tokens |= _distributions(name, *lengths)
+        too_long = np.flatnonzero(np.maximum(*lengths) + 1 > loader.max_seq_len).tolist()
+        if too_long:
+            problems.append(_lines_of(other, too_long, f"{name}: left out longer than {loader.max_seq_len} tokens"))
+        for side, tokenizer, side_rows, known in zip(("source", "target"), (tokenizers.source, tokenizers.target), rows, seen, strict=True):
+            counts = Counter(number for row in side_rows for number in row if number not in known)
+            unseen[f"{name} {side}"] = {
+                "symbols": len(counts),
+                "occurrences": counts.total(),
+                "such as": " ".join(tokenizer.symbols([number for number, _ in counts.most_common(SHOWN)])),
+            }
+    problems += [
+        f"{name}: {facts['symbols']:,} symbols that training never shows, {facts['occurrences']:,} times, such as {facts['such as']}"
+        for name, facts in unseen.items()
+        if facts["symbols"]
+    ]
+    return DataReport(problems, pairs, tokens, _longest(splits.train, *loader.lengths), loader.dropped, unseen, loader.padding_waste)
+
+
+class _Text:
+    """The training texts, to look others up in."""
+
+    def __init__(self, pairs: Pairs) -> None:
+        self.pairs = set(zip(pairs.source, pairs.target, strict=True))
+        self.sources = set(pairs.source)
+
+    def overlap(self, other: Pairs) -> dict[str, int]:
+        return {
+            "also in training": sum(pair in self.pairs for pair in zip(other.source, other.target, strict=True)),
+            "sources also in training": sum(source in self.sources for source in other.source),
+        }
+
+
+def _sizes(pairs: Pairs) -> dict[str, str | int]:
+    different = len(set(zip(pairs.source, pairs.target, strict=True)))
+    return {
+        "pairs": len(pairs),
+        "from": pairs.name,
+        "doubles": len(pairs) - different,
+        "different sources": len(set(pairs.source)),
+    }
+
+
+def _distributions(name: str, source: Indices, target: Indices) -> dict[str, dict[str, int | float]]:
+    return {f"{name} {side}": _distribution(lengths) for side, lengths in (("source", source), ("target", target))}
+
+
+def _distribution(lengths: Indices) -> dict[str, int | float]:
+    quantiles = np.quantile(lengths, (0.01, 0.25, 0.5, 0.75, 0.99), method="nearest").tolist()
+    return {
+        "shortest": int(lengths.min()),
+        **dict(zip(("1 %", "25 %", "median", "75 %", "99 %"), map(int, quantiles), strict=True)),
+        "longest": int(lengths.max()),
+        "mean": round(float(lengths.mean()), 2),
+        "total": int(lengths.sum()),
+    }
+
+
+def _longest(pairs: Pairs, source: Indices, target: Indices) -> list[dict[str, int]]:
+    order = np.argsort(-np.maximum(source, target), kind="stable")[:SHOWN].tolist()
+    return [{"line": pairs.line(i), "source_tokens": int(source[i]), "target_tokens": int(target[i])} for i in order]
+
+
+def _doubles(pairs: Pairs) -> list[str]:
+    first: dict[tuple[str, str], int] = {}
+    again = [i for i, pair in enumerate(zip(pairs.source, pairs.target, strict=True)) if first.setdefault(pair, i) != i]
+    return [_lines_of(pairs, again, "train: the same as an earlier pair")] if again else []
+
+
+def _outliers(pairs: Pairs, source: Indices, target: Indices) -> list[str]:
+    """Name pairs whose length ratio is far from the usual one, which are often not translations."""
+    both = (source > 0) & (target > 0)
+    logs = np.log(np.maximum(target, 1) / np.maximum(source, 1))
+    usual = float(np.median(logs[both])) if both.any() else 0.0
+    odd = both & (np.abs(logs - usual) > np.log(_OUTLIER_RATIO)) & (np.abs(target - source * np.exp(usual)) >= _OUTLIER_TOKENS)
+    samples = np.flatnonzero(odd)
+    samples = samples[np.argsort(-np.abs(logs - usual)[samples], kind="stable")].tolist()
+    return [_lines_of(pairs, samples, f"train: over {_OUTLIER_RATIO:g} times off the usual length ratio")] if samples else []
+
+
+def _lines_of(pairs: Pairs, samples: Sequence[int], what: str) -> str:
+    lines = ", ".join(str(pairs.line(sample)) for sample in samples[:SHOWN])
+    more = ", ..." if len(samples) > SHOWN else ""
+    return f"{what}: {len(samples):,} of {len(pairs):,} pairs, line{'s' if len(samples) > 1 else ''} {lines}{more}"
