@@ -1,16 +1,21 @@
 """Attention: one scores function, a readable reference, a fused path, and the multi-head module around them."""
 
+from typing import Any
+
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from transom.config.model import MultiHead
 from transom.layers.cache import KeyValueCache, KeyValues
+from transom.layers.dropout import dropout as dropped
+from transom.layers.dropout import keep_mask, rounded
 from transom.layers.tap import Scope, tap
 
-EXPLICIT_KEYS = 128
-"""Up to this many keys, training computes attention explicitly: the fused kernel's backward is slower there on a CPU."""
+SHORT = 128
+"""Up to this many keys, training on a CPU computes attention explicitly: the fused kernel's backward is slower there."""
 
 
 def scores(
@@ -29,10 +34,11 @@ def scores(
 def pattern(
     s: Float[Tensor, "batch n_heads query key"], mask: Bool[Tensor, "#batch #n_heads #query #key"] | None = None
 ) -> Float[Tensor, "batch n_heads query key"]:
-    """Turn scores into attention weights: a softmax over the keys that the mask allows.
+    """Turn scores into attention weights: a softmax, in float32 at least, over the keys that the mask allows.
 
-    The softmax is taken in float32 at least. A row that may attend to nothing gives 0, never NaN.
+    A row that may attend to nothing gives 0, never NaN.
     """
+    s = s.to(torch.promote_types(s.dtype, torch.float32))
     if mask is None:
         return s.softmax(-1)
     weights = s.masked_fill(~mask, torch.finfo(s.dtype).min).softmax(-1)
@@ -48,7 +54,7 @@ def attend_explicit(
     dropout: float = 0.0,
 ) -> Float[Tensor, "batch n_heads query d_value"]:
     """Attend by the equation: Attention(Q, K, V) = softmax(Q K^T / sqrt(d_k)) V (Vaswani et al. 2017, eq. 1)."""
-    return F.dropout(pattern(scores(q, k, bias), mask), dropout) @ v
+    return dropped(pattern(scores(q, k, bias), mask), dropout, True).to(v.dtype) @ v
 
 
 def attend_fused(
@@ -63,6 +69,66 @@ def attend_fused(
     if bias is not None:
         mask = bias if mask is None else bias.masked_fill(~mask, float("-inf"))
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout)
+
+
+class _Short(torch.autograd.Function):
+    """``attend_explicit`` with its gradient written out; ``bias`` gets none.
+
+    With P = softmax(S), D the dropout mask, Z = (P D) V and G the gradient of Z:
+    dV = (P D)^T G, dP = D (G V^T), dS = P (dP - rowsum(G Z)), dQ = dS K / sqrt(d_k), dK = dS^T Q / sqrt(d_k).
+    """
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, bias: Tensor | None, dropout: float) -> Tensor:
+        q, k, v = (x.contiguous() for x in (q, k, v))
+        p = scores(q, k, bias).to(torch.promote_types(q.dtype, torch.float32))
+        if mask is not None:
+            p = p.masked_fill_(~mask, -torch.inf)
+        p.sub_(p.amax(-1, keepdim=True).clamp_(min=torch.finfo(p.dtype).min)).exp_()
+        p.mul_(p.sum(-1, keepdim=True).clamp_(min=torch.finfo(p.dtype).tiny).reciprocal_())  # a row that sees nothing stays 0
+        drop = keep_mask(p, dropout) if dropout else None
+        weights = (p if drop is None else p * drop).to(v.dtype)
+        z = weights @ v
+        ctx.save_for_backward(q, k, v, p, weights, z, drop)
+        return z
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, p, weights, z, drop = ctx.saved_tensors
+        grad_v = weights.transpose(-2, -1) @ grad
+        grad_s = (grad @ v.transpose(-2, -1)).to(p.dtype)
+        if drop is not None:
+            grad_s.mul_(drop)
+        grad_s.sub_((grad * z).sum(-1, keepdim=True, dtype=p.dtype)).mul_(p).mul_(q.shape[-1] ** -0.5)
+        grad_s = grad_s.to(q.dtype)
+        return grad_s @ k, grad_s.transpose(-2, -1) @ q, grad_v, None, None, None
+
+
+def attend_short(
+    q: Float[Tensor, "batch n_heads query d_head"],
+    k: Float[Tensor, "batch n_heads key d_head"],
+    v: Float[Tensor, "batch n_heads key d_value"],
+    mask: Bool[Tensor, "#batch #n_heads #query #key"] | None = None,
+    bias: Float[Tensor, "#batch #n_heads #query #key"] | None = None,
+    dropout: float = 0.0,
+) -> Float[Tensor, "batch n_heads query d_value"]:
+    """Attend explicitly with a lean gradient: the fastest way to train on short sequences on a CPU; ``bias`` gets no gradient."""
+    z: Tensor = _Short.apply(q, k, v, mask, bias, rounded(dropout))  # type: ignore[no-untyped-call]
+    return z
+
+
+def attend(
+    q: Float[Tensor, "batch n_heads query d_head"],
+    k: Float[Tensor, "batch n_heads key d_head"],
+    v: Float[Tensor, "batch n_heads key d_value"],
+    mask: Bool[Tensor, "#batch #n_heads #query #key"] | None = None,
+    bias: Float[Tensor, "#batch #n_heads #query #key"] | None = None,
+    dropout: float = 0.0,
+) -> Float[Tensor, "batch n_heads query d_value"]:
+    """Attend by the fastest of the equal ways: written out for short sequences in training on a CPU, otherwise fused."""
+    short = q.device.type == "cpu" and k.shape[2] <= SHORT and torch.is_grad_enabled() and (bias is None or not bias.requires_grad)
+    return (attend_short if short else attend_fused)(q, k, v, mask, bias, dropout)
 
 
 class Attention(nn.Module):
@@ -109,7 +175,6 @@ class Attention(nn.Module):
                 k, v = cache.append(KeyValues(k, v))
         q = self.q(x).view(k.shape[0], -1, self.n_heads, self.d_head).transpose(1, 2)  # (batch, n_heads, query, d_head)
         q = tap(taps, "q", q)
-        attend = attend_explicit if torch.is_grad_enabled() and k.shape[2] <= EXPLICIT_KEYS else attend_fused
         z = attend(q, k, v, mask, bias, self.dropout if self.training else 0.0)
         z = tap(taps, "z", z)
         return self.o(z.transpose(1, 2).reshape(*x.shape[:2], -1))

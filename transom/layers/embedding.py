@@ -2,9 +2,11 @@
 
 import math
 
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from transom.layers.dropout import Dropout
 from transom.layers.position import Sinusoidal
 from transom.layers.tap import Scope, tap
 
@@ -25,7 +27,7 @@ class Embedding(nn.Module):
         self.tokens = tokens
         self.position = position
         self.scale = math.sqrt(tokens.embedding_dim) if scale else 1.0
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
 
     def forward(
         self, tokens: Int[Tensor, "batch length"], positions: Int[Tensor, "batch length"], taps: Scope | None = None
@@ -33,4 +35,10 @@ class Embedding(nn.Module):
         """Embed symbols at their positions."""
         x = self.tokens(tokens) * self.scale + self.position(positions)
         x = tap(taps, "resid", x)
-        return self.dropout(x)
+        return self.dropout(in_autocast_type(x))
+
+
+def in_autocast_type(x: Float[Tensor, "*axes"]) -> Float[Tensor, "*axes"]:
+    """Cast to the type of matrix products, so that the residual stream is in it too and no product begins with a cast."""
+    device = x.device.type
+    return x.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else x

@@ -2,9 +2,10 @@
 
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from transom.config.model import Relu
+from transom.layers.activation import relu
+from transom.layers.dropout import Dropout
 from transom.layers.tap import Scope, tap
 
 
@@ -19,10 +20,10 @@ class FeedForward(nn.Module):
         super().__init__()
         self.up = nn.Linear(d_model, d_ff, brick.bias)
         self.down = nn.Linear(d_ff, d_model, brick.bias)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
 
     def forward(self, x: Float[Tensor, "*axes d_model"], taps: Scope | None = None) -> Float[Tensor, "*axes d_model"]:
         """Transform each token on its own."""
-        hidden = F.relu(self.up(x))
+        hidden = relu(self.up(x))
         hidden = tap(taps, "hidden", hidden)
         return self.down(self.dropout(hidden))

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from transom.layers.dropout import Dropout
 from transom.layers.norm import LayerNorm
 from transom.layers.tap import Scope, scope
 
@@ -18,7 +19,7 @@ class Residual(nn.Module):
         """Hold the norm; ``dropout`` is the probability of zeroing an element of the sub-layer's output."""
         super().__init__()
         self.norm = norm
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
 
 
 class PostNorm(Residual):
@@ -28,7 +29,7 @@ class PostNorm(Residual):
         self, x: Float[Tensor, "rows query d_model"], f: SubLayer, taps: Scope | None = None
     ) -> Float[Tensor, "rows query d_model"]:
         """Add the sub-layer's output to ``x`` and normalise the sum."""
-        return self.norm(x + self.dropout(f(x)), scope(taps, "norm"))
+        return self.norm(self.dropout.add(x, f(x)), scope(taps, "norm"))
 
 
 class PreNorm(Residual):
@@ -38,7 +39,7 @@ class PreNorm(Residual):
         self, x: Float[Tensor, "rows query d_model"], f: SubLayer, taps: Scope | None = None
     ) -> Float[Tensor, "rows query d_model"]:
         """Add the sub-layer's output on the normalised input to ``x``."""
-        return x + self.dropout(f(self.norm(x, scope(taps, "norm"))))
+        return self.dropout.add(x, f(self.norm(x, scope(taps, "norm"))))
 
 
 WIRING: dict[str, type[PostNorm] | type[PreNorm]] = {"post": PostNorm, "pre": PreNorm}

@@ -1,0 +1,31 @@
+"""Activations of the feed-forward network."""
+
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
+
+
+class _Relu(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        y = x.clamp_min(0)
+        ctx.save_for_backward(y)
+        return y
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        (y,) = ctx.saved_tensors
+        return torch.gt(y, 0, out=torch.empty_like(y)).mul_(grad)
+
+
+def relu(x: Float[Tensor, "*axes"]) -> Float[Tensor, "*axes"]:
+    """Rectify: max(0, x). On a CPU the gradient is a product with a 0/1 mask, which is several times faster than PyTorch's in bf16."""
+    if x.device.type != "cpu":
+        return F.relu(x)
+    y: Tensor = _Relu.apply(x)  # type: ignore[no-untyped-call]
+    return y

@@ -1,0 +1,91 @@
+"""Dropout from random bytes: on a CPU, drawing the numbers is otherwise what costs."""
+
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
+
+LEVELS = 256
+"""Different values of a random byte."""
+
+
+def rounded(p: float) -> float:
+    """Round a probability below 1 to the multiple of 1/256 that random bytes can follow."""
+    return min(round(p * LEVELS), LEVELS - 1) / LEVELS
+
+
+def keep_mask(x: Tensor, p: float) -> Tensor:
+    """Draw 1 / (1 - p) with probability 1 - p, else 0, for each element of ``x`` and in its type; eight elements a random number."""
+    n = x.numel()
+    words = torch.empty((n + 7) // 8, dtype=torch.int64).random_(-(2**63), None)
+    keep = words.view(torch.int8)[:n].lt_(round((1 - p) * LEVELS) - LEVELS // 2)
+    return keep.to(x.dtype).mul_(1 / (1 - p)).view(x.shape)
+
+
+class _DropoutAdd(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, residual: Tensor, x: Tensor, p: float) -> Tensor:
+        mask = keep_mask(x, p)
+        ctx.save_for_backward(mask)
+        return torch.addcmul(residual, x, mask)
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+        (mask,) = ctx.saved_tensors
+        return grad, grad * mask, None
+
+
+class _Dropout(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, p: float) -> Tensor:
+        mask = keep_mask(x, p)
+        ctx.save_for_backward(mask)
+        return x * mask
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        (mask,) = ctx.saved_tensors
+        return grad * mask, None
+
+
+def dropout(x: Float[Tensor, "*axes"], p: float, training: bool) -> Float[Tensor, "*axes"]:
+    """Zero elements with probability ``p`` and scale the others by 1 / (1 - p), in training only (Srivastava et al. 2014).
+
+    On a CPU ``p`` is rounded to a multiple of 1/256, and the scale is that of the rounded value.
+    """
+    if not training or rounded(p) == 0:
+        return x
+    if x.device.type != "cpu":
+        return F.dropout(x, p)
+    out: Tensor = _Dropout.apply(x, rounded(p))  # type: ignore[no-untyped-call]
+    return out
+
+
+def dropout_add(residual: Float[Tensor, "*axes"], x: Float[Tensor, "*axes"], p: float, training: bool) -> Float[Tensor, "*axes"]:
+    """Compute ``residual + dropout(x, p, training)``, on a CPU in one pass."""
+    if not training or rounded(p) == 0 or x.device.type != "cpu" or residual.dtype != x.dtype:
+        return residual + dropout(x, p, training)
+    out: Tensor = _DropoutAdd.apply(residual, x, rounded(p))  # type: ignore[no-untyped-call]
+    return out
+
+
+class Dropout(nn.Module):
+    """``dropout`` with a fixed probability."""
+
+    def __init__(self, p: float) -> None:
+        """Drop with probability ``p``."""
+        super().__init__()
+        self.p = p
+
+    def forward(self, x: Float[Tensor, "*axes"]) -> Float[Tensor, "*axes"]:
+        """Drop in training, pass through in evaluation."""
+        return dropout(x, self.p, self.training)
+
+    def add(self, residual: Float[Tensor, "*axes"], x: Float[Tensor, "*axes"]) -> Float[Tensor, "*axes"]:
+        """Add ``x``, dropped in training, to the residual stream."""
+        return dropout_add(residual, x, self.p, self.training)
