@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Iterator
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -14,6 +15,14 @@ SOS, EOS = 1, 2
 FORBIDDEN = (0, 1)
 
 Prefix = tuple[int, ...]
+
+
+class Conditional(Protocol):
+    """What a slow search asks of a model."""
+
+    n_symbols: int
+
+    def log_p(self, source: Prefix, prefix: Prefix) -> list[float]: ...
 
 
 class Table:
@@ -68,7 +77,7 @@ def finished(tokens: Prefix, log_p: float, alpha: float) -> Hypothesis:
     return Hypothesis(tokens, log_p, log_p / penalty(len(tokens) + 1, alpha))
 
 
-def every_hypothesis(table: Table, source: Prefix, shortest: int, longest: int, alpha: float) -> list[Hypothesis]:
+def every_hypothesis(table: Conditional, source: Prefix, shortest: int, longest: int, alpha: float) -> list[Hypothesis]:
     """Score every target there is, best first."""
     words = [symbol for symbol in range(table.n_symbols) if symbol not in (*FORBIDDEN, EOS)]
 
@@ -83,7 +92,7 @@ def every_hypothesis(table: Table, source: Prefix, shortest: int, longest: int, 
     return sorted(found, key=lambda h: -h.score)
 
 
-def slow_beam(table: Table, source: Prefix, n_beams: int, shortest: int, longest: int, alpha: float) -> list[Hypothesis]:
+def slow_beam(table: Conditional, source: Prefix, n_beams: int, shortest: int, longest: int, alpha: float) -> list[Hypothesis]:
     """Search with a beam up to the longest length, without ever stopping early; return all that finished, best first."""
     live: list[tuple[Prefix, float]] = [((), 0.0)]
     found = []
@@ -100,7 +109,7 @@ def slow_beam(table: Table, source: Prefix, n_beams: int, shortest: int, longest
     return sorted(found, key=lambda h: -h.score)
 
 
-def slow_greedy(table: Table, source: Prefix, shortest: int, longest: int, alpha: float) -> Hypothesis:
+def slow_greedy(table: Conditional, source: Prefix, shortest: int, longest: int, alpha: float) -> Hypothesis:
     prefix: Prefix = ()
     total = 0.0
     while True:

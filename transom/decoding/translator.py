@@ -19,7 +19,7 @@ from transom.decoding.inference import evaluating, prepare
 from transom.decoding.limits import limits_of
 from transom.decoding.loop import log_probabilities, search
 from transom.decoding.sentences import split_text
-from transom.errors import ConfigError, DataError
+from transom.errors import CheckpointError, ConfigError, DataError
 from transom.inputs.batch import Sequences
 from transom.inputs.loader import ordered_batches
 from transom.inputs.pairs import Pairs
@@ -28,7 +28,7 @@ from transom.inputs.tokenizer import Tokenizers
 from transom.models.build import build_model
 from transom.models.seq2seq import Seq2SeqTransformer
 from transom.planning.precision import Precision, choose_precision
-from transom.weights.run_folder import RECIPE, TOKENIZER, RunFolder
+from transom.weights.run_folder import CONFIG, RECIPE, TOKENIZER, RunFolder
 
 
 class Translation(NamedTuple):
@@ -137,10 +137,12 @@ class Translator:
         """
         if len(sources) != len(targets):
             raise DataError(f"{name}: expected as many targets as sources, found {len(targets)} and {len(sources)}")
+        if not sources:
+            return []
         scores = [PairScore(0.0, 0)] * len(sources)
         pairs, device = Pairs(list(sources), list(targets), name), self._device
         with evaluating(self.model):
-            for batch in ordered_batches(pairs, self.tokenizers, batch_tokens, self.model.config.max_seq_len):
+            for batch in ordered_batches(pairs, self.tokenizers, batch_tokens, self.model.config.max_seq_len, too_long="refuse"):
                 on_device = batch.to(device)
                 log_p = log_probabilities(self.model(on_device)).gather(-1, on_device.labels[..., None])[..., 0]  # (batch, target)
                 totals = log_p.double().masked_fill(on_device.target.segments == 0, 0.0).sum(1).tolist()
@@ -233,6 +235,14 @@ def load(folder: str | Path, precision: Literal["auto", "fp32", "bf16", "fp16"] 
     run = RunFolder.open(Path(folder))
     config = run.load_config()
     tokenizers = Tokenizers.from_bytes(run.read(TOKENIZER), str(run.path / TOKENIZER))
+    for side, found, expected in (
+        ("source", tokenizers.source.vocab_size, config.source_vocab_size),
+        ("target", tokenizers.target.vocab_size, config.target_vocab_size),
+    ):
+        if found != expected:
+            raise CheckpointError(
+                f"{run.path / TOKENIZER}: expected {expected} {side} symbols by {CONFIG}, found {found}; they are of different runs"
+            )
     with torch.random.fork_rng(devices=[]):
         model = cast(Seq2SeqTransformer, build_model(config))
     run.load_weights(model)

@@ -155,9 +155,10 @@ def compare(
 ) -> Comparison:
     """Compare two systems by paired bootstrap resampling (Koehn 2004).
 
-    Test sets of the same size are drawn with replacement from the sentences, the same for both systems. The p-value is two-sided:
-    the share of samples in which the difference departs from its mean by more than the real difference departs from 0, one added
-    above and below, which is sacreBLEU's definition; the same seed gives its very numbers.
+    Test sets of the same size are drawn with replacement from the sentences, the same for both systems. The p-value is the share of
+    samples in which the difference departs from its mean, either way, by at least as much as the real difference departs from 0; one
+    is added above and below, so that it is never 0. The scores are those that sacreBLEU's paired test draws with this seed. Its
+    p-value differs: it compares sizes of differences one way, which is about half of this, and finds a system better than itself.
 
     Args:
         a: first system's translations.
@@ -177,8 +178,8 @@ def compare(
     facts = [_counts(metric, system, references) for system in (a, b)]
     real_a, real_b = (_bleu_of(counts.sum(0)) for counts in facts)
     of_a, of_b = (np.array([_bleu_of(counts[draw].sum(0)) for draw in draws]) for counts in facts)
-    sizes = np.abs(of_b - of_a)
-    p_value = (int((sizes - sizes.mean() > abs(real_b - real_a)).sum()) + 1) / (n_samples + 1)
+    differences = of_b - of_a
+    p_value = (int((np.abs(differences - differences.mean()) >= abs(real_b - real_a)).sum()) + 1) / (n_samples + 1)
     return Comparison(
         a=real_a,
         b=real_b,
@@ -186,7 +187,7 @@ def compare(
         p_value=p_value,
         a_interval=_interval(of_a),
         b_interval=_interval(of_b),
-        difference_interval=_interval(of_b - of_a),
+        difference_interval=_interval(differences),
         n_samples=n_samples,
         seed=seed,
         signature=bleu(a, references, lowercase).signature,

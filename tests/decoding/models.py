@@ -1,0 +1,49 @@
+"""Small encoder-decoders with random weights, and the slow way to ask them for probabilities."""
+
+import torch
+
+from tests.decoding.tables import SOS, Prefix
+from transom.config.data import Tokenizer as TokenizerConfig
+from transom.config.model import Seq2Seq
+from transom.inputs.batch import Sequences, TranslationBatch
+from transom.inputs.tokenizer import Tokenizer, Tokenizers
+from transom.models.build import build_model
+from transom.models.seq2seq import Seq2SeqTransformer
+
+LETTERS = "abcdefgh .!?\n"
+
+
+def tiny_model(
+    vocab: int, seed: int = 1, dtype: torch.dtype = torch.float64, max_seq_len: int = 24, **fields: object
+) -> Seq2SeqTransformer:
+    """Build a model whose answers vary with its input: untied, with weights larger than a fresh model's."""
+    size = {"d_model": 16, "n_heads": 4, "d_ff": 24, "n_encoder_layers": 2, "n_decoder_layers": 2, "tie": "none"}
+    torch.manual_seed(seed)
+    config = Seq2Seq(**{**size, "max_seq_len": max_seq_len, "source_vocab_size": vocab, "target_vocab_size": vocab, **fields})  # type: ignore[arg-type]
+    model = build_model(config)
+    assert isinstance(model, Seq2SeqTransformer)
+    with torch.no_grad():
+        for block in (*model.encoder.blocks, *model.decoder.blocks):
+            for matrix in (p for p in block.parameters() if p.dim() == 2):
+                matrix *= 2
+        model.unembedding.weight.normal_(std=0.5)
+    return model.to(dtype).eval()
+
+
+def letter_tokenizers(letters: str = LETTERS) -> Tokenizers:
+    tokenizer = Tokenizer.train([letters], TokenizerConfig(kind="char", vocab_size=max(8, len(letters) + 4)))
+    return Tokenizers(tokenizer, tokenizer)
+
+
+class Uncached:
+    """A model asked for one prefix at a time, alone, unpadded, without a cache."""
+
+    def __init__(self, model: Seq2SeqTransformer) -> None:
+        self.model, self.n_symbols = model, model.unembedding.out_features
+
+    @torch.inference_mode()
+    def log_p(self, source: Prefix, prefix: Prefix) -> list[float]:
+        target = Sequences.pad([[SOS, *prefix]])
+        batch = TranslationBatch(Sequences.pad([source]), target, target.tokens, (0,))
+        found: list[float] = self.model(batch)[0, -1].log_softmax(-1).tolist()
+        return found
