@@ -2,15 +2,12 @@
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Any
 
 import typer
 
 from transom.cli.answers import Json, answer, table
 from transom.cli.options import Source, Target
-
-if TYPE_CHECKING:
-    from transom.training.evaluation import Comparison
 
 EXAMPLES = """
 transom compare runs/a runs/b --source test.en --target test.de
@@ -46,7 +43,7 @@ def compare(
     answer({"a_run": str(a), "b_run": str(b), **asdict(result)}, as_json, _lines(a, b, result))
 
 
-def _lines(a: Path, b: Path, result: "Comparison") -> list[str]:
+def _lines(a: Path, b: Path, result: Any) -> list[str]:
     rows = [["", "BLEU", "95 % interval"]]
     for name, value, (low, high) in (
         (str(a), result.a, result.a_interval),
@@ -55,7 +52,7 @@ def _lines(a: Path, b: Path, result: "Comparison") -> list[str]:
     ):
         rows.append([name, f"{value:.2f}", f"{low:.2f} to {high:.2f}"])
     better = f"{b if result.difference > 0 else a} is better"
-    verdict = better if result.p_value < 0.05 else "no difference that luck would not explain"
+    verdict = better if result.difference and result.p_value < 0.05 else "no difference that luck would not explain"
     return [
         *table(rows),
         "",

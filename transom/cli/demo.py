@@ -1,15 +1,12 @@
 """``transom demo``: the built-in phrasebook, from nothing to translations of sentences the model has never seen."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from transom.cli.answers import Json, answer, note, table
 from transom.cli.options import Set
-
-if TYPE_CHECKING:
-    from transom.inputs.pairs import Pairs
 
 EXAMPLES = """
 transom demo
@@ -55,7 +52,7 @@ def demo(
     translations = translator.translate(test.source)
     exact = exact_match(translations, test.target)
     baseline = exact_match(nearest_baseline(splits.train, test.source), test.target)
-    shown = _chosen(test)
+    shown = _chosen(test.source)
     samples = [{"source": test.source[i], "reference": test.target[i], "translation": translations[i]} for i in shown]
     value = {
         **sitting.to_json(),
@@ -69,10 +66,10 @@ def demo(
     return 0
 
 
-def _chosen(test: "Pairs") -> list[int]:
+def _chosen(sources: list[str]) -> list[int]:
     """Choose the greeting, and sentences spread over the test set that are not short."""
-    long = [i for i, source in enumerate(test.source) if len(source.split()) >= 6 and source != GREETING]
-    greeting = [test.source.index(GREETING)] if GREETING in test.source else []
+    long = [i for i, source in enumerate(sources) if len(source.split()) >= 6 and source != GREETING]
+    greeting = [sources.index(GREETING)] if GREETING in sources else []
     return greeting + long[:: max(1, len(long) // (SHOWN - 1))][: SHOWN - 1]
 
 

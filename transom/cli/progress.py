@@ -5,13 +5,11 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from transom.cli.answers import note
 from transom.inspection.figures import compact, duration, percent, whole
-
-if TYPE_CHECKING:
-    from transom.training.events import Event, Validated
+from transom.training.events import Event, Finished, Started, Stepped, Validated
 
 SECONDS_BETWEEN_LINES = 10.0
 """Between two lines of progress where there is no terminal."""
@@ -32,10 +30,8 @@ class TrainingProgress(AbstractContextManager["TrainingProgress"]):
         self._max_steps = 0
         self._last_line = 0.0
 
-    def __call__(self, event: "Event") -> None:
+    def __call__(self, event: Event) -> None:
         """Show what an event says."""
-        from transom.training.events import Finished, Started, Stepped, Validated
-
         match event:
             case Started():
                 self._start(event.step, event.max_steps)
@@ -76,7 +72,7 @@ class TrainingProgress(AbstractContextManager["TrainingProgress"]):
             self._bar.stop()
             self._bar = None
 
-    def _step(self, event: Any) -> None:
+    def _step(self, event: Stepped) -> None:
         if event.skipped:
             names = ", ".join(map(str, event.skipped[:10])) + (" ..." if len(event.skipped) > 10 else "")
             self.tell(f"step {whole(event.step)}: loss or gradient was not finite, step skipped (samples {names})")
@@ -100,7 +96,7 @@ _ENDS = {
 }
 
 
-def _validation(event: "Validated") -> str:
+def _validation(event: Validated) -> str:
     figures = event.figures
     parts = [f"loss {figures['loss']:.4f}", f"perplexity {compact(figures['perplexity'])}"]
     parts += [f"{name} {figures[key]:.2f}" for key, name in (("bleu", "BLEU"), ("chrf", "chrF")) if key in figures]

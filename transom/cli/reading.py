@@ -2,15 +2,14 @@
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from transom.config.data import PairFiles
 from transom.errors import DataError
+from transom.inputs.pairs import Pairs, load_pairs
+from transom.weights.run_folder import RunFolder
 
-if TYPE_CHECKING:
-    from transom.inputs.pairs import Pairs
 
-
-def read_test_set(runs: Iterable[Path], source: Path, target: Path, verb: str) -> "Pairs":
+def read_test_set(runs: Iterable[Path], source: Path, target: Path, verb: str) -> Pairs:
     """Read aligned test files after noting it in each run's ledger.
 
     Args:
@@ -22,10 +21,6 @@ def read_test_set(runs: Iterable[Path], source: Path, target: Path, verb: str) -
     Raises:
         TransomError: a folder is no run, the files cannot be read or do not fit together, or there is nothing in them.
     """
-    from transom.config.data import PairFiles
-    from transom.inputs.pairs import load_pairs
-    from transom.weights.run_folder import RunFolder
-
     folders = [RunFolder.open(run) for run in runs]
     pairs = load_pairs(PairFiles(source=str(source), target=str(target)), Path.cwd())
     if not pairs.source:

@@ -4,15 +4,14 @@ import statistics
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
 from transom.cli.answers import Json, answer, note, table
 from transom.cli.options import RecipeName, Set, TrainSource, TrainTarget, ValidSource, ValidTarget, file_overrides
-
-if TYPE_CHECKING:
-    from transom.cli.training_run import Sitting
+from transom.cli.training_run import Sitting, default_folder, run_training
+from transom.config.recipe import Recipe, load_recipe
 
 app = typer.Typer(add_completion=False)
 
@@ -42,10 +41,8 @@ def train(
     as_json: Json = False,
 ) -> int:
     """Everything is in the recipe; --set changes any field of it. Ctrl-C saves, and --resume goes on to the very same end."""
-    from transom.config.recipe import load_recipe
-
     sets = [*file_overrides(source, target, valid_source, valid_target), *(overrides or [])]
-    folder = out or Path("runs") / Path(recipe).stem
+    folder = out or default_folder(recipe)
     if seeds is None:
         sitting = _one(*load_recipe(recipe, sets), folder, resume, as_json)
         answer(sitting.to_json(), as_json, _told(sitting))
@@ -63,9 +60,8 @@ def train(
     return 0
 
 
-def _one(recipe: Any, base: Path, folder: Path, resume: bool, quiet: bool) -> "Sitting":
+def _one(recipe: Recipe, base: Path, folder: Path, resume: bool, quiet: bool) -> Sitting:
     from transom.cli.progress import TrainingProgress
-    from transom.cli.training_run import run_training
 
     overwrite = not resume and not quiet and _asked_to_overwrite(folder)
     if quiet:
@@ -83,7 +79,7 @@ def _asked_to_overwrite(folder: Path) -> bool:
     return typer.confirm(f"{folder} holds a run already. Remove it and begin anew? (--resume goes on with it)", err=True)
 
 
-def _told(sitting: "Sitting") -> list[str]:
+def _told(sitting: Sitting) -> list[str]:
     if sitting.stopped_by:
         return [f"stopped at step {sitting.step:,}; saved in {sitting.folder}; the same command with --resume goes on"]
     best = "  ".join(f"{name} {sitting.best[name]:.4g}" for name in FIGURES if name in sitting.best)
@@ -94,14 +90,14 @@ def _told(sitting: "Sitting") -> list[str]:
     ]
 
 
-def _summary(sittings: Sequence["Sitting"]) -> dict[str, dict[str, float]]:
+def _summary(sittings: Sequence[Sitting]) -> dict[str, dict[str, float]]:
     """Return mean and sample standard deviation of each figure."""
     columns = {name: [sitting.best[name] for sitting in sittings] for name in FIGURES if name in sittings[0].best}
     spread = {name: statistics.stdev(values) if len(values) > 1 else 0.0 for name, values in columns.items()}
     return {"mean": {name: statistics.fmean(values) for name, values in columns.items()}, "spread": spread}
 
 
-def _summary_table(sittings: Sequence["Sitting"], summary: Mapping[str, Mapping[str, float]]) -> list[str]:
+def _summary_table(sittings: Sequence[Sitting], summary: Mapping[str, Mapping[str, float]]) -> list[str]:
     names = list(summary["mean"])
     rows = [["seed", *names, "step", "minutes"]]
     for seed, sitting in enumerate(sittings, 1):

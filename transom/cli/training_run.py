@@ -6,12 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from transom.config.recipe import Recipe
-
-if TYPE_CHECKING:
-    from transom.training.events import Observer
+from transom.config.recipe import Recipe, load_recipe
+from transom.errors import ConfigError
+from transom.training.events import Event, Finished, Observer, Started, Stepped, Validated
 
 
 @dataclass(frozen=True)
@@ -79,7 +78,7 @@ def run_training(
     out: Path,
     resume: bool = False,
     overwrite: bool = False,
-    observers: "Sequence[Observer]" = (),
+    observers: Sequence[Observer] = (),
     tell: Callable[[str], None] = lambda _: None,
 ) -> Sitting:
     """Train a recipe into a run folder and write its report and model card.
@@ -97,7 +96,6 @@ def run_training(
         TransomError: recipe, data and folder do not fit together, or the run could not go on.
     """
     from transom.cli.pages import write_pages
-    from transom.training.events import Event, Finished, Started
     from transom.training.run import train
     from transom.training.setup import set_up
     from transom.weights.run_folder import RunFolder
@@ -121,15 +119,46 @@ def run_training(
     return Sitting(result.folder, result.step, result.reason, dict(result.best), finished.seconds, stop.signal if stopped else 0)
 
 
-def tensorboard_observer(out: Path) -> "Observer":
+def train(
+    recipe: str | Path,
+    out: str | Path | None = None,
+    overrides: Sequence[str] = (),
+    resume: bool = False,
+    overwrite: bool = False,
+    observers: Sequence[Observer] = (),
+) -> Sitting:
+    """Train a recipe and leave the model, its record and a report in a run folder; this is ``transom.train``.
+
+    Args:
+        recipe: name of a packaged recipe, or path of a TOML file.
+        out: the run folder; left out, ``runs/NAME``.
+        overrides: changes to the recipe, as in ``"training.max_steps=300"``.
+        resume: go on with the run that ``out`` holds, if any.
+        overwrite: begin anew where ``out`` holds a run.
+        observers: called with each event of ``training.events``.
+
+    Raises:
+        TransomError: recipe, data and folder do not fit together, or the run could not go on.
+    """
+    loaded, base = load_recipe(recipe, overrides)
+    return run_training(loaded, base, default_folder(recipe) if out is None else Path(out), resume, overwrite, observers)
+
+
+def default_folder(recipe: str | Path) -> Path:
+    """Name the run folder of a recipe where none is given.
+
+    >>> default_folder("recipes/my.toml").as_posix()
+    'runs/my'
+    """
+    return Path("runs") / Path(recipe).stem
+
+
+def tensorboard_observer(out: Path) -> Observer:
     """Make an observer that writes TensorBoard events under ``out/tensorboard``.
 
     Raises:
         ConfigError: TensorBoard is not installed.
     """
-    from transom.errors import ConfigError
-    from transom.training.events import Event, Finished, Stepped, Validated
-
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
