@@ -27,5 +27,5 @@ def relu(x: Float[Tensor, "*axes"]) -> Float[Tensor, "*axes"]:
     """Rectify: max(0, x). On a CPU the gradient is a product with a 0/1 mask, which is several times faster than PyTorch's in bf16."""
     if x.device.type != "cpu":
         return F.relu(x)
-    y: Tensor = _Relu.apply(x)  # type: ignore[no-untyped-call]
+    y: Tensor = _Relu.apply(x)
     return y

@@ -49,7 +49,7 @@ def linear_cross_entropy(
     """
     loss: Tensor
     nll: Tensor
-    loss, nll = _LinearCrossEntropy.apply(hidden, weight, labels, smoothing)  # type: ignore[no-untyped-call]
+    loss, nll = _LinearCrossEntropy.apply(hidden, weight, labels, smoothing)
     return loss, nll
 
 

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from transom.config.training import Training
 from transom.errors import TransomError
 from transom.inputs.batch import TranslationBatch
@@ -195,7 +197,7 @@ class _Run:
         """Write a checkpoint, then prune the older ones."""
         p, parts = self.progress, self.parts
         p.window = self.window.sums
-        groups = {
+        groups: dict[str, dict[str, Tensor]] = {
             "model": dict(parts.model.named_parameters()),
             "optimizer": optimizer_tensors(parts.optimizer),
             "generators": generator_states(),

@@ -14,7 +14,7 @@ def learning_rate(step: int, training: Training, d_model: int) -> float:
         d_model: width, which the paper's own peak depends on.
     """
     warmup = training.schedule.warmup_steps
-    peak = training.learning_rate if training.learning_rate != "paper" else (d_model * max(warmup, 1)) ** -0.5
+    peak = float((d_model * max(warmup, 1)) ** -0.5 if training.learning_rate == "paper" else training.learning_rate)
     return peak * share_of_peak(step, training.schedule, training.max_steps)
 
 
@@ -24,7 +24,7 @@ def share_of_peak(step: int, schedule: PaperSchedule | Cosine | WarmupStableDeca
     if step < warmup:
         return step / warmup
     if isinstance(schedule, PaperSchedule):
-        return (warmup / step) ** 0.5
+        return math.sqrt(warmup / step)
     if isinstance(schedule, Cosine):
         done = min((step - warmup) / max(max_steps - warmup, 1), 1.0)
         return schedule.final + (1 - schedule.final) * (1 + math.cos(math.pi * done)) / 2

@@ -21,6 +21,7 @@ from transom.models.build import build_model
 from transom.models.seq2seq import Seq2SeqTransformer
 from transom.planning.flops import count_flops
 from transom.planning.machine import measure_peak
+from transom.planning.memory import keep_freed_memory
 from transom.planning.precision import Precision, choose_precision, choose_threads
 from transom.training.optimizer import build_optimizer
 from transom.weights.run_folder import RECIPE, TOKENIZER, RunFolder
@@ -84,6 +85,7 @@ def set_up(recipe: Recipe, base: Path, folder: RunFolder, tell: Callable[[str], 
     if (folder.path / RECIPE).exists():
         recipe = _as_begun(recipe, folder)
         precision = choose_precision(recipe.training.precision, device)
+    keep_freed_memory()
     threads = choose_threads()
     torch.set_num_threads(threads.count)
     torch.manual_seed(recipe.training.seed)
