@@ -55,7 +55,7 @@ def test_what_is_saved_comes_back_bit_for_bit(tmp_path):
             assert torch.equal(found.reshape(-1).view(torch.uint8), tensor.reshape(-1).view(torch.uint8))
 
 
-@settings(deadline=None, max_examples=20)
+@settings(deadline=None, max_examples=10)
 @given(
     st.dictionaries(st.text(), st.recursive(st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(), st.lists))
 )
@@ -292,7 +292,7 @@ def test_a_new_checkpoint_is_on_the_disk_before_an_old_one_goes(tmp_path, monkey
     assert events[:-1] == ["sync"] * 8  # four groups, state and manifest, the folder of the files, the folder of the checkpoint
 
 
-@pytest.mark.parametrize("stride", [pytest.param(1, marks=pytest.mark.long), 7])
+@pytest.mark.parametrize("stride", [pytest.param(1, marks=pytest.mark.long), 13])
 def test_a_run_survives_kill_9_at_every_line_of_saving_and_pruning(python, stride):
     points = python(
         f"stride = {stride}"
