@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from transom.config.model import MultiHead
-from transom.layers.attention import Attention, attend_explicit, attend_fused, pattern, scores
+from transom.layers.attention import Attention, attend, attend_explicit, attend_fused, attend_short, pattern, scores
 from transom.layers.cache import KeyValueCache, KeyValues
 
 
@@ -34,7 +34,7 @@ shapes = st.tuples(*(st.integers(1, n) for n in (3, 3, 4, 5, 4, 3)), st.integers
 
 @settings(max_examples=40, deadline=None)
 @given(shapes)
-def test_both_paths_equal_the_equation_and_each_other_with_gradients(shape: tuple[int, ...]) -> None:
+def test_all_paths_equal_the_equation_and_each_other_with_gradients(shape: tuple[int, ...]) -> None:
     batch, n_heads, query, key, d_head, d_value, seed = shape
     torch.manual_seed(seed)
     q, k, v = (
@@ -47,21 +47,21 @@ def test_both_paths_equal_the_equation_and_each_other_with_gradients(shape: tupl
     expected = equation(q, k, v, mask, bias)
     weights = draw(*expected.shape)
     gradients = []
-    for attend in (attend_explicit, attend_fused):
-        z = attend(q, k, v, mask, bias)
+    for path in (attend_explicit, attend_fused, attend_short):
+        z = path(q, k, v, mask, bias)
         assert torch.allclose(z, expected, rtol=0, atol=1e-10)
         gradients.append(torch.autograd.grad((z * weights).sum(), (q, k, v)))
-    for a, b in zip(*gradients, strict=True):
-        assert torch.allclose(a, b, rtol=0, atol=1e-10)
+    for explicit, *others in zip(*gradients, strict=True):
+        assert all(torch.allclose(other, explicit, rtol=0, atol=1e-10) for other in others)
 
 
-@pytest.mark.parametrize("attend", [attend_explicit, attend_fused])
+@pytest.mark.parametrize("path", [attend_explicit, attend_fused, attend_short])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-def test_a_row_that_sees_nothing_gives_zero(attend, dtype) -> None:  # type: ignore[no-untyped-def]
+def test_a_row_that_sees_nothing_gives_zero(path, dtype) -> None:  # type: ignore[no-untyped-def]
     q, k, v = (torch.randn(2, 3, 4, 8, dtype=dtype, requires_grad=True) for _ in range(3))
     mask = torch.ones(2, 1, 4, 4, dtype=torch.bool)
     mask[0, 0, 1] = False
-    z = attend(q, k, v, mask)
+    z = path(q, k, v, mask)
     assert (z[0, :, 1] == 0).all() and z[1].abs().min() > 0
     z.float().sum().backward()
     assert all(t.grad.isfinite().all() for t in (q, k, v))
@@ -112,3 +112,29 @@ def test_dropout_acts_on_the_weights_in_training_only() -> None:
     assert not torch.equal(layer(x), layer(x))
     layer.eval()
     assert torch.equal(layer(x), layer(x))
+
+
+def test_short_attention_drops_as_explicit_attention_does_with_the_same_draws() -> None:
+    mask = torch.rand(2, 1, 3, 5) < 0.7
+    results = []
+    for path in (attend_explicit, attend_short):
+        torch.manual_seed(3)
+        q, k, v = draw(2, 2, 3, 4, grad=True), draw(2, 2, 5, 4, grad=True), draw(2, 2, 5, 6, grad=True)
+        z = path(q, k, v, mask, None, 0.4)
+        results.append([z, *torch.autograd.grad((z * torch.arange(6)).sum(), (q, k, v))])
+    for a, b in zip(*results, strict=True):
+        assert torch.allclose(a, b, rtol=0, atol=1e-12)
+
+
+def test_a_learned_bias_gets_its_gradient() -> None:
+    q, bias = draw(1, 2, 3, 4), draw(1, 2, 3, 3, grad=True)
+    attend(q, q, q, None, bias).sum().backward()
+    assert bias.grad.abs().max() > 0
+
+
+@pytest.mark.parametrize("path", [attend_fused, attend_short])
+def test_bf16_stays_near_float32(path) -> None:  # type: ignore[no-untyped-def]
+    torch.manual_seed(1)
+    q, k, v = (torch.randn(2, 4, 9, 16) for _ in range(3))
+    exact, rough = attend_explicit(q, k, v), path(q.bfloat16(), k.bfloat16(), v.bfloat16())
+    assert rough.dtype == torch.bfloat16 and (rough.float() - exact).norm() / exact.norm() < 1e-2

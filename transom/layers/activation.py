@@ -17,7 +17,7 @@ class _Relu(torch.autograd.Function):
         return y
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> Tensor:
         (y,) = ctx.saved_tensors
         return torch.gt(y, 0, out=torch.empty_like(y)).mul_(grad)
@@ -27,5 +27,5 @@ def relu(x: Float[Tensor, "*axes"]) -> Float[Tensor, "*axes"]:
     """Rectify: max(0, x). On a CPU the gradient is a product with a 0/1 mask, which is several times faster than PyTorch's in bf16."""
     if x.device.type != "cpu":
         return F.relu(x)
-    y: Tensor = _Relu.apply(x)
+    y: Tensor = _Relu.apply(x)  # type: ignore[no-untyped-call]
     return y

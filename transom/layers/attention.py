@@ -93,7 +93,7 @@ class _Short(torch.autograd.Function):
         return z
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, p, weights, z, drop = ctx.saved_tensors
         grad_v = weights.transpose(-2, -1) @ grad
@@ -114,7 +114,7 @@ def attend_short(
     dropout: float = 0.0,
 ) -> Float[Tensor, "batch n_heads query d_value"]:
     """Attend explicitly with a lean gradient: the fastest way to train on short sequences on a CPU; ``bias`` gets no gradient."""
-    z: Tensor = _Short.apply(q, k, v, mask, bias, rounded(dropout))
+    z: Tensor = _Short.apply(q, k, v, mask, bias, rounded(dropout))  # type: ignore[no-untyped-call]
     return z
 
 

@@ -33,7 +33,7 @@ class _DropoutAdd(torch.autograd.Function):
         return torch.addcmul(residual, x, mask)
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
         (mask,) = ctx.saved_tensors
         return grad, grad * mask, None
@@ -47,7 +47,7 @@ class _Dropout(torch.autograd.Function):
         return x * mask
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         (mask,) = ctx.saved_tensors
         return grad * mask, None
@@ -62,7 +62,7 @@ def dropout(x: Float[Tensor, "*axes"], p: float, training: bool) -> Float[Tensor
         return x
     if x.device.type != "cpu":
         return F.dropout(x, p)
-    out: Tensor = _Dropout.apply(x, rounded(p))
+    out: Tensor = _Dropout.apply(x, rounded(p))  # type: ignore[no-untyped-call]
     return out
 
 
@@ -70,7 +70,7 @@ def dropout_add(residual: Float[Tensor, "*axes"], x: Float[Tensor, "*axes"], p: 
     """Compute ``residual + dropout(x, p, training)``, on a CPU in one pass."""
     if not training or rounded(p) == 0 or x.device.type != "cpu" or residual.dtype != x.dtype:
         return residual + dropout(x, p, training)
-    out: Tensor = _DropoutAdd.apply(residual, x, rounded(p))
+    out: Tensor = _DropoutAdd.apply(residual, x, rounded(p))  # type: ignore[no-untyped-call]
     return out
 
 

@@ -49,7 +49,7 @@ def linear_cross_entropy(
     """
     loss: Tensor
     nll: Tensor
-    loss, nll = _LinearCrossEntropy.apply(hidden, weight, labels, smoothing)
+    loss, nll = _LinearCrossEntropy.apply(hidden, weight, labels, smoothing)  # type: ignore[no-untyped-call]
     return loss, nll
 
 
@@ -67,7 +67,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         return loss, nll
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, grad_loss: Tensor, _: Tensor) -> tuple[Tensor, Tensor, None, None]:
         grad_hidden, grad_weight = ctx.saved_tensors
         return grad_hidden * grad_loss.to(grad_hidden.dtype), grad_weight * grad_loss.to(grad_weight.dtype), None, None
