@@ -1,5 +1,7 @@
 """Search over real models: cached, batched and padded gives what a slow search gives alone and without a cache."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -61,6 +63,19 @@ def test_company_changes_no_answer(seed: int, sources: list[list[int]], strategy
         [alone] = run(model, strategy, sources[i : i + 1], 9 - i % 2)
         assert [h.tokens for h in ours] == [h.tokens for h in alone]
         assert [h.log_p for h in ours] == pytest.approx([h.log_p for h in alone], abs=1e-9)
+
+
+def test_in_float32_answers_differ_only_where_two_are_as_good(record_property: Callable[[str, object], None]) -> None:
+    model = tiny_model(VOCAB, dtype=torch.float32)
+    draw = torch.Generator().manual_seed(1)
+    sources = [[*torch.randint(3, VOCAB, (1 + i % 7,), generator=draw).tolist(), EOS] for i in range(40)]
+    together = run(model, Beam(EOS, 3, 1, 0.6), sources, 8)
+    alone = [run(model, Beam(EOS, 3, 1, 0.6), [source], 8 - i % 2)[0] for i, source in enumerate(sources)]
+    differing = [(a, b) for [a], [b] in zip(together, alone, strict=True) if a.tokens != b.tokens]
+    record_property("differing", len(differing))
+    assert len(differing) < len(sources) / 4
+    for [a], [b] in zip(together, alone, strict=True):
+        assert a.score == pytest.approx(b.score, rel=1e-5)
 
 
 def test_cross_attention_keys_are_kept_once_a_source() -> None:

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.decoding.tables import EOS, FORBIDDEN, SOS, Table, every_hypothesis, slow_beam, slow_greedy
+from transom.decoding import loop
 from transom.decoding.beam import Beam
 from transom.decoding.filters import Forbid
 from transom.decoding.greedy import Greedy
@@ -76,6 +77,16 @@ def test_a_source_gets_the_same_answer_alone_and_in_company(
     table = Table(6, seed, dtype=torch.float32)
     together = run(table, strategy, [source for source, _ in rows], [b for _, b in rows])
     assert together == [run(table, strategy, [source], [b])[0] for source, b in rows]
+
+
+@pytest.mark.parametrize("strategy", [Greedy(EOS, 0.6), Beam(EOS, 3, 2, 0.6)])
+def test_when_done_sources_are_dropped_changes_nothing(strategy: Strategy, monkeypatch: pytest.MonkeyPatch) -> None:
+    sources, bounds = [[3 + i, 4] for i in range(12)], [(i % 3, 4 + i) for i in range(12)]
+    found = []
+    for share in (0.0, 0.25, 1.0):
+        monkeypatch.setattr(loop, "DROP_SHARE", share)
+        found.append(run(Table(6, 5, dtype=torch.float32), strategy, sources, bounds))
+    assert found[0] == found[1] == found[2]
 
 
 class Cliff(Table):

@@ -123,6 +123,18 @@ def test_a_long_text_is_refused_when_asked() -> None:
         t.translate([fits, "", too_long], too_long="refuse", name="news.en")
 
 
+def test_one_text_alone_is_refused() -> None:
+    with pytest.raises(DataError, match="expected a list of texts, found one text"):
+        translator().translate("abc")
+
+
+@pytest.mark.parametrize("beam_size", [1, 3])
+def test_a_broken_model_still_gives_a_line_for_each(beam_size: int) -> None:
+    t = translator()
+    t.model.unembedding.weight.data.fill_(math.nan)
+    assert len(t.translate(["abc", "", "h"], beam_size=beam_size)) == 3
+
+
 def test_progress_is_told_and_ends_at_all() -> None:
     told = []
     translator().translate(["a", "bb", "", "ccc"], batch_tokens=4, tell=lambda done, all_: told.append((done, all_)))

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from transom.decoding.filters import KeepLimits
@@ -13,7 +13,7 @@ from transom.decoding.roles import CacheT, Filter, MemoryT, Move, Progress, Sele
 from transom.inputs.batch import Sequences
 
 DROP_SHARE = 0.25
-"""Done sources leave the batch when they are this share of it: dropping each at once would copy the caches too often."""
+"""Done sources leave the batch when they are this share of it, at most 1: dropping each at once would copy the caches too often."""
 
 
 @torch.inference_mode()
@@ -53,12 +53,13 @@ def search(
             log_p = forbid(log_p, progress)
         move = selection.advance(log_p, progress)
         progress.prefixes = _extended(progress.prefixes, move)
-        rows, n_done = move.parents, int(move.done.sum())
-        if n_done and n_done >= DROP_SHARE * len(move.done):
-            _collect(found, selection, move, progress)
-            if n_done == len(move.done):
+        done = _done(move, progress)
+        rows, n_done = move.parents, int(done.sum())
+        if n_done and n_done >= DROP_SHARE * len(done):
+            _collect(found, selection, done, progress)
+            if n_done == len(done):
                 return found
-            kept = (~move.done).nonzero()[:, 0]
+            kept = (~done).nonzero()[:, 0]
             kept_rows = (kept[:, None] * n_beams + torch.arange(n_beams, device=device)).flatten()
             rows = kept_rows if rows is None else rows[kept_rows]
             selection.keep(kept)
@@ -78,8 +79,15 @@ def _extended(prefixes: Int[Tensor, "rows prefix"], move: Move) -> Int[Tensor, "
     return torch.cat([prefixes if move.parents is None else prefixes[move.parents], move.tokens[:, None]], 1)
 
 
-def _collect(found: list[list[Hypothesis]], selection: Selection, move: Move, progress: Progress) -> None:
+def _done(move: Move, progress: Progress) -> Bool[Tensor, "sources"]:
+    """Tell which sources are done: by the selection, or because they may not grow, whatever numbers a broken model gives."""
+    if progress.length < progress.limits.first_must_end_at:
+        return move.done
+    return move.done | (progress.length >= progress.limits.longest)
+
+
+def _collect(found: list[list[Hypothesis]], selection: Selection, done: Bool[Tensor, "sources"], progress: Progress) -> None:
     """Put the hypotheses of done sources where they belong."""
-    places = move.done.nonzero()[:, 0].tolist()
+    places = done.nonzero()[:, 0].tolist()
     for index, hypotheses in zip(progress.sources[places].tolist(), selection.harvest(places, progress), strict=True):
         found[index] = hypotheses

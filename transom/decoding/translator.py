@@ -105,15 +105,17 @@ class Translator:
             ConfigError: an option has no such value.
             DataError: a text is too long and ``too_long`` is "refuse".
         """
-        return [best[0].text for best in self.n_best(texts, 1, **options)]
+        return [best[0].text if best else "" for best in self.n_best(texts, 1, **options)]
 
     def n_best(self, texts: Sequence[str], n: int, **options: Unpack[Options]) -> list[list[Translation]]:
         """Give each text's ``n`` translations of highest score, best first; fewer where there are no more.
 
         Raises:
             ConfigError: an option has no such value, or ``n`` is more than ``beam_size``.
-            DataError: a text is too long and ``too_long`` is "refuse".
+            DataError: a text is too long and ``too_long`` is "refuse", or ``texts`` is one text.
         """
+        if isinstance(texts, str):
+            raise DataError("expected a list of texts, found one text; put it in brackets: [text]")
         decoding = self._settings(n, options)
         pieces = self._pieces(texts, options.get("too_long") or "split", options.get("name") or "text")
         sources = [piece for of_text in pieces for piece in of_text]
