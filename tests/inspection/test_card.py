@@ -61,7 +61,7 @@ def test_generated_data_and_a_split_are_said(facts: Facts) -> None:
     assert "- training: `all.tsv`\n- validation: 1 % of the training pairs, split off by hash" in card(replace(facts, recipe=split))
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=25)
 @given(st.text(st.one_of(st.sampled_from("`*_[](){}<>#|!&\\\n\x1b $'\""), st.characters(codec="utf-8")), min_size=1, max_size=30))
 def test_no_text_takes_effect(facts: Facts, text: str) -> None:
     data = Data(train=PairFiles(source=text, target="b"))

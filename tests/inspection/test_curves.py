@@ -3,7 +3,7 @@ import math
 from xml.etree.ElementTree import Element
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from transom.inspection.curves import BOTTOM, LEFT, MOST_POINTS, MOST_PROBES, RIGHT, TOP, Line, line_chart
@@ -83,6 +83,7 @@ def test_screen_readers_are_told_the_course() -> None:
     assert (picture.get("role"), picture.findtext("title"), picture.findtext("desc")) == ("img", "Loss", said)
 
 
+@settings(max_examples=40)
 @given(st.lists(st.lists(st.tuples(st.integers(0, 10**6), st.floats(width=32)), max_size=200), min_size=1, max_size=3), st.booleans())
 def test_any_lines_with_a_finite_point_stay_within_the_frame(series: list[list[tuple[int, float]]], from_zero: bool) -> None:
     lines = [Line(f"line {i}", sorted((float(x), y) for x, y in points)) for i, points in enumerate(series)]

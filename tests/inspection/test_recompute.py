@@ -29,7 +29,6 @@ def test_the_pattern_gathers_the_very_values_that_the_model_used(attention: str,
     kept, batch = record(grad)
     z = attention_pattern(attention, kept, batch) @ kept[f"{attention}.v"]
     assert torch.allclose(z, kept[f"{attention}.z"], rtol=0, atol=1e-14)
-    assert grad is False or torch.equal(z, kept[f"{attention}.z"])
 
 
 @pytest.mark.parametrize("attention", ATTENTIONS)

@@ -103,6 +103,16 @@ def test_words_that_differ_from_the_reference_are_marked(facts: Facts) -> None:
     assert "(empty)" in page
 
 
+def test_case_is_no_difference_to_a_model_without_it(facts: Facts) -> None:
+    tokenizer = facts.recipe.tokenizer.model_copy(update={"lowercase": True})
+    line = {"source": "A", "reference": "Ein Mann schläft.", "translation": "ein mann schläft."}
+    metrics = [{"step": 1, "kind": "validation", "best": True, "seconds": 1.0, "loss": 1.0, "perplexity": 2.7, "samples": [line]}]
+    page = report(replace(facts, recipe=facts.recipe.model_copy(update={"tokenizer": tokenizer}), metrics=metrics))
+    assert 'ein mann schläft. <span class="same">✓ same as the reference</span>' in page
+    assert "upper and lower case aside" in page
+    assert "same as the reference" not in report(replace(facts, metrics=metrics))
+
+
 def test_a_run_that_wrote_nothing_yet_still_has_a_page(facts: Facts) -> None:
     bare = Facts(name="x", recipe=facts.recipe, metrics=[], n_parameters=10, seconds=0.0, data={})
     assert Page(report(bare)).values("id") == ["time", "recipe"]
@@ -124,10 +134,23 @@ def test_the_data_report_is_laid_out_whatever_its_fields(facts: Facts) -> None:
         "longest": [{"line": 7, "tokens": 91}, {"line": 12, "tokens": 85}],
         "lengths": {"source": {"median": 12.5}, "target": {"median": 13.0}},
         "unseen": ["ß", "é"],
+        "padding_waste": 0.0312,
         "nothing": None,
     }
     words = Page(report(replace(facts, data=data))).words
-    assert {"✓ No problem was found in the data.", "Kept pairs", "29,000", "yes", "Tokens", "91", "source", "12.5", "ß, é"} <= set(words)
+    assert {
+        "✓ No problem was found in the data.",
+        "Kept pairs",
+        "29,000",
+        "yes",
+        "Tokens",
+        "91",
+        "source",
+        "12.5",
+        "ß, é",
+        "3.1 %",
+        "Longest training pairs",
+    } <= set(words)
 
 
 def test_the_same_facts_make_the_same_page(facts: Facts) -> None:

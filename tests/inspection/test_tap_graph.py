@@ -85,7 +85,7 @@ def build_untapped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callabl
 
 def config(placement: str, **fields: Any) -> Seq2Seq:
     """Describe a tiny model with every dropout on."""
-    sizes = {"d_model": 8, "n_heads": 2, "d_ff": 12, "n_encoder_layers": 1, "n_decoder_layers": 2, "source_vocab_size": 11}
+    sizes = {"d_model": 8, "n_heads": 2, "d_ff": 12, "n_encoder_layers": 1, "n_decoder_layers": 1, "source_vocab_size": 11}
     dropouts = {"dropout": 0.1, "attention_dropout": 0.1, "feed_forward_dropout": 0.1}
     return Seq2Seq(**sizes, target_vocab_size=11, norm_placement=placement, **dropouts, **fields)
 
@@ -107,12 +107,11 @@ def nodes(model: nn.Module, taps: Any = None) -> list[tuple[str, str, Any, str, 
 
 
 @pytest.mark.parametrize("placement", ["post", "pre"])
-@pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
-@pytest.mark.parametrize("grad", [True, False], ids=["explicit", "fused"])
-def test_taps_none_leaves_no_sign(build_untapped: Callable[[Seq2Seq], nn.Module], placement: str, training: bool, grad: bool) -> None:
-    with torch.set_grad_enabled(grad):
+@pytest.mark.parametrize("training", [True, False], ids=["training", "inference"])
+def test_taps_none_leaves_no_sign(build_untapped: Callable[[Seq2Seq], nn.Module], placement: str, training: bool) -> None:
+    with torch.set_grad_enabled(training):
         tapped, untapped = (nodes(build(config(placement)).train(training)) for build in (build_model, build_untapped))
-    assert len(tapped) > 150
+    assert len(tapped) > 80
     assert tapped == untapped
 
 

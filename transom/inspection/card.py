@@ -76,7 +76,7 @@ def _data(facts: Facts) -> str:
 def _training(facts: Facts) -> str:
     lines = [f"{whole(facts.steps)} steps in {duration(facts.seconds)}, validation included, seed {facts.recipe.training.seed}"]
     if facts.throughput is not None:
-        share = "" if facts.peak_share is None else f", {percent(facts.peak_share)} of the machine's measured matrix-product peak"
+        share = "" if facts.peak_share is None else f", {percent(facts.peak_share, 1)} of the machine's measured matrix-product peak"
         lines.append(f"{whole(facts.throughput)} target tokens a second (median){share}")
     if skipped := len(facts.of_kind("skipped")):
         lines.append(f"{whole(skipped)} steps skipped for a loss or gradient that was not finite")

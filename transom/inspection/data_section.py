@@ -4,29 +4,41 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from xml.etree.ElementTree import Element
 
-from transom.inspection.figures import compact, whole
+from transom.inspection.figures import compact, percent, whole
 from transom.inspection.markup import node
 from transom.inspection.tables import facts_table, table
+
+_TITLES = {
+    "tokens": "Lengths in tokens",
+    "longest": "Longest training pairs",
+    "dropped": "Dropped from training",
+    "unseen": "Symbols that training never shows",
+    "padding_waste": "Padding, of the first epoch's tokens",
+}
+"""What people read for a field of the data report, where its name alone does not say it."""
 
 
 def data_section(data: Mapping[str, Any]) -> list[Element]:
     """Lay out a data report: its problems first, then its figures, whatever fields it has.
 
     Args:
-        data: the report as JSON. ``problems`` is a list of sentences; every other field is a figure, a text, a list or a mapping of these.
+        data: ``DataReport.to_json()``. ``problems`` is a list of sentences; every other field is a figure, a text, a list or a mapping.
     """
     problems = data.get("problems") or []
     elements = [node("div", str(problem), class_="note") for problem in problems]
     if data and not problems:
         elements.append(node("p", "✓ No problem was found in the data.", class_="good"))
+    figures = {key: value for key, value in data.items() if key != "problems" and value not in (None, "", [], {}, ())}
+    blocks = [(key, value) for key, value in figures.items() if isinstance(value, Mapping | list | tuple)]
+    tables = [node("div", node("h3", _TITLES.get(key) or _words(key)), _laid_out(value), class_="scroll") for key, value in blocks]
     plain = [
-        (_words(key), _plain(value)) for key, value in data.items() if key != "problems" and not isinstance(value, Mapping | list | tuple)
+        (_TITLES.get(key) or _words(key), percent(value, 1) if key == "padding_waste" else _plain(value))
+        for key, value in figures.items()
+        if key not in dict(blocks)
     ]
-    tables = [node("div", facts_table(plain), class_="scroll")] if plain else []
-    for key, value in data.items():
-        if key != "problems" and isinstance(value, Mapping | list | tuple) and value:
-            tables.append(node("div", node("h3", _words(key)), _laid_out(value), class_="scroll"))
-    return [*elements, node("div", *tables, class_="columns")] if tables else elements
+    if plain:
+        tables.append(node("div", facts_table(plain), class_="scroll"))
+    return [*elements, node("div", *tables, class_="blocks")] if tables else elements
 
 
 def _laid_out(value: Mapping[str, Any] | Sequence[Any]) -> Element:

@@ -25,14 +25,15 @@ def compact(value: float) -> str:
 def tick_labels(ticks: Sequence[float]) -> list[str]:
     """Label the ticks of an axis with as few digits as tell them apart.
 
-    >>> tick_labels([38.96, 38.98, 39.0])
-    ['38.96', '38.98', '39.00']
+    >>> tick_labels([38.96, 38.98, 39.0]), tick_labels([0.0, 0.0005, 0.001])
+    (['38.96', '38.98', '39.00'], ['0', '0.0005', '0.0010'])
     """
-    labels = [compact(tick) for tick in ticks]
-    digits = 1
-    while len(set(labels)) < len(ticks) and digits < 9:
+    labels, digits = [compact(tick) for tick in ticks], 1
+    mixed = len({"e" in label for label in labels if label != "0"}) > 1
+    while (mixed or len(set(labels)) < len(ticks)) and digits < 9:
         labels, digits = [f"{tick:.{digits}f}" for tick in ticks], digits + 1
-    return labels
+        mixed = mixed and any(not math.isclose(float(label), tick, rel_tol=1e-6) for label, tick in zip(labels, ticks, strict=True))
+    return ["0" if tick == 0 else label for label, tick in zip(labels, ticks, strict=True)]
 
 
 def whole(value: float) -> str:

@@ -23,11 +23,11 @@ def alignment_picture(alignment: Alignment) -> Element:
     Each cell tells its symbols and weight under the pointer; the description names the strongest source symbol of each target symbol.
     """
     source, target = [_label(symbol) for symbol in alignment.source], [_label(symbol) for symbol in alignment.target]
-    cell = 30 if max(len(source), len(target)) <= 24 else 20
+    across, down = 30 if len(source) <= 20 else 24, 30 if len(target) <= 20 else 22
     left = round(_CHARACTER * max(map(_columns, target))) + 14
     top = round(_CHARACTER * 0.72 * max(map(_columns, source))) + 34
-    width = left + cell * len(source) + round(_CHARACTER * 0.72 * _columns(source[-1])) + 12
-    height = top + cell * len(target) + 40
+    width = left + across * len(source) + round(_CHARACTER * 0.72 * _columns(source[-1])) + 12
+    height = top + down * len(target) + 40
     spoken = "; ".join(
         f"{aligned} from {alignment.source[place]} ({percent(weight)})"
         for aligned, (place, weight) in zip(alignment.target, _strongest(alignment), strict=True)
@@ -43,14 +43,14 @@ def alignment_picture(alignment: Alignment) -> Element:
     )
     picture.append(node("title", f"Which source words each target word attends to ({alignment.origin})"))
     picture.append(node("desc", f"{spoken}."))
-    picture.append(node("rect", x=left, y=top, width=cell * len(source), height=cell * len(target), class_="field"))
+    picture.append(node("rect", x=left, y=top, width=across * len(source), height=down * len(target), class_="field"))
     for column, symbol in enumerate(source):
-        x, y = left + cell * (column + 0.5), top - 8
+        x, y = left + across * (column + 0.5), top - 8
         picture.append(node("text", symbol, x=x, y=y, transform=f"rotate(-45 {x:g} {y})", class_="symbol"))
     for row, symbol in enumerate(target):
-        picture.append(node("text", symbol, x=left - 8, y=top + cell * (row + 0.5), dy="0.35em", text_anchor="end", class_="symbol"))
-        picture.extend(_row(alignment, row, left, top + cell * row, cell))
-    picture.extend(_legend(left, top + cell * len(target) + 16))
+        picture.append(node("text", symbol, x=left - 8, y=top + down * (row + 0.5), dy="0.35em", text_anchor="end", class_="symbol"))
+        picture.extend(_row(alignment, row, left, top + down * row, across, down))
+    picture.extend(_legend(left, top + down * len(target) + 16))
     return picture
 
 
@@ -92,12 +92,12 @@ def _strongest(alignment: Alignment) -> list[tuple[int, float]]:
     return list(zip(places.tolist(), weights.tolist(), strict=True))
 
 
-def _row(alignment: Alignment, row: int, left: float, top: float, cell: int) -> list[Element]:
+def _row(alignment: Alignment, row: int, left: float, top: float, across: int, down: int) -> list[Element]:
     cells = []
     for column, weight in enumerate(alignment.weights[row].tolist()):
         if weight >= LEAST_SHOWN:
             told = node("title", f"{alignment.target[row]} ← {alignment.source[column]}: {percent(weight, 1)}")
-            place = {"x": left + cell * column + 1, "y": top + 1, "width": cell - 2, "height": cell - 2, "rx": 3}
+            place = {"x": left + across * column + 1, "y": top + 1, "width": across - 2, "height": down - 2, "rx": 3}
             cells.append(node("rect", told, **place, fill_opacity=round(min(weight, 1.0), 3), class_="cell"))
     return cells
 

@@ -23,6 +23,9 @@ _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 
 _VALIDATED = (("Loss", "loss", 3), ("Perplexity", "perplexity", 2), ("BLEU", "bleu", 2), ("chrF", "chrf", 2))
 
+_UNITS = {"peak_share": 100.0}
+"""What a field is multiplied by to be drawn."""
+
 
 def report(facts: Facts) -> str:
     """Write the report of a run as one HTML page.
@@ -81,7 +84,7 @@ def _tiles(facts: Facts) -> Element:
         tiles.append(_tile("Validation loss", _figure(facts.kept, "loss", 3), f"perplexity {_figure(facts.kept, 'perplexity', 2)}", kept))
     tiles.append(_tile("Training time", duration(facts.seconds), f"{whole(facts.steps)} steps"))
     if facts.throughput is not None:
-        share = () if facts.peak_share is None else (f"{percent(facts.peak_share)} of measured peak",)
+        share = () if facts.peak_share is None else (f"{percent(facts.peak_share, 1)} of measured peak",)
         tiles.append(_tile("Target tokens a second", whole(facts.throughput), *share))
     return tiles
 
@@ -122,11 +125,11 @@ def _curves(facts: Facts) -> list[Element]:
         ("Learning rate", [("learning rate", "train", "learning_rate")], None, True),
         ("Norm of the gradient, before clipping", [("norm", "train", "grad_norm")], None, False),
         ("Target tokens a second", [("tokens a second", "train", "target_tokens_per_second")], None, True),
-        ("Share of the machine's measured peak", [("share", "train", "peak_share")], None, True),
+        ("Share of the machine's measured peak, in %", [("share", "train", "peak_share")], None, True),
     ]
     figures = []
     for title, fields, at, from_zero in panels:
-        lines = [Line(name, facts.series(kind, key)) for name, kind, key in fields]
+        lines = [Line(name, [(x, y * _UNITS.get(key, 1)) for x, y in facts.series(kind, key)]) for name, kind, key in fields]
         drawn = [line for line in lines if any(math.isfinite(y) for _, y in line.points)]
         if drawn:
             figures.append(node("figure", node("h3", title), line_chart(title, drawn, mark=at, from_zero=from_zero)))
@@ -148,36 +151,32 @@ def _validations(facts: Facts) -> list[Element]:
 def _samples(facts: Facts) -> list[Element]:
     if not facts.samples:
         return []
-    note = node(
-        "p",
-        "Validation sentences, translated by the kept weights. ",
-        node("mark", "Underlined"),
-        " words differ from the reference.",
-        class_="soft",
-    )
-    return [note, *map(_sample, facts.samples)]
+    but = ", upper and lower case aside." if facts.recipe.tokenizer.lowercase else "."
+    told = f" words differ from the reference{but}"
+    note = node("p", "Validation sentences, translated by the kept weights. ", node("mark", "Underlined"), told, class_="soft")
+    return [note, *(_sample(sample, facts.recipe.tokenizer.lowercase) for sample in facts.samples)]
 
 
-def _sample(sample: Mapping[str, str]) -> Element:
+def _sample(sample: Mapping[str, str], lowercase: bool) -> Element:
     rows = node("dl", node("dt", "Source"), node("dd", sample["source"], dir="auto"))
     rows.extend([node("dt", "Reference"), node("dd", sample["reference"], dir="auto")])
-    rows.append(node("dt", "Translation"))
-    rows.append(_compared(sample["reference"], sample["translation"]))
+    rows.extend([node("dt", "Translation"), node("dd", *_compared(sample["reference"], sample["translation"], lowercase), dir="auto")])
     return node("div", rows, class_="sample")
 
 
-def _compared(reference: str, translation: str) -> Element:
-    if translation == reference:
-        return node("dd", translation, " ", node("span", "✓ same as the reference", class_="same"), dir="auto")
-    shown, expected, found = node("dd", dir="auto"), reference.split(), translation.split()
-    if not found:
-        return node("dd", node("span", "(empty)", class_="soft"))
-    pieces: list[Element | str] = []
-    for kind, _, _, start, end in SequenceMatcher(None, expected, found, autojunk=False).get_opcodes():
+def _compared(reference: str, translation: str, lowercase: bool) -> list[Element | str]:
+    """Mark the words of a translation that the reference does not have at that place."""
+    if not translation.strip():
+        return [node("span", "(empty)", class_="soft")]
+    expected = reference.lower() if lowercase else reference
+    if translation == expected:
+        return [translation, " ", node("span", "✓ same as the reference", class_="same")]
+    found, pieces = translation.split(), list[Element | str]()
+    for kind, _, _, start, end in SequenceMatcher(None, expected.split(), found, autojunk=False).get_opcodes():
         if start < end:
             words = " ".join(found[start:end])
             pieces.extend([words if kind == "equal" else node("mark", words), " "])
-    return node(shown.tag, *pieces[:-1], dir="auto")
+    return pieces[:-1]
 
 
 def _alignments(facts: Facts) -> list[Element]:

@@ -62,6 +62,7 @@ svg.chart { display: block; width: 100%; height: auto; overflow: visible; }
 .pictures { display: flex; flex-wrap: wrap; align-items: flex-start; gap: 14px; }
 .pictures figure { max-width: 100%; } .pictures figure + figure { margin-top: 0; }
 .scroll { overflow-x: auto; }
+figure .scroll { max-height: 760px; overflow-y: auto; }
 svg.alignment { display: block; max-width: none; }
 figure + figure, .sample + .sample { margin-top: 12px; }
 .curves figure + figure { margin-top: 0; }
@@ -82,6 +83,7 @@ mark { background: none; color: inherit; text-decoration: underline 2px var(--li
 .note ul { margin: 4px 0 0; padding-left: 20px; }
 .good { color: var(--good); }
 .columns { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 440px), 1fr)); gap: 4px 40px; }
+.blocks { display: flex; flex-wrap: wrap; gap: 4px 56px; margin-top: 16px; } .blocks > div { max-width: 100%; }
 details { margin: 14px 0; } summary { cursor: pointer; }
 pre { background: var(--card); border: 1px solid var(--rule); border-radius: 10px; padding: 14px 16px;
   overflow-x: auto; font: 13.5px/1.5 ui-monospace, "SF Mono", Menlo, Consolas, "DejaVu Sans Mono", monospace; }
