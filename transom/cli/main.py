@@ -54,7 +54,7 @@ def _run(arguments: list[str]) -> int:
     """Parse and run; the parser's own handling of errors and of interrupts is passed by."""
     command = command_line()
     try:
-        with command.make_context("transom", list(arguments)) as context:
+        with command.make_context("transom", arguments or ["--help"]) as context:
             done = command.invoke(context)
     except typer.Exit as end:
         return end.exit_code

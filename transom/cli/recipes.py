@@ -1,9 +1,10 @@
 """``transom recipes``: list, show or copy the packaged recipes."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from transom.cli.answers import Json, answer
 from transom.config.names import nearest
@@ -16,21 +17,29 @@ transom recipes show multi30k-en-de
 transom recipes copy translation my.toml
 """
 
+
+class ListByDefault(TyperGroup):
+    """A group of which ``list`` is meant where no command is named."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Put ``list`` in front of nothing."""
+        return super().parse_args(ctx, args if args and args[0] != "--json" else ["list", *args])
+
+
 app = typer.Typer(
     add_completion=False,
-    invoke_without_command=True,
+    cls=ListByDefault,
     help="A recipe is one TOML file that holds everything a training run depends on.",
 )
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="A packaged recipe.")]
 
 
-@app.callback()
-def recipes(context: typer.Context, as_json: Json = False) -> None:
-    """List them."""
-    if context.invoked_subcommand is None:
-        about = {name: _about(text) for name, text in packaged_recipes().items()}
-        answer(about, as_json, (f"{name:16}{line}" for name, line in about.items()))
+@app.command("list")
+def list_all(as_json: Json = False) -> None:
+    """List them; also what plain `transom recipes` does."""
+    about = {name: _about(text) for name, text in packaged_recipes().items()}
+    answer(about, as_json, (f"{name:16}{line}" for name, line in about.items()))
 
 
 @app.command()

@@ -50,21 +50,19 @@ class Verbs(TyperGroup):
 
 def command_line() -> TyperGroup:
     """Build the command line."""
-    app = typer.Typer(
-        cls=Verbs, add_completion=False, invoke_without_command=True, epilog="transom VERB --help shows a verb's options and examples."
-    )
+    app = typer.Typer(cls=Verbs, add_completion=False, epilog="transom VERB --help shows a verb's options and examples.")
 
     @app.callback()
     def transom(
-        context: typer.Context,
-        version: bool = typer.Option(False, "--version", help="Print the version and exit."),
+        version: bool = typer.Option(False, "--version", is_eager=True, callback=_print_version, help="Print the version and exit."),
     ) -> None:
         """Train a Transformer on your own data with one command, and look into it."""
-        if version:
-            typer.echo(f"transom {__version__}")
-        elif context.invoked_subcommand is None:
-            typer.echo(context.get_help())
 
-    group = typer.main.get_group(app)
-    assert isinstance(group, Verbs)
-    return group
+    return typer.main.get_group(app)
+
+
+def _print_version(wanted: bool) -> bool:
+    if wanted:
+        print(f"transom {__version__}")
+        raise typer.Exit
+    return wanted

@@ -1,0 +1,99 @@
+"""The verbs that use a trained model answer in order, in text and in JSON, and keep the ledger."""
+
+import io
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Call, Trained, sets
+from transom.config.recipe import packaged_recipes
+
+
+def test_one_line_out_for_each_line_in(trained: Trained, transom: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = ["ab ba", "", "cab", "   ", "never seen: żółw \u2028 here", "ab " * 400]
+    content = "\r\n".join(lines).encode()
+    (tmp_path / "in").write_bytes(content)
+    by_file = transom("translate", trained.folder, "--input", tmp_path / "in")
+    assert by_file.code == 0
+    given = by_file.out.removesuffix("\n").split("\n")
+    assert len(given) == len(lines)
+    assert given[1] == given[3] == ""
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(content)))
+    assert transom("translate", trained.folder).out == by_file.out
+    assert transom("translate", trained.folder, "--input", tmp_path / "in", "--output", tmp_path / "out").out == ""
+    assert (tmp_path / "out").read_text() == by_file.out
+    assert transom("translate", trained.folder, "cab").out == given[2] + "\n"
+
+
+def test_too_long_lines_are_refused_where_asked(trained: Trained, transom: Call, tmp_path: Path) -> None:
+    (tmp_path / "in").write_text("ab\n" + "ab " * 400 + "\n")
+    assert (
+        f"{tmp_path / 'in'}:2: expected at most"
+        in transom("translate", trained.folder, "--input", tmp_path / "in", "--too-long", "refuse").error
+    )
+
+
+def test_n_best_and_json(trained: Trained, transom: Call) -> None:
+    best = transom("translate", trained.folder, "ab ba", "--n-best", "2", "--json").json[0]
+    scores = [each["score"] for each in best["translations"]]
+    assert best["source"] == "ab ba" and scores == sorted(scores, reverse=True) and len(scores) == 2
+    rows = [line.split(" ||| ") for line in transom("translate", trained.folder, "ab ba", "--n-best", "2").out.splitlines()]
+    assert [row[:2] for row in rows] == [["0", each["text"]] for each in best["translations"]]
+    assert "found 3; raise beam_size" in transom("translate", trained.folder, "ab", "--n-best", "3").error
+
+
+def test_evaluate_and_its_ledger(trained: Trained, transom: Call, tmp_path: Path) -> None:
+    arguments = ("evaluate", trained.folder, "--source", trained.source, "--target", trained.target)
+    value = transom(*arguments, "--tokenized", "de", "--json", "--output", tmp_path / "out").json
+    assert value["sentences"] == 120 == (tmp_path / "out").read_text().count("\n")
+    assert "case:lc" in value["bleu_lc"]["signature"] and "tok:13a" in value["bleu_lc"]["signature"]
+    assert "lc.norm.tok" in value["bleu_tokenized_lc"]["signature"]
+    assert sum(bucket["n_sentences"] for bucket in value["bleu_lc_by_length"]) == 120
+    entries = [json.loads(line) for line in (trained.folder / "ledger.jsonl").read_text().splitlines()]
+    assert [Path(entry["file"]).name for entry in entries[-2:]] == ["0.source", "0.target"]
+    assert {entry["verb"] for entry in entries[-2:]} == {"evaluate"}
+    text = transom(*arguments).out
+    assert f"\nbleu_lc {value['bleu_lc']['score']:12.2f}\n" in text and value["bleu_lc"]["signature"] in text
+
+
+def test_score_is_the_log_probability_and_its_perplexity(trained: Trained, transom: Call) -> None:
+    arguments = ("score", trained.folder, "--source", trained.source, "--target", trained.target)
+    value = transom(*arguments, "--json").json
+    total, n_tokens = (sum(pair[name] for pair in value["pairs"]) for name in ("log_p", "n_tokens"))
+    assert value["perplexity"] == pytest.approx(math.exp(-total / n_tokens))
+    *lines, last = transom(*arguments).out.splitlines()
+    assert [float(line) for line in lines] == pytest.approx([pair["log_p"] for pair in value["pairs"]], abs=1e-4)
+    assert last.startswith(f"perplexity {value['perplexity']:.4f} over {n_tokens:,} tokens of 120 pairs")
+
+
+def test_compare_a_run_with_itself_finds_nothing(trained: Trained, transom: Call) -> None:
+    arguments = ("compare", trained.folder, trained.folder, "--source", trained.source, "--target", trained.target, "--samples", "50")
+    value = transom(*arguments, "--json").json
+    assert (value["difference"], value["n_samples"]) == (0.0, 50)
+    assert "no difference that luck would not explain" in transom(*arguments).out
+
+
+def test_recipes(transom: Call, tmp_path: Path) -> None:
+    listed = transom("recipes", "--json").json
+    assert list(listed) == list(packaged_recipes())
+    assert all(line in transom("recipes").out for line in listed.values())
+    assert transom("recipes", "show", "copy").out == packaged_recipes()["copy"]
+    mine = tmp_path / "mine.toml"
+    assert transom("recipes", "copy", "copy", mine).code == 0
+    assert mine.read_text() == packaged_recipes()["copy"]
+    assert "is there already" in transom("recipes", "copy", "sort", mine).error
+    assert mine.read_text() == packaged_recipes()["copy"]
+    assert "cannot write" in transom("recipes", "copy", "copy", tmp_path / "no" / "x.toml").error
+
+
+def test_tokenizer(trained: Trained, transom: Call, tmp_path: Path) -> None:
+    files = ("--source", trained.source, "--target", trained.target)
+    made = transom(
+        "tokenizer", "train", "translation", *files, "--out", tmp_path / "t.json", *sets("tokenizer.vocab_size=300"), "--json"
+    ).json
+    assert made["kind"] == "bpe" and made["source_vocab_size"] <= 300
+    shown = transom("tokenizer", "show", tmp_path / "t.json", "ab żółw", "--json").json
+    assert len(shown["numbers"]["both"]) == len(shown["symbols"]["both"]) > 1
+    assert "char" in transom("tokenizer", "show", trained.folder).out

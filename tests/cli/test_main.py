@@ -1,0 +1,137 @@
+"""Help is quick and whole, and every way to end has its exit code and at most one line."""
+
+import os
+import re
+import resource
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Call, Trained
+from transom.cli import recipes
+from transom.cli.verbs import VERBS
+
+PYTHON = [sys.executable, "-W", "error"]
+
+
+def test_help_of_all_verbs_imports_no_engine() -> None:
+    script = f"""
+import contextlib, io, sys
+from transom.cli.main import main
+for verb in ["", *{list(VERBS)}]:
+    with contextlib.redirect_stdout(io.StringIO()) as page:
+        assert main([verb, "--help"] if verb else ["--help"]) == 0
+    assert "Usage" in page.getvalue() and (not verb or "Examples" in page.getvalue()), verb
+assert not {{"torch", "numpy", "tokenizers", "safetensors", "sacrebleu"}} & set(sys.modules), set(sys.modules)
+"""
+    subprocess.run([*PYTHON, "-c", script], check=True, timeout=60)
+
+
+def test_help_takes_less_than_half_a_second() -> None:
+    seconds = []
+    for _ in range(3):
+        before = _processor_seconds_of_children()
+        subprocess.run([*PYTHON, "-m", "transom", "--help"], check=True, capture_output=True, timeout=60)
+        seconds.append(_processor_seconds_of_children() - before)
+    assert min(seconds) < 0.5
+
+
+def _processor_seconds_of_children() -> float:
+    """Read what a busy machine does not stretch, unlike the clock."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
+
+
+def test_one_verb_does_not_import_another() -> None:
+    script = "import sys; from transom.cli.main import main; main(['recipes', '--json']); print(*sorted(sys.modules))"
+    done = subprocess.run([*PYTHON, "-c", script], check=True, capture_output=True, text=True, timeout=60)
+    assert "transom.cli.recipes" in done.stdout
+    assert "transom.cli.train" not in done.stdout.split()
+
+
+def test_help_lists_every_verb_and_its_line(transom: Call) -> None:
+    for outcome in (transom("--help"), transom()):
+        page = " ".join(re.sub("[│╭╮╰╯─]", " ", outcome.out).split())
+        assert outcome.code == 0
+        for verb, line in VERBS.items():
+            assert f"{verb} {line}" in page
+
+
+def test_version(transom: Call) -> None:
+    assert transom("--version").out.startswith("transom 0.")
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_offers_json(verb: str, transom: Call) -> None:
+    subverbs = {"tokenizer": ["train", "show"], "recipes": ["list", "show", "copy"]}.get(verb, [])
+    for words in [[verb, subverb] for subverb in subverbs] or [[verb]]:
+        assert "--json" in transom(*words, "--help").out, words
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["trian"], "error: expected a verb, found 'trian'; did you mean train?"),
+        (["--versoin"], "error: no such option: --versoin; did you mean --version? see transom --help"),
+        (["train"], "error: missing argument 'NAME_OR_FILE'; see transom train --help"),
+        (["train", "copy", "--resum"], "error: no such option: --resum; did you mean --resume? see transom train --help"),
+        (["train", "copi"], "error: expected a packaged recipe or the path of a .toml file, found 'copi'; did you mean copy?"),
+        (["train", "translation"], "name your own files with --source and --target"),
+        (["train", "translation", "--source", "a"], "error: --source needs --target beside it"),
+        (["train", "copy", "--set", "training.max_step=3"], "--set training.max_step=3: unknown field training.max_step; did you mean"),
+        (["train", "copy", "--seeds", "0"], "see transom train --help"),
+        (["recipes", "sho"], "error: no such command 'sho'; did you mean 'show'? see transom recipes --help"),
+        (["recipes", "copy", "copy"], "error: missing argument 'FILE'; see transom recipes copy --help"),
+        (["translate", "nowhere", "x"], "error: nowhere: expected a run's folder"),
+        (["translate", "x", "a", "--input", "b"], "error: expected a SENTENCE or --input, found both; remove one"),
+        (["tokenizer", "show", "nowhere.json"], "error: nowhere.json"),
+    ],
+)
+def test_mistakes_are_one_line_and_exit_2(
+    arguments: list[str], message: str, transom: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert message in transom(*arguments).error
+    assert not list(tmp_path.iterdir()), "nothing is left behind"
+
+
+def test_a_fault_of_ours_saves_its_traceback(transom: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken() -> dict[str, str]:
+        raise KeyError("two\nlines")
+
+    monkeypatch.setattr(recipes, "packaged_recipes", broken)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    outcome = transom("recipes", "--json")
+    assert (outcome.code, outcome.out) == (1, "")
+    assert outcome.err.count("\n") == 1
+    assert outcome.err.startswith("internal error: KeyError")
+    (saved,) = tmp_path.iterdir()
+    assert str(saved) in outcome.err
+    assert "transom recipes --json" in saved.read_text()
+    assert "Traceback (most recent call last)" in saved.read_text()
+
+
+def test_a_reader_that_goes_away_is_no_error() -> None:
+    with subprocess.Popen([*PYTHON, "-m", "transom", "recipes"], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 141
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_while_waiting_for_input(number: signal.Signals, code: int, trained: Trained) -> None:
+    reads, writes = os.pipe()  # never written to: the verb waits
+    terminal, its_end = os.openpty()
+    os.close(reads), os.close(writes)
+    command = [*PYTHON, "-m", "transom", "translate", str(trained.folder)]
+    with subprocess.Popen(command, stdin=its_end, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        assert "standard input" in process.stderr.readline()
+        process.send_signal(number)
+        assert process.stderr.read().strip() == ""
+    os.close(terminal), os.close(its_end)
+    assert process.returncode == code

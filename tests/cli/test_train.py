@@ -1,0 +1,132 @@
+"""Training from the command line: folders, seeds, signals, resuming."""
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import transom as package
+from tests.cli.conftest import TINY, Call, Trained, sets, write_pairs
+from transom.cli import train as verb
+from transom.errors import ConfigError
+from transom.training.events import Event, Stepped
+
+
+def test_a_run_folder_holds_what_the_design_says(trained: Trained) -> None:
+    names = {path.name for path in trained.folder.iterdir()}
+    assert {
+        "recipe.toml",
+        "config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "metrics.jsonl",
+        "report.html",
+        "README.md",
+        "checkpoints",
+    } <= names
+    steps = [json.loads(line)["step"] for line in (trained.folder / "metrics.jsonl").read_text().splitlines()]
+    assert steps == sorted(steps) and steps[-1] == 10
+
+
+def test_an_out_that_holds_a_run_is_refused(trained: Trained, transom: Call) -> None:
+    before = (trained.folder / "model.safetensors").read_bytes()
+    assert "add --resume to go on with it or give another --out" in transom(*trained.command, "--out", trained.folder).error
+    assert (trained.folder / "model.safetensors").read_bytes() == before
+
+
+@pytest.mark.parametrize("yes", [True, False])
+def test_at_a_terminal_it_is_asked(yes: bool, trained: Trained, transom: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tmp_path / "run"
+    assert transom(*trained.command, "--set", "training.max_steps=5", "--out", out, "--json").code == 0
+    asked: list[str] = []
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True)
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    monkeypatch.setattr(verb.typer, "confirm", lambda text, err: asked.append(text) or yes)
+    outcome = transom(*trained.command, "--out", out)
+    assert len(asked) == 1
+    assert (outcome.code, "step 10" in outcome.out) == ((0, True) if yes else (2, False))
+
+
+def test_resume_goes_on_and_a_folder_without_a_run_starts_anew(trained: Trained, transom: Call, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    command = [*trained.command, "--out", out, "--resume", "--json"]
+    assert transom(*command, "--set", "training.max_steps=5").json["step"] == 5
+    assert transom(*command).json["step"] == 10
+    assert (out / "model.safetensors").read_bytes() == (trained.folder / "model.safetensors").read_bytes(), "as if never stopped"
+
+
+def test_progress_is_lines_and_json_is_alone(trained: Trained, transom: Call, tmp_path: Path) -> None:
+    outcome = transom(*trained.command, "--out", tmp_path / "a")
+    assert outcome.code == 0
+    assert "reading the data ..." in outcome.err
+    assert "step 1/10  loss" in outcome.err and "of peak" in outcome.err and "left" in outcome.err
+    assert "step 10: validation loss" in outcome.err
+    assert f"report in {tmp_path / 'a' / 'report.html'}" in outcome.out
+    quiet = transom(*trained.command, "--out", tmp_path / "b", "--json")
+    assert quiet.err == ""
+    assert quiet.json["reason"] == "max_steps"
+    assert {"step", "loss", "perplexity", "bleu", "chrf"} <= set(quiet.json["best"])
+
+
+def test_seeds_give_mean_and_spread_in_one_table(trained: Trained, transom: Call, tmp_path: Path) -> None:
+    outcome = transom(*trained.command, "--out", tmp_path, "--seeds", "2")
+    rows = {line.split()[0]: line.split() for line in outcome.out.splitlines()}
+    losses = [float(rows[seed][1]) for seed in ("1", "2")]
+    assert losses[0] != losses[1]
+    assert float(rows["mean"][1]) == pytest.approx(sum(losses) / 2, abs=1e-4)
+    assert float(rows["spread"][1]) == pytest.approx(abs(losses[0] - losses[1]) / 2**0.5, abs=2e-4)
+    again = transom(*trained.command, "--out", tmp_path, "--seeds", "2", "--resume", "--json").json
+    assert [run["folder"] for run in again["runs"]] == [str(tmp_path / "seed-1"), str(tmp_path / "seed-2")]
+    assert again["mean"]["loss"] == pytest.approx(sum(losses) / 2, abs=1e-4)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_finishes_the_step_and_saves(number: signal.Signals, code: int, trained: Trained, transom: Call, tmp_path: Path) -> None:
+    endless = [*trained.command, *sets("training.max_steps=100000", "training.checkpoint_every=100000", "training.validate_every=100000")]
+    command = [sys.executable, "-m", "transom", *endless, "--out", str(tmp_path / "run")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stderr is not None
+        assert any(line.startswith("step 1/100,000") for line in process.stderr)
+        process.send_signal(number)
+        told = process.stdout.read()
+        assert "Traceback" not in process.stderr.read()
+    assert process.returncode == code
+    assert "the same command with --resume goes on" in told
+    (checkpoint,) = (tmp_path / "run" / "checkpoints").glob("step-*")
+    step = int(checkpoint.name.removeprefix("step-"))
+    resumed = transom(*endless, "--out", tmp_path / "run", "--resume", "--json", "--set", f"training.max_steps={step + 3}").json
+    assert (resumed["step"], resumed["reason"]) == (step + 3, "max_steps")
+
+
+def test_the_generic_recipe_splits_validation_off_and_says_so(transom: Call, tmp_path: Path) -> None:
+    source, target = write_pairs(tmp_path, 150)
+    files = ["--source", source, "--target", target]
+    outcome = transom(
+        "train", "translation", *files, "--out", tmp_path / "run", *sets(*TINY, "training.max_steps=2", "data.root=elsewhere")
+    )
+    assert outcome.code == 0
+    assert "split off" in outcome.err
+
+
+def test_tensorboard_is_an_extra(trained: Trained, transom: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = [*trained.command, "--json", "--set", "training.tensorboard=true", "--out"]
+    assert transom(*wanted, tmp_path / "with").code == 0
+    assert list((tmp_path / "with" / "tensorboard").glob("events.out.tfevents.*"))
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    assert "pip install 'transom[log]'" in transom(*wanted, tmp_path / "without").error
+
+
+def test_from_python(trained: Trained, tmp_path: Path) -> None:
+    files = f'data.train={{ source = "{trained.source}", target = "{trained.target}" }}'
+    seen: list[Event] = []
+    sitting = package.train("translation", tmp_path / "run", [files, *TINY, "training.max_steps=3"], observers=[seen.append])
+    assert (sitting.step, sitting.reason, sitting.exit_code) == (3, "max_steps", 0)
+    assert sum(isinstance(event, Stepped) for event in seen) == 3
+    with pytest.raises(ConfigError, match="holds a run"):
+        package.train("translation", tmp_path / "run", [files, *TINY])
+    assert len(package.load(sitting.folder).translate(["ab", "", "ba"], beam_size=1)) == 3
+    with pytest.raises(AttributeError, match="'transom' has no attribute 'tarin'"):
+        package.tarin  # noqa: B018
