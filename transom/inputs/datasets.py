@@ -4,6 +4,8 @@ from pathlib import Path
 
 from transom.config.data import Data, Phrasebook
 from transom.inputs.pairs import Splits, load_pairs, split_validation
+from transom.inputs.phrasebook.generate import generate
+from transom.inputs.tasks import generate_sequences
 
 
 def load_data(data: Data, base: Path) -> Splits:
@@ -21,9 +23,6 @@ def load_data(data: Data, base: Path) -> Splits:
         TransomError: a file cannot be read, or the files do not fit together.
     """
     if data.generate is not None:
-        from transom.inputs.phrasebook.draw import generate
-        from transom.inputs.tasks import generate_sequences
-
         return generate(data.generate) if isinstance(data.generate, Phrasebook) else generate_sequences(data.generate)
     assert data.train is not None
     root = base / Path(data.root).expanduser()

@@ -167,7 +167,7 @@ def ordered_batches(
     sources, targets = encode(tokenizers.source, pairs.source), encode(tokenizers.target, pairs.target)
     longer = np.maximum(_lengths(sources), _lengths(targets)) + 1
     fits = longer <= max_seq_len
-    if not fits.any() or (too_long == "refuse" and not fits.all()):
+    if len(pairs) and (not fits.any() or (too_long == "refuse" and not fits.all())):
         sample = int(np.argmin(fits))
         raise DataError(
             f"{pairs.name}: expected at most model.max_seq_len = {max_seq_len} tokens a sentence, special symbols included, found"

@@ -104,4 +104,4 @@ def _survivals(p: float, key: Numbers) -> Iterator[int]:
     for block in count():
         digest = blake2b(repr((key, block)).encode()).digest()
         for (bits,) in struct.iter_unpack("<Q", digest):
-            yield int(math.log((bits + 1) * 2.0**-64) / log_stands)
+            yield int(min(math.log((bits + 1) * 2.0**-64) / log_stands, sys.maxsize))

@@ -98,7 +98,7 @@ def split_validation(pairs: Pairs, share: float = 0.01) -> tuple[Pairs, Pairs]:
     """Split validation pairs off by a hash of each pair's text.
 
     A pair's side depends on nothing but its text, so identical pairs are never on both sides, and neither order nor other pairs matter.
-    Where the share comes to nothing, the one text with the smallest hash is taken.
+    Where the share comes to no pair or all, the one text with the smallest hash is taken.
 
     Args:
         pairs: all pairs.
@@ -111,8 +111,11 @@ def split_validation(pairs: Pairs, share: float = 0.01) -> tuple[Pairs, Pairs]:
         DataError: there are not two different pairs to split.
     """
     hashes = [_hash(source, target) for source, target in zip(pairs.source, pairs.target, strict=True)]
-    threshold = max(min(hashes), int(share * 2**64))
-    if max(hashes) <= threshold:
+    least, most = min(hashes), max(hashes)
+    threshold = int(share * 2**64)
+    if not least <= threshold < most:
+        threshold = least
+    if least == most:
         raise DataError(f"{pairs.name}: too few different pairs to split off any for validation; name data.valid or add pairs")
     sides = {chosen: [i for i, value in enumerate(hashes) if (value <= threshold) == chosen] for chosen in (False, True)}
     chosen = f"{len(sides[True])} of {len(pairs)} pairs of {pairs.name}, split off by hash"

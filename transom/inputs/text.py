@@ -170,7 +170,7 @@ def _refuse_wide(start: bytes, name: str) -> None:
 
 
 def _refuse_long(stream: ByteLines, piece: bytes, where: str) -> NoReturn:
-    if b"\r" in piece:
+    if b"\r" in piece[:MAX_LINE_BYTES]:
         raise DataError(f"{where}:{piece.index(13) + 1}: found a carriage return inside a line; end lines with \\n, or with \\r\\n")
     size = len(piece)
     while not piece.endswith(b"\n") and size < _COUNTED_BYTES and (piece := stream.readline(MAX_LINE_BYTES)):

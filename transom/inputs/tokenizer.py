@@ -106,7 +106,7 @@ class Tokenizer:
         Raises:
             CheckpointError: it is something else.
         """
-        if not isinstance(value, dict) or value.get("kind") not in _KINDS or not isinstance(value.get("lowercase"), bool):
+        if not isinstance(value, dict) or value.get("kind") not in list(_KINDS) or not isinstance(value.get("lowercase"), bool):
             raise CheckpointError(f"expected a tokenizer with a kind ({', '.join(_KINDS)}) and lowercase (true or false)")
         return cls(_KINDS[value["kind"]].from_dict(value), value["lowercase"])
 

@@ -1,0 +1,157 @@
+"""Tokenizers of all kinds, and their file."""
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.inputs.test_bpe import SENTENCES, texts
+from transom.config.data import Tokenizer as TokenizerConfig
+from transom.errors import CheckpointError, ConfigError, DataError
+from transom.inputs.pairs import Pairs
+from transom.inputs.special import EOS, PAD, SOS, UNK
+from transom.inputs.tokenizer import MAX_FILE_BYTES, Tokenizer, Tokenizers, describe
+
+PAIRS = Pairs(SENTENCES, [sentence.upper() for sentence in SENTENCES], "made up")
+CONFIGS = [
+    TokenizerConfig(kind=kind, vocab_size=400, joint=joint, lowercase=lowercase)
+    for kind in ("bpe", "char", "whitespace")
+    for joint in (True, False)
+    for lowercase in (True, False)
+]
+
+
+def name_of(config: TokenizerConfig) -> str:
+    return f"{config.kind}-{config.joint}-{config.lowercase}"
+
+
+@pytest.fixture(params=CONFIGS, ids=name_of, scope="module")
+def trained(request: pytest.FixtureRequest) -> tuple[TokenizerConfig, Tokenizers]:
+    return request.param, Tokenizers.train(PAIRS, request.param)
+
+
+def test_seen_text_comes_back(trained: tuple[TokenizerConfig, Tokenizers]) -> None:
+    config, tokenizers = trained
+    assert (tokenizers.source is tokenizers.target) == tokenizers.joint == config.joint
+    for tokenizer, sentences in ((tokenizers.source, PAIRS.source), (tokenizers.target, PAIRS.target)):
+        assert tokenizer.vocab_size <= 400
+        for sentence, numbers in zip(sentences, tokenizer.encode_batch(sentences), strict=True):
+            assert numbers == tokenizer.encode(sentence)
+            assert all(UNK < number < tokenizer.vocab_size or (config.kind == "bpe" and number == UNK) for number in numbers)
+            expected = sentence.lower() if config.lowercase else sentence
+            assert tokenizer.decode([SOS, *numbers, EOS, PAD, PAD]) == (
+                " ".join(expected.split()) if config.kind == "whitespace" else expected
+            )
+            assert len(tokenizer.symbols(numbers)) == len(tokenizer.starts_word(numbers)) == len(numbers)
+
+
+def test_file_holds_everything(trained: tuple[TokenizerConfig, Tokenizers], tmp_path: Path) -> None:
+    _, tokenizers = trained
+    tokenizers.save(tmp_path / "tokenizer.json")
+    again = Tokenizers.load(tmp_path / "tokenizer.json")
+    assert again.joint == tokenizers.joint
+    assert again.to_bytes() == tokenizers.to_bytes() == (tmp_path / "tokenizer.json").read_bytes()
+    assert json.loads(tokenizers.to_bytes())["format_version"] == 1
+    for side in ("source", "target"):
+        old, new = getattr(tokenizers, side), getattr(again, side)
+        assert new.encode_batch(PAIRS.source) == old.encode_batch(PAIRS.source)
+        assert (new.vocab_size, new.lowercase, new.kind) == (old.vocab_size, old.lowercase, old.kind)
+
+
+def test_description(trained: tuple[TokenizerConfig, Tokenizers]) -> None:
+    config, tokenizers = trained
+    lines = describe(tokenizers)
+    assert len(lines) == (2 if config.joint else 4)
+    assert config.kind in lines[0] and f"{tokenizers.source.vocab_size:,} symbols" in lines[0]
+    assert ("lower-cased" in lines[0]) == config.lowercase
+
+
+BPE = Tokenizer.train(SENTENCES, TokenizerConfig(vocab_size=500))
+LOWER = Tokenizer.train(SENTENCES, TokenizerConfig(vocab_size=500, lowercase=True))
+
+
+@settings(deadline=None)
+@given(texts)
+def test_any_text_comes_back(text: str) -> None:
+    assert BPE.decode(BPE.encode(text)) == text
+    assert LOWER.decode(LOWER.encode(text)) == text.lower()
+
+
+@settings(deadline=None)
+@given(texts, st.floats(0, 0.9))
+def test_dropout_keeps_the_text(text: str, p: float) -> None:
+    (numbers,) = LOWER.encode_with_dropout([text], p, (1,), [3])
+    assert LOWER.decode(numbers) == text.lower()
+    if p == 0:
+        assert numbers == LOWER.encode(text)
+
+
+@settings(deadline=None)
+@given(st.lists(st.sampled_from(["dogs", "unseen", "Größe,", "x-y", "😀"]), min_size=1))
+def test_words_are_found_again(words: list[str]) -> None:
+    numbers = BPE.encode(" ".join(words))
+    assert sum(BPE.starts_word(numbers)) == len(words)
+    assert BPE.starts_word([*numbers, EOS])[-1]
+
+
+def test_symbols_are_readable() -> None:
+    assert BPE.symbols([PAD, SOS, EOS, *BPE.encode("dogs é")]) == ["[PAD]", "[SOS]", "[EOS]", "▁dogs", "▁", "<0xC3>", "<0xA9>"]
+
+
+def test_half_a_surrogate_pair_is_refused() -> None:
+    with pytest.raises(DataError, match="half a surrogate pair"):
+        BPE.encode("a\ud800b")
+
+
+def test_least_size_is_told() -> None:
+    with pytest.raises(ConfigError, match="expected at least 259"):
+        Tokenizers.train(PAIRS, TokenizerConfig(vocab_size=100))
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"\x80\x04pickle",
+        b"[]",
+        b"{}",
+        b"[" * 100_000,
+        b'{"format_version": 2, "source": {}}',
+        b'{"format_version": true, "source": {}}',
+        b'{"format_version": 1}',
+        b'{"format_version": 1, "source": null}',
+        b'{"format_version": 1, "source": {"kind": "bpe"}}',
+        b'{"format_version": 1, "source": {"kind": "wordpiece", "lowercase": false}}',
+        b'{"format_version": 1, "source": {"kind": ["bpe"], "lowercase": false}}',
+        b'{"format_version": 1, "source": {"kind": "bpe", "lowercase": 0, "characters": [], "merges": []}}',
+        b'{"format_version": 1, "source": {"kind": "bpe", "lowercase": false, "characters": ["\\ud800"], "merges": []}}',
+        b'{"format_version": 1, "source": {"kind": "char", "lowercase": false, "units": ["a"]}, "target": null}',
+        b'{"version": "1.0", "model": {"type": "BPE"}}',
+    ],
+)
+def test_bad_files(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "tokenizer.json"
+    path.write_bytes(content)
+    with pytest.raises(CheckpointError) as caught:
+        Tokenizers.load(path)
+    assert str(path) in str(caught.value) and "\n" not in str(caught.value) and len(str(caught.value)) < 400
+
+
+def test_what_is_no_file(tmp_path: Path) -> None:
+    for path in (tmp_path, tmp_path / "none.json"):
+        with pytest.raises(CheckpointError, match="cannot be read"):
+            Tokenizers.load(path)
+    huge = tmp_path / "huge.json"
+    with huge.open("wb") as file:
+        file.truncate(MAX_FILE_BYTES + 1)
+    with pytest.raises(CheckpointError, match="this is no tokenizer"):
+        Tokenizers.load(huge)
+
+
+def test_every_truncation_is_refused() -> None:
+    content = Tokenizers(LOWER, LOWER).to_bytes()
+    for end in range(0, len(content) - 2, 97):
+        with pytest.raises(CheckpointError):
+            Tokenizers.from_bytes(content[:end])
