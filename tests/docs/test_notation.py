@@ -1,0 +1,59 @@
+"""docs/notation.md names every axis, size, site and special symbol there is, and none that is not."""
+
+import ast
+import re
+
+from tests.size import ROOT
+from transom.config.model import Seq2Seq
+from transom.inputs.special import NAMES
+from transom.inspection.names import sites
+
+PAGE = (ROOT / "docs" / "notation.md").read_text(encoding="utf-8")
+
+
+def section(title: str) -> str:
+    """Return one section of the page."""
+    return PAGE.split(f"\n## {title}\n")[1].split("\n## ")[0]
+
+
+def names_in_first_column(title: str) -> set[str]:
+    """Return the code words of a section's first column."""
+    rows = [line.split("|")[1] for line in section(title).splitlines() if line.startswith("| `")]
+    return {word for row in rows for word in re.findall(r"`([^`]+)`", row)}
+
+
+def test_sizes_are_the_schemas() -> None:
+    numbers = {name for name, field in Seq2Seq.model_fields.items() if isinstance(field.default, int | float) or field.default is None}
+    assert names_in_first_column("Sizes") == numbers - {"scale_embeddings"}
+
+
+def test_axes_of_models_and_layers_are_on_the_page() -> None:
+    used: set[str] = set()
+    for room in ("layers", "models", "inputs"):
+        for path in (ROOT / "transom" / room).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                if isinstance(node, ast.Subscript) and ast.unparse(node.value) in ("Float", "Int", "Bool"):
+                    text = ast.unparse(node.slice).rsplit(",", 1)[-1].strip(" )'\"")
+                    used |= {axis.lstrip("#*") for axis in text.split()}
+    known = names_in_first_column("Axes") | names_in_first_column("Sizes")
+    assert {axis for axis in used if axis.isidentifier() and axis != "axes"} <= known
+
+
+def test_every_site_is_on_the_page_and_no_other() -> None:
+    config = Seq2Seq(d_model=8, n_heads=2, d_ff=8, n_encoder_layers=1, n_decoder_layers=1, source_vocab_size=5, target_vocab_size=5)
+    real = {
+        site.address.replace(".0.", ".N.") for kind in ("post", "pre") for site in sites(config.model_copy(update={"norm_placement": kind}))
+    }
+    named = set()
+    for row in section("Sites").splitlines():
+        if row.startswith("| `"):
+            words = re.findall(r"`([^`]+)`", row.split("|")[1])
+            named |= {word if not word.startswith(".") else words[0].rsplit(".", 1)[0] + word for word in words}
+    assert named <= real
+    endings = {name.rsplit(".", 1)[-1] for name in named}
+    assert {address for address in real if address.rsplit(".", 1)[-1] not in endings} == set()
+
+
+def test_special_symbols() -> None:
+    rows = re.findall(r"\| `(\[\w+\])` \| (\d) \|", section("Special symbols"))
+    assert {int(number): name for name, number in rows} == NAMES

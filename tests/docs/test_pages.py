@@ -1,0 +1,34 @@
+"""What the pages show, runs."""
+
+import doctest
+import re
+
+import pytest
+
+from tests.size import ROOT
+from tests.test_architecture import ROOMS
+
+
+@pytest.mark.parametrize("page", sorted(path.name for path in (ROOT / "docs").glob("*.md")))
+def test_examples_give_what_the_page_says(page: str) -> None:
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    failed, attempted = doctest.testfile(str(ROOT / "docs" / page), module_relative=False, encoding="utf-8")
+    assert failed == 0
+    assert attempted == len(re.findall(r"^>>> ", text, re.MULTILINE))
+
+
+def test_the_walk_stops_in_every_room_that_is_built() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    heads = {room for line in re.findall(r"^## (.*):", text, re.MULTILINE) for room in re.split(r", | and ", line)}
+    built = {path.name.removesuffix(".py") for path in (ROOT / "transom").iterdir() if not path.name.startswith(("_", "py.typed"))}
+    assert heads == built
+    assert [room for room in ROOMS if room in heads] == [
+        room for line in re.findall(r"^## (.*):", text, re.MULTILINE) for room in re.split(r", | and ", line)
+    ], "in the rooms' order"
+
+
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", *(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))])
+def test_files_that_are_named_exist(page: str) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    missing = [target for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text) if not ((ROOT / page).parent / target).exists()]
+    assert not missing
