@@ -60,7 +60,7 @@ def test_two_lines_have_a_legend_and_share_the_axes() -> None:
 def test_readout_tells_the_values_under_the_pointer() -> None:
     picture = line_chart("a", [Line("training", [(0, 1.0), (10, 2.0)]), Line("validation", [(9, 3.0)])])
     readouts = [text.text for text in drawn(picture, "text", "readout")]
-    assert readouts == ["step 0  ·  training 1  ·  validation 3", "step 10  ·  training 2  ·  validation 3"]
+    assert readouts == ["step 0  ·  training 1  ·  validation 3 (at 9)", "step 10  ·  training 2  ·  validation 3 (at 9)"]
 
 
 def test_strips_tile_the_chart() -> None:

@@ -188,7 +188,8 @@ def _probes(drawn: Sequence[tuple[int, str, list[Bucket | None]]], x: Scale, y: 
         for place, name, buckets in solid:
             nearest = min(buckets, key=lambda bucket: abs(bucket.x - value))
             shown.append(node("circle", cx=x(nearest.x), cy=y(nearest.mean), r=3.5, class_=f"dot line-{place}"))
-            words.append(f"{name} {compact(nearest.mean)}" if len(solid) > 1 else compact(nearest.mean))
+            elsewhere = "" if whole(nearest.x) == whole(value) else f" (at {whole(nearest.x)})"
+            words.append((f"{name} " if len(solid) > 1 else "") + compact(nearest.mean) + elsewhere)
         shown.append(node("text", "  ·  ".join(words), x=RIGHT, y=14, dy="0.35em", text_anchor="end", class_="readout"))
         probe.append(shown)
         probes.append(probe)
