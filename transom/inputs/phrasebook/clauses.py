@@ -11,7 +11,7 @@ from transom.inputs.phrasebook.phrases import (
     NounPhrase,
     Phrase,
     company,
-    destination,
+    goal,
     joined,
     noun_phrase,
     place,
@@ -122,16 +122,16 @@ def ask(subject: NounPhrase, predicate: Predicate, rest: Phrase, *, word: tuple[
 def actor(draw: Draw, words: Lexicon) -> tuple[NounPhrase, tuple[Verb, ...]]:
     """Draw who does something, and the verbs that suit."""
     way = draw.between(0, 99)
-    if way < 50:
+    if way < 46:
         people = words.names if draw.chance(0.25) else words.nouns["person"]
         return noun_phrase(draw, words, people, adjective=0.25), words.doing["person"]
-    if way < 66:
+    if way < 61:
         return noun_phrase(draw, words, words.nouns["animal"], adjective=0.3), words.doing["animal"]
-    if way < 69:
+    if way < 64:
         return noun_phrase(draw, words, words.nouns["vehicle"], adjective=0.3), words.doing["vehicle"]
-    if way < 93:
+    if way < 94:
         return pronoun(draw, words), words.doing["person"]
-    if way < 96:
+    if way < 98:
         return two_names(draw, words), words.doing["person"]
     pair = (noun_phrase(draw, words, words.nouns["person"], adjective=0.0, plural=0.0) for _ in range(2))
     return joined(*pair), words.doing["person"]
@@ -161,9 +161,9 @@ def circumstance(draw: Draw, words: Lexicon, verb: Verb, tense: Tense, *, timed:
     """Draw where to, where, with whom and when something is done, or some of these."""
     parts = []
     if placed:
-        if verb.goes and (verb.lemma == "go" or draw.chance(0.6)):
-            parts.append(destination(draw, words))
-        elif draw.chance(0.1 if verb.objects else 0.35):
+        if verb.where in ("to", "at") and (verb.lemma == "go" or draw.chance(0.6)):
+            parts.append(goal(draw, words, verb.where))
+        elif verb.where == "in" and draw.chance(0.1 if verb.objects else 0.35):
             parts.append(place(draw, words))
         elif draw.chance(0.1):
             parts.append(company(draw, words))

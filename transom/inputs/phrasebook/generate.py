@@ -11,7 +11,7 @@ from transom.inputs.phrasebook.lexicon import lexicon
 from transom.inputs.phrasebook.phrases import Phrase
 from transom.inputs.phrasebook.sentences import FRAMES
 
-MAX_WORDS = 12
+MAX_WORDS = 10
 """Most words of a sentence on either side."""
 
 HELLO = Phrase("hello world", "hola mundo", ("hello world",))

@@ -55,7 +55,7 @@ class Verb:
 
     Attributes:
         objects: nouns that it may govern, none if it is intransitive.
-        goes: whether it may be followed by "to" and a place.
+        where: English preposition of the place that may follow: "to" and "at" for a goal, "in" for any place, "none" for no place.
         state: whether it tells a lasting state, so that its past is the imperfect.
     """
 
@@ -65,7 +65,7 @@ class Verb:
     infinitive: str
     forms: Mapping[Tense, Forms]
     objects: tuple[Noun, ...]
-    goes: bool
+    where: str
     state: bool
 
 
@@ -154,7 +154,7 @@ def _verb(lemma: str, entry: Table, nouns: Mapping[str, tuple[Noun, ...]]) -> Ve
             "future": spanish.future(entry.get("future") or infinitive),
         },
         objects=tuple(noun for kind in entry.get("what", "").split() for noun in nouns[kind]),
-        goes=entry.get("goes", False),
+        where=entry.get("where", "in"),
         state=entry.get("state", False),
     )
 

@@ -85,10 +85,9 @@ def _determined(draw: Draw, words: Lexicon, noun: Noun, use: str, phrase: Phrase
 
 
 def quantity(draw: Draw) -> int:
-    """Draw a number from 2 to 900: the smaller, the likelier."""
-    if draw.chance(0.5):
-        return draw.between(2, 20)
-    return draw.between(21, 99) if draw.chance(0.7) else 100 * draw.between(1, 9)
+    """Draw a number from 2 to 99 or a multiple of 100: the smaller, the likelier."""
+    least, most = draw.pick(((2, 20), (2, 20), (2, 20), (21, 39), (21, 39), (40, 99)))
+    return 100 * draw.between(1, 9) if draw.chance(0.1) else draw.between(least, most)
 
 
 def noun_phrase(
@@ -182,10 +181,10 @@ def place(draw: Draw, words: Lexicon) -> Phrase:
     return Phrase(f"{before} {where.english}", spanish.contracted(after, where.spanish), where.combinations)
 
 
-def destination(draw: Draw, words: Lexicon) -> Phrase:
+def goal(draw: Draw, words: Lexicon, preposition: str) -> Phrase:
     """Draw where to: "to the park"."""
     where = noun_phrase(draw, words, words.nouns["place"], adjective=0.3, plural=0.0)
-    return Phrase(f"to {where.english}", spanish.contracted("a", where.spanish), where.combinations)
+    return Phrase(f"{preposition} {where.english}", spanish.contracted("a", where.spanish), where.combinations)
 
 
 def clock(draw: Draw) -> Phrase:

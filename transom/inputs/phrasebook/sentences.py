@@ -26,8 +26,8 @@ from transom.inputs.phrasebook.phrases import (
 Frame = Callable[[Draw, Lexicon], Phrase]
 
 WHERE, WHEN, WHY = ("where", "dónde"), ("when", "cuándo"), ("why", "por qué")
-_THINGS = ("food", "drink", "clothing", "text", "opening", "vehicle", "thing")
-_DESCRIBED = ("person", "animal", "place", "event", *_THINGS)
+_THINGS = ("food", "food", "drink", "clothing", "text", "opening", "vehicle", "thing")
+_DESCRIBED = ("person", "person", "animal", "place", "event", *_THINGS)
 
 
 def _anything(draw: Draw, words: Lexicon, kinds: tuple[str, ...], adjective: float = 0.45, plural: float = 0.35) -> NounPhrase:
@@ -67,25 +67,24 @@ def ability(draw: Draw, words: Lexicon) -> Phrase:
     return state(subject, predicate, rest, negative=way < 40)
 
 
-def _plain(draw: Draw, words: Lexicon, kinds: tuple[str, ...]) -> NounPhrase:
+def _plain(draw: Draw, words: Lexicon, kinds: tuple[str, ...], adjective: float = 0.15) -> NounPhrase:
     """Draw somebody or something to talk about, seldom with an adjective; with people, also by name."""
     kind = draw.pick(kinds)
-    nouns = words.names if kind == "person" and draw.chance(0.25) else words.nouns[kind]
-    return noun_phrase(draw, words, nouns, adjective=0.15)
+    nouns = words.names if kind == "person" and draw.chance(0.4) else words.nouns[kind]
+    return noun_phrase(draw, words, nouns, adjective=adjective)
 
 
 def description(draw: Draw, words: Lexicon) -> Phrase:
     """Draw what something is like: "the water was very cold", "is she tired?"."""
     way = draw.between(0, 99)
     if way < 8:
-        word, translation, person = words.pronouns[draw.between(1, 2)]
-        subject = NounPhrase(word, translation, person, translation == "ella", (), pronoun=True)
-    elif way < 14:
+        subject = NounPhrase(*draw.pick((("he", "él", 1, False), ("she", "ella", 1, True))), (), pronoun=True)
+    elif way < 18:
         subject = two_names(draw, words)
-    elif way < 24:
+    elif way < 26:
         subject = generic_phrase(draw, words, words.nouns[draw.pick(_DESCRIBED)], adjective=0.0)
     else:
-        subject = _plain(draw, words, _DESCRIBED)
+        subject = _plain(draw, words, _DESCRIBED, adjective=0.0)
     adjective = draw.pick(words.adjectives[subject.heads[0].kind if subject.heads else "person"])
     degree = draw.pick(words.phrases["degrees"]) if adjective.degrees and draw.chance(0.3) else ("", "")
     rest = Phrase(
@@ -207,7 +206,7 @@ def question(draw: Draw, words: Lexicon) -> Phrase:
     verb, tense = draw.pick(verbs), draw.pick(TENSES)
     predicate = do(verb, tense, subject.person)
     if not verb.objects:
-        word = draw.pick((WHEN, WHY) if verb.goes else (WHERE, WHEN, WHY))
+        word = draw.pick((WHERE, WHEN, WHY) if verb.where == "in" else (WHEN, WHY))
         return ask(subject, predicate, circumstance(draw, words, verb, tense, timed=False, placed=word != WHERE), word=word)
     way = draw.between(0, 9)
     if way < 2:
@@ -236,9 +235,9 @@ def greeting(draw: Draw, words: Lexicon) -> Phrase:
         whom = NounPhrase(noun.english[0], noun.spanish[0], 1, noun.feminine, (noun,))
     combinations = tuple(f"{first} {noun.lemma}" for noun in whom.heads)
     first, second = f"{first} {whom.english}", f"{second} {whom.spanish}"
-    if draw.chance(0.3):
+    if draw.chance(0.4):
         return Phrase(first, second, combinations)
-    news = draw.pick((action, description, location, existence, calendar))(draw, words)
+    news = draw.pick((calendar, calendar, existence, location))(draw, words)
     return Phrase(f"{first}, {news.english}", f"{second}, {news.spanish}", combinations + news.combinations)
 
 
@@ -262,7 +261,7 @@ _WEIGHTS: tuple[tuple[Frame, int], ...] = (
     (question, 8),
     (location, 6),
     (liking, 6),
-    (greeting, 6),
+    (greeting, 7),
     (existence, 5),
     (fragment, 5),
     (calendar, 3),
