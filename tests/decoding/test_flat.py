@@ -1,0 +1,94 @@
+"""The flat layout gives what the model gives, alone and in a search."""
+
+import pytest
+import torch
+
+from tests.decoding.models import tiny_model
+from tests.decoding.tables import EOS, FORBIDDEN, SOS
+from transom.decoding.beam import Beam
+from transom.decoding.filters import Forbid
+from transom.decoding.flat import FlatSeq2Seq
+from transom.decoding.greedy import Greedy
+from transom.decoding.limits import Limits
+from transom.decoding.loop import search
+from transom.decoding.roles import Strategy
+from transom.inputs.batch import Sequences
+
+VOCAB = 9
+VARIANTS: list[dict[str, object]] = [
+    {},
+    {"norm_placement": "pre"},
+    {"d_head": 3, "d_value": 5},
+    {"attention": {"output": False}},
+    {"attention": {"bias": False, "output_bias": False}, "feed_forward": {"bias": False}},
+    {"tie": "none", "scale_embeddings": False},
+]
+SOURCES = [[3, 4, 5, 6, 2], [7, 2], [8, 8, 3, 2], [5, 2], [4, 6, 7, 8, 3, 3, 2]]
+
+
+@pytest.mark.parametrize("fields", VARIANTS)
+@pytest.mark.parametrize("sources", [SOURCES, SOURCES[2:3]], ids=["padded", "one"])
+@torch.inference_mode()
+def test_steps_equal_the_models(fields: dict[str, object], sources: list[list[int]]) -> None:
+    model = tiny_model(VOCAB, **fields)
+    flat = FlatSeq2Seq(model)
+    source = Sequences.pad(sources)
+    memory, flat_memory = model.encode(source), flat.encode(source)
+    real = source.segments > 0
+    assert torch.allclose(memory.states[real], flat_memory.states[real], rtol=0, atol=1e-10)
+    cache, flat_cache = model.start(memory, 3, 8), flat.start(flat_memory, 3, 8)
+    draw = torch.Generator().manual_seed(1)
+    for new in (1, 3, 1, 2):
+        tokens = torch.randint(3, VOCAB, (3 * len(sources), new), generator=draw)
+        assert torch.allclose(model.step(tokens, cache), flat.step(tokens, flat_cache), rtol=0, atol=1e-10)
+        parents = torch.randint(0, 3, (len(sources), 3), generator=draw) + 3 * torch.arange(len(sources))[:, None]
+        cache.reorder(parents.flatten())
+        flat_cache.reorder(parents.flatten())
+
+
+@torch.inference_mode()
+def test_sources_can_leave() -> None:
+    model = tiny_model(VOCAB)
+    flat = FlatSeq2Seq(model)
+    source = Sequences.pad(SOURCES)
+    cache, flat_cache = model.start(model.encode(source), 2, 8), flat.start(flat.encode(source), 2, 8)
+    kept, rows = torch.tensor([1, 4]), torch.tensor([3, 2, 8, 8])
+    draw = torch.Generator().manual_seed(1)
+    for n_rows in (10, 4, 4):
+        tokens = torch.randint(3, VOCAB, (n_rows, 1), generator=draw)
+        assert torch.allclose(model.step(tokens, cache), flat.step(tokens, flat_cache), rtol=0, atol=1e-10)
+        if n_rows == 10:
+            for each in (cache, flat_cache):
+                each.keep_sources(kept)
+                each.reorder(rows)
+        else:
+            for each in (cache, flat_cache):
+                each.reorder(torch.tensor([1, 0, 3, 2]))
+
+
+@pytest.mark.parametrize("strategy", [Greedy(EOS), Beam(EOS, 3, 3, 0.6)], ids=["greedy", "beam"])
+def test_searches_find_the_same(strategy: Strategy) -> None:
+    model = tiny_model(VOCAB)
+    limits = Limits(torch.zeros(len(SOURCES), dtype=torch.long), torch.tensor([7, 6, 7, 6, 7]))
+
+    def run(stepper: object) -> list[tuple[int, ...]]:
+        found = search(stepper, Sequences.pad(SOURCES), strategy, limits, SOS, EOS, [Forbid(torch.tensor(FORBIDDEN))])  # type: ignore[arg-type]
+        return [h.tokens for of_source in found for h in of_source]
+
+    assert run(FlatSeq2Seq(model)) == run(model)
+
+
+@pytest.mark.parametrize("rows", [1, 7])
+@torch.inference_mode()
+def test_bfloat16_is_as_near_to_the_truth_as_the_models_own(rows: int) -> None:
+    model = tiny_model(40, d_model=64, d_ff=96)
+    short = tiny_model(40, d_model=64, d_ff=96, dtype=torch.bfloat16)
+    flat = FlatSeq2Seq(short)
+    draw = torch.Generator().manual_seed(1)
+    source = Sequences.pad([[*torch.randint(3, 40, (5,), generator=draw).tolist(), EOS] for _ in range(rows)])
+    tokens = torch.randint(3, 40, (rows, 1), generator=draw)
+    truth = model.step(tokens, model.start(model.encode(source), 1, 4)).double()
+    own = short.step(tokens, short.start(short.encode(source), 1, 4)).double()
+    ours = flat.step(tokens, flat.start(flat.encode(source), 1, 4)).double()
+    own_error, our_error = (own - truth).abs().max().item(), (ours - truth).abs().max().item()
+    assert 0 < our_error < 1.5 * own_error < 0.1 * truth.abs().max().item()
