@@ -198,6 +198,6 @@ def describe(tokenizers: Tokenizers) -> list[str]:
     for name, tokenizer in sides:
         case = ", lower-cased" if tokenizer.lowercase else ""
         lines.append(f"{name}: {tokenizer.kind}, {tokenizer.vocab_size:,} symbols{case}")
-        longest = sorted(range(len(_SILENT), tokenizer.vocab_size), key=lambda n: len(tokenizer.symbols([n])[0]), reverse=True)[:5]
+        longest = sorted(range(len(_SILENT), tokenizer.vocab_size), key=lambda n: len(tokenizer.decode([n])), reverse=True)[:5]
         lines.append(f"  longest: {' '.join(tokenizer.symbols(longest))}")
     return lines
