@@ -7,11 +7,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-PAD, SOS, EOS, UNK = 0, 1, 2, 3
-"""The first symbols of every vocabulary: padding, start and end of a sequence, and, where not every text can be spelled, the unknown.
-
-Padding is never read by a real token: masks come from segments, not from symbols.
-"""
+from transom.inputs.special import EOS, PAD, SOS
 
 
 @dataclass(frozen=True)
