@@ -14,7 +14,7 @@ SECONDS = {
     "cli": 150,
     "config": 30,
     "decoding": 120,
-    "docs": 90,
+    "docs": 120,
     "doctests": 30,
     "inputs": 120,
     "inspection": 90,

@@ -1,0 +1,20 @@
+"""The toy recipes learn their rule completely."""
+
+from pathlib import Path
+
+import pytest
+
+import transom as package
+from transom.config.recipe import load_recipe
+from transom.inputs.datasets import load_data
+from transom.training.evaluation import exact_match
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("rule", ["copy", "reverse", "sort"])
+def test_every_held_out_sequence_is_right(rule: str, tmp_path: Path) -> None:
+    package.train(rule, tmp_path / "run")
+    recipe, base = load_recipe(rule)
+    test = load_data(recipe.data, base).test
+    assert test is not None
+    assert exact_match(package.load(tmp_path / "run").translate(test.source), test.target) == 1.0

@@ -1,0 +1,80 @@
+"""What a person sees while it works, and how a stop is asked for."""
+
+import os
+import signal
+import threading
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Call, Trained
+from transom.cli import progress
+from transom.cli.training_run import Stop
+from transom.training.events import Started, Stepped
+
+
+@pytest.fixture
+def _terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make the bars believe that a person watches."""
+    monkeypatch.setattr(progress, "live", lambda: True)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "140")
+
+
+@pytest.mark.usefixtures("_terminal")
+def test_the_bar_of_a_training(trained: Trained, transom: Call, tmp_path: Path) -> None:
+    outcome = transom(*trained.command, "--out", tmp_path / "run")
+    assert outcome.code == 0
+    assert "10/10 steps" in outcome.err and "tokens/s" in outcome.err and "of peak" in outcome.err and "left" in outcome.err
+    assert "step 10: validation loss" in outcome.err
+    assert "\x1b" not in outcome.out
+
+
+@pytest.mark.usefixtures("_terminal")
+def test_the_bar_of_a_translation(trained: Trained, transom: Call) -> None:
+    outcome = transom("translate", trained.folder, "--input", trained.source)
+    assert "120/120" in outcome.err and "sentences" in outcome.err and "/s" in outcome.err
+    assert outcome.out.count("\n") == 120
+
+
+def test_lines_where_nobody_watches(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    clock = iter(range(0, 1000, 11))
+    monkeypatch.setattr(progress.time, "monotonic", lambda: float(next(clock)))
+    with progress.counting("sentences", quiet=False) as tell:
+        tell(5, 20)
+    with progress.counting("sentences", quiet=True) as tell:
+        tell(5, 20)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("5/20 sentences  ") and line.endswith(" left")
+
+
+def test_skipped_steps_name_their_samples(capsys: pytest.CaptureFixture[str]) -> None:
+    with progress.TrainingProgress() as shown:
+        shown(Started(Path("run"), 3, 10, {"parameters": 5, "precision": "fp32", "threads": "1 thread"}, ("look at this",)))
+        shown(Stepped(4, float("nan"), 1.0, 0.1, float("nan"), 7, 8.0, 0.1, 9.0, skipped=tuple(range(12))))
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[:3] == ["look at this", "5 parameters; fp32; 1 thread", "goes on from step 3"]
+    assert lines[3] == "step 4: loss or gradient was not finite, step skipped (samples 0, 1, 2, 3, 4, 5, 6, 7, 8, 9 ...)"
+
+
+def test_a_first_signal_asks_and_a_second_interrupts() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(KeyboardInterrupt), Stop() as stop:
+        assert not stop.wanted()
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert stop.wanted() and stop.signal == signal.SIGTERM
+        os.kill(os.getpid(), signal.SIGINT)
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_a_thread_leaves_signals_alone() -> None:
+    seen = []
+
+    def enter() -> None:
+        with Stop() as stop:
+            seen.append(stop.wanted())
+
+    thread = threading.Thread(target=enter)
+    thread.start()
+    thread.join()
+    assert seen == [False]
