@@ -2,9 +2,10 @@
 
 import os
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 
 import pytest
+from hypothesis import settings
 
 os.environ["OMP_NUM_THREADS"] = "1"  # before anything imports torch; processes that tests start inherit it
 
@@ -24,13 +25,20 @@ SECONDS = {
     "training": 180,
     "weights": 120,
 }
-"""Most seconds that the first tier of a room may take in all, summed over processes. Their sum keeps `make test` in time."""
+"""Most processor seconds that the first tier of a room may take in all, child processes included; a busy machine does not stretch them."""
 
 REST = 60
 """The same for what lies outside the rooms."""
 
+LAST = pytest.StashKey[float]()
+"""Processor time of this process and its children at the last report."""
+
 ALLOWED_SKIPS: dict[str, str] = {}
 """Each test that may skip (its node id without parameters), and why. A skip elsewhere fails the session."""
+
+
+settings.register_profile("transom", deadline=None, derandomize=True, database=None)  # the same examples on any machine, however slow
+settings.load_profile("transom")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -45,6 +53,16 @@ def _one_thread() -> Iterator[None]:
 
     torch.set_num_threads(1)
     yield
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Note in each report the processor time since the last one in this process."""
+    report = yield
+    now = sum(os.times()[:4])
+    report.user_properties.append(("processor", now - item.config.stash.get(LAST, now)))
+    item.config.stash[LAST] = now
+    return report
 
 
 def room_of(path: str) -> str:
@@ -68,7 +86,7 @@ class Watch:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Add up set-up, call and tear-down."""
-        self.spent[room_of(report.nodeid.split("::")[0])] += report.duration
+        self.spent[room_of(report.nodeid.split("::")[0])] += sum(seconds for name, seconds in report.user_properties if name == "processor")
         if report.skipped:
             self.skipped.add(report.nodeid.split("[")[0])
 
@@ -80,7 +98,7 @@ class Watch:
     def faults(self) -> list[str]:
         """Say what broke a rule."""
         slow = [
-            f"room {room}: {seconds:.0f} s of tests, its budget is {SECONDS.get(room, REST)} s (tests/conftest.py)"
+            f"room {room}: {seconds:.0f} s of processor time, its budget is {SECONDS.get(room, REST)} s (tests/conftest.py)"
             for room, seconds in sorted(self.spent.items())
             if self.first_tier and seconds > SECONDS.get(room, REST)
         ]
@@ -98,6 +116,6 @@ class Watch:
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Print the faults and the time of each room."""
         rooms = ", ".join(f"{room} {seconds:.0f}" for room, seconds in sorted(self.spent.items(), key=lambda item: -item[1]))
-        terminalreporter.write_line(f"seconds a room: {rooms}")
+        terminalreporter.write_line(f"processor seconds a room: {rooms}")
         for fault in self.faults():
             terminalreporter.write_line(f"FAILED {fault}", red=True)

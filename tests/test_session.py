@@ -2,26 +2,27 @@
 
 import ast
 import os
+from typing import Literal
 
 import pytest
 import torch
 
-from tests.conftest import ALLOWED_SKIPS, SECONDS, Watch
+from tests.conftest import ALLOWED_SKIPS, LAST, SECONDS, Watch
 from tests.size import ROOT
 from transom.inputs.batch import Sequences
 
 
-def a_report(nodeid: str, outcome: str = "passed", duration: float = 0.0) -> pytest.TestReport:
+def a_report(nodeid: str, outcome: Literal["passed", "skipped"] = "passed", seconds: float = 0.0) -> pytest.TestReport:
     """Make the report of one test."""
-    return pytest.TestReport(nodeid, ("", 0, ""), {}, outcome, None, "call", duration=duration)  # type: ignore[arg-type]
+    return pytest.TestReport(nodeid, ("", 0, ""), {}, outcome, None, "call", user_properties=[("processor", seconds)])
 
 
 def test_a_slow_room_is_a_fault_in_the_first_tier() -> None:
     for first_tier in (True, False):
         watch = Watch(first_tier)
-        watch.pytest_runtest_logreport(a_report("tests/layers/test_a.py::test_a", duration=SECONDS["layers"]))
+        watch.pytest_runtest_logreport(a_report("tests/layers/test_a.py::test_a", seconds=SECONDS["layers"]))
         assert not watch.faults()
-        watch.pytest_runtest_logreport(a_report("tests/layers/test_b.py::test_b", duration=1))
+        watch.pytest_runtest_logreport(a_report("tests/layers/test_b.py::test_b", seconds=1))
         assert len(watch.faults()) == first_tier
 
 
@@ -45,6 +46,10 @@ def test_only_listed_files_can_skip() -> None:
 
 def test_budgets_leave_make_test_under_eight_minutes_on_two_cores() -> None:
     assert sum(SECONDS.values()) / 2 < 8 * 60 * 1.5  # never all spent at once: a guard against budgets that only grow
+
+
+def test_processor_time_is_in_every_report(request: pytest.FixtureRequest) -> None:
+    assert request.config.stash[LAST] > 0
 
 
 def test_shapes_are_checked() -> None:

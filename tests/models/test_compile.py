@@ -1,0 +1,30 @@
+"""The compiled model is the eager one."""
+
+from typing import Any, cast
+
+import pytest
+import torch
+
+from transom.config.model import Seq2Seq
+from transom.inputs.batch import Sequences, TranslationBatch
+from transom.models.build import build_model
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.long)])
+@pytest.mark.parametrize("placement", ["post", "pre"])
+def test_logits_and_gradients_agree(backend: str, placement: str) -> None:
+    torch.manual_seed(0)
+    sizes: dict[str, Any] = {"d_model": 16, "n_heads": 2, "d_ff": 32, "n_encoder_layers": 1, "n_decoder_layers": 1, "dropout": 0.0}
+    config = Seq2Seq(**sizes, source_vocab_size=11, target_vocab_size=11, norm_placement=cast(Any, placement))
+    model = build_model(config).train()
+    source, target = Sequences.pad([[5, 6, 7, 2], [8, 2]]), Sequences.pad([[1, 9], [1, 4]])
+    batch = TranslationBatch(source, target, target.tokens, (0, 1))
+    results = []
+    for forward in (model, torch.compile(model, backend=backend)):
+        model.zero_grad()
+        logits = forward(batch)
+        logits.square().sum().backward()
+        results.append([logits.detach(), *(p.grad.clone() for p in model.parameters() if p.grad is not None)])
+    for eager, compiled in zip(*results, strict=True):
+        torch.testing.assert_close(compiled, eager, rtol=1e-4, atol=1e-5)
