@@ -1,5 +1,6 @@
 """What the machine can do at best, measured: the yardstick that speeds are reported against."""
 
+import functools
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -29,8 +30,9 @@ class MachinePeak:
     bandwidth: float
 
 
+@functools.cache
 def measure_peak(device: torch.device | None = None) -> MachinePeak:
-    """Measure the best of a fixed list of matrix products, for each type, and the memory; takes about two seconds.
+    """Measure the best of a fixed list of matrix products, for each type, and the memory, once a process; takes about two seconds.
 
     Args:
         device: what to measure; left out, the CPU.

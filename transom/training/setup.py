@@ -79,63 +79,58 @@ def set_up(recipe: Recipe, base: Path, folder: RunFolder, tell: Callable[[str], 
     Raises:
         TransomError: data, recipe and folder do not fit together.
     """
-    recipe = _resolve(recipe, base)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    precision = choose_precision(recipe.training.precision, device)
+    recipe = _resolve(recipe, base)
     if (folder.path / RECIPE).exists():
         recipe = _as_begun(recipe, folder)
-        precision = choose_precision(recipe.training.precision, device)
+    training, precision, threads = recipe.training, choose_precision(recipe.training.precision, device), choose_threads()
     keep_freed_memory()
-    threads = choose_threads()
     torch.set_num_threads(threads.count)
-    torch.manual_seed(recipe.training.seed)
+    torch.manual_seed(training.seed)
 
     tell("reading the data")
     splits = load_data(recipe.data, base)
     tell("preparing the tokenizer")
     tokenizers = _tokenizers(recipe, splits, folder)
-    recipe = _with_vocabulary(recipe, tokenizers)
-    config, training = recipe.model, recipe.training
+    recipe = _with_choices(recipe, tokenizers, precision)
+    max_seq_len = recipe.model.max_seq_len
     loader = Loader(
         splits.train,
         tokenizers,
-        max_seq_len=config.max_seq_len,
+        max_seq_len=max_seq_len,
         batch_tokens=training.batch_tokens,
         seed=training.seed,
         dropout=recipe.tokenizer.dropout,
         max_length_ratio=recipe.data.max_length_ratio,
         accumulate=training.accumulate,
     )
-    valid_batches = ordered_batches(splits.valid, tokenizers, training.batch_tokens, config.max_seq_len)
+    report = report_data(splits, tokenizers, loader)
     tell("measuring the machine")
     peak = measure_peak(device)
-    model = cast(Seq2SeqTransformer, build_model(config)).to(device)
-    report = report_data(splits, tokenizers, loader)
-    settled = recipe.model_copy(update={"training": training.model_copy(update={"precision": precision.name})})
-    folder.write_config(config)
-    folder.write(RECIPE, dump_recipe(settled).encode())
-    facts = {
-        "data": report.to_json(),
-        "parameters": sum(p.numel() for p in model.parameters()),
-        "precision": precision.reason,
-        "threads": threads.reason,
-        "peak_flops": peak.flops[precision.dtype],
-        "bandwidth": peak.bandwidth,
-        "torch": torch.__version__,
-    }
+    model = cast(Seq2SeqTransformer, build_model(recipe.model)).to(device)
+    folder.write_config(recipe.model)
+    folder.write(RECIPE, dump_recipe(recipe).encode())
     return Parts(
-        recipe=settled,
+        recipe=recipe,
         folder=folder,
         tokenizers=tokenizers,
         loader=loader,
         valid=splits.valid,
-        valid_batches=valid_batches,
+        valid_batches=ordered_batches(splits.valid, tokenizers, training.batch_tokens, max_seq_len),
         model=model,
         validated=copy.deepcopy(model).eval(),
         optimizer=build_optimizer(model, training.optimizer),
         precision=precision,
         peak=peak.flops[precision.dtype],
-        facts=facts,
+        facts={
+            "data": report.to_json(),
+            "parameters": sum(p.numel() for p in model.parameters()),
+            "precision": precision.reason,
+            "threads": threads.reason,
+            "peak_flops": peak.flops[precision.dtype],
+            "bandwidth": peak.bandwidth,
+            "torch": torch.__version__,
+        },
         notes=tuple(report.lines()),
     )
 
@@ -181,7 +176,12 @@ def _tokenizers(recipe: Recipe, splits: Splits, folder: RunFolder) -> Tokenizers
     return Tokenizers.load(path)
 
 
-def _with_vocabulary(recipe: Recipe, tokenizers: Tokenizers) -> Recipe:
-    """Fill in the vocabulary sizes."""
+def _with_choices(recipe: Recipe, tokenizers: Tokenizers, precision: Precision) -> Recipe:
+    """Fill in what the run settled for itself: the vocabulary sizes and the precision."""
     sizes = {"source_vocab_size": tokenizers.source.vocab_size, "target_vocab_size": tokenizers.target.vocab_size}
-    return recipe.model_copy(update={"model": recipe.model.model_copy(update=sizes)})
+    return recipe.model_copy(
+        update={
+            "model": recipe.model.model_copy(update=sizes),
+            "training": recipe.training.model_copy(update={"precision": precision.name}),
+        }
+    )

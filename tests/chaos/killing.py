@@ -1,0 +1,105 @@
+"""Train in a process of its own, kill it at random moments, resume it, and hold the end against that of a run left alone."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from transom.weights.run_folder import WEIGHTS, RunFolder
+from transom.weights.tensors import read_tensors
+
+RECIPE = """
+[data]
+generate = { kind = "reverse", n_train = 300, n_valid = 20, n_test = 20, max_length = 6 }
+
+[tokenizer]
+kind = "bpe"
+vocab_size = 300
+dropout = 0.2
+
+[model]
+d_model = 16
+n_heads = 2
+d_ff = 32
+n_encoder_layers = 1
+n_decoder_layers = 1
+max_seq_len = 32
+
+[training]
+max_steps = %(steps)d
+batch_tokens = 200
+accumulate = 2
+learning_rate = 0.01
+precision = "bf16"
+average = { kind = "checkpoints", last = 3 }
+validate_every = 14
+validate_bleu = 4
+checkpoint_every = 7
+log_every = 3
+
+[decoding]
+beam_size = 2
+max_length = 16
+"""
+
+TIMED = {"seconds", "target_tokens_per_second", "peak_share"}
+"""What two equal runs may differ in."""
+
+
+def start(recipe: Path, out: Path) -> "subprocess.Popen[bytes]":
+    """Begin or resume the run in ``out``."""
+    command = [sys.executable, "-m", "transom", "train", str(recipe), "--out", str(out), "--resume", "--json"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environment)
+
+
+def run_to_the_end(recipe: Path, out: Path) -> None:
+    """Train without disturbance."""
+    process = start(recipe, out)
+    _, errors = process.communicate()
+    assert process.returncode == 0, errors.decode()
+
+
+def run_with_kills(recipe: Path, out: Path, seed: int, n_kills: int, longest: float) -> int:
+    """Train to the end, killed with -9 ``n_kills`` times after up to ``longest`` seconds; return how many kills hit."""
+    draw, hits = random.Random(seed), 0
+    for _ in range(n_kills):
+        process = start(recipe, out)
+        try:
+            process.wait(timeout=draw.uniform(0.0, longest))
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGKILL)
+        _, errors = process.communicate()
+        assert process.returncode in (0, -signal.SIGKILL), errors.decode()
+        hits += process.returncode != 0
+    run_to_the_end(recipe, out)
+    return hits
+
+
+def end_of(out: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any], list[dict[str, Any]]]:
+    """Read what a run came to: every tensor of its last checkpoint and its kept weights, its progress, and its history but for times."""
+    folder = RunFolder.open(out)
+    newest = folder.checkpoints.latest()
+    assert newest is not None and not newest.passed_over
+    groups, state = folder.checkpoints.load(newest.step)
+    tensors = {f"{group}/{name}": x for group, entries in groups.items() for name, x in entries.items()}
+    tensors |= {f"kept/{name}": x for name, x in read_tensors(out / WEIGHTS).items()}
+    progress = {name: value for name, value in state["progress"].items() if name not in ("seconds", "window")}
+    history = [{name: value for name, value in record.items() if name not in TIMED} for record in folder.metrics.read()]
+    return tensors, {"step": newest.step, **progress}, history
+
+
+def differences(alone: Path, killed: Path) -> list[str]:
+    """Name everything in which two runs' ends are not the same, bit for bit."""
+    (tensors, progress, history), (others, other_progress, other_history) = end_of(alone), end_of(killed)
+    names = sorted(tensors.keys() | others.keys())
+    found = [name for name in names if name not in tensors or name not in others or not torch.equal(tensors[name], others[name])]
+    if progress != other_progress:
+        found.append(f"progress: {json.dumps(progress)} and {json.dumps(other_progress)}")
+    return found + ["history"] * (history != other_history)

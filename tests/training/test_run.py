@@ -1,0 +1,158 @@
+"""The loop: a run that was stopped or killed ends as the run left alone, bit for bit; selection, stopping, skipping."""
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from transom.config.recipe import Recipe
+from transom.errors import ConfigError, TransomError
+from transom.training.events import Event, Finished, Saved, Started, Stepped, Validated
+from transom.training.run import Result, train
+from transom.training.setup import set_up
+from transom.weights.run_folder import WEIGHTS, RunFolder
+from transom.weights.tensors import read_tensors
+
+TRAINING = {
+    "max_steps": 12,
+    "batch_tokens": 96,
+    "accumulate": 2,
+    "learning_rate": 0.01,
+    "precision": "bf16",
+    "average": {"kind": "checkpoints", "last": 3},
+    "validate_every": 4,
+    "validate_bleu": 4,
+    "checkpoint_every": 3,
+    "log_every": 2,
+}
+MODEL = {"d_model": 8, "n_heads": 2, "d_ff": 16, "n_encoder_layers": 1, "n_decoder_layers": 1, "max_seq_len": 32, "dropout": 0.1}
+
+
+def recipe(**training: Any) -> Recipe:
+    return Recipe.model_validate(
+        {
+            "data": {"generate": {"kind": "reverse", "n_train": 100, "n_valid": 10, "n_test": 10, "max_length": 5}},
+            "tokenizer": {"kind": "bpe", "vocab_size": 300, "dropout": 0.2},
+            "model": {
+                "d_model": 8,
+                "n_heads": 2,
+                "d_ff": 16,
+                "n_encoder_layers": 1,
+                "n_decoder_layers": 1,
+                "max_seq_len": 32,
+                "dropout": 0.1,
+            },
+            "training": {**TRAINING, **training},
+            "decoding": {"beam_size": 2, "max_length": 16},
+        }
+    )
+
+
+def sit(out: Path, observer: Callable[[Event], None] = lambda _: None, stop: Callable[[], bool] = lambda: False, **training: Any) -> Result:
+    """One sitting of a run in ``out``, going on with what is there."""
+    with RunFolder.create(out, resume=True) as folder:
+        return train(set_up(recipe(**training), Path(), folder), [observer], stop)
+
+
+class Killed(Exception):
+    """Stands for kill -9: nothing in the loop handles it."""
+
+
+def kill_at(step: int, kind: type[Event]) -> Callable[[Event], None]:
+    def observer(event: Event) -> None:
+        if isinstance(event, kind) and event.step >= step:
+            raise Killed
+
+    return observer
+
+
+def traces(out: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """What must be the same: every tensor of the last checkpoint and the kept weights, and the history but for its times."""
+    folder = RunFolder.open(out)
+    newest = folder.checkpoints.latest()
+    assert newest is not None
+    groups, state = folder.checkpoints.load(newest.step)
+    tensors = {f"{group}/{name}": x for group, entries in groups.items() for name, x in entries.items()}
+    timed = {"seconds", "target_tokens_per_second", "peak_share"}
+    history = [{name: value for name, value in record.items() if name not in timed} for record in folder.metrics.read()]
+    progress = {name: value for name, value in state["progress"].items() if name not in ("seconds", "window")}
+    kept = {f"kept/{name}": x for name, x in read_tensors(out / WEIGHTS).items()}
+    return {**tensors, **kept, "progress": progress, "step": newest.step}, history
+
+
+def same(a: Path, b: Path) -> None:
+    (tensors, history), (others, other_history) = traces(a), traces(b)
+    assert history == other_history
+    assert tensors.keys() == others.keys()
+    for name, x in tensors.items():
+        assert torch.equal(x, others[name]) if isinstance(x, torch.Tensor) else x == others[name], name
+
+
+@pytest.mark.parametrize("average", [{"kind": "checkpoints", "last": 3}, {"kind": "ema", "decay": 0.9}, {"kind": "none"}])
+def test_killed_and_stopped_runs_end_as_the_run_left_alone(tmp_path: Path, average: dict[str, Any]) -> None:
+    sit(tmp_path / "alone", average=average)
+    out = tmp_path / "killed"
+    for observer in (kill_at(0, Started), kill_at(2, Stepped), kill_at(4, Validated), kill_at(6, Saved), kill_at(8, Stepped)):
+        with pytest.raises(Killed):
+            sit(out, observer, average=average)
+    steps: list[int] = []
+    stopped = sit(out, lambda e: steps.append(e.step), lambda: bool(steps) and steps[-1] >= 10, average=average)
+    assert stopped.reason == "stopped" and stopped.step == 10  # asked for between two checkpoints
+    assert sit(out, average=average).reason == "max_steps"
+    same(tmp_path / "alone", out)
+
+
+def test_a_finished_run_goes_on_when_more_steps_are_asked_for(tmp_path: Path) -> None:
+    sit(tmp_path, schedule="paper")
+    assert sit(tmp_path, schedule="paper").step == 12
+    assert sit(tmp_path, schedule="paper", max_steps=14).step == 14
+
+
+def test_a_resumed_run_keeps_its_recipe(tmp_path: Path) -> None:
+    sit(tmp_path, max_steps=3)
+    with pytest.raises(ConfigError, match=r"begun with training.label_smoothing = 0.1, found 0.2"):
+        sit(tmp_path, label_smoothing=0.2)
+
+
+def test_the_kept_weights_are_those_of_the_best_validation(tmp_path: Path) -> None:
+    seen: list[Validated] = []
+    result = sit(tmp_path, lambda e: seen.append(e) if isinstance(e, Validated) else None)
+    best = min(seen, key=lambda e: e.figures["loss"])
+    assert best.best and result.best == {"step": best.step, **best.figures}
+    assert [e.step for e in seen] == [4, 8, 12] and len(seen[0].samples) == 4
+
+
+def test_patience_ends_a_run_that_stopped_improving(tmp_path: Path) -> None:
+    result = sit(tmp_path, learning_rate=1e-30, average="none", validate_every=1, validate_bleu=0, patience=2)
+    assert result.reason == "patience" and result.step == 3
+
+
+def test_minutes_end_a_run(tmp_path: Path) -> None:
+    assert sit(tmp_path, max_minutes=1e-6).reason == "max_minutes"
+
+
+def test_a_bad_batch_is_skipped_counted_and_named_and_twenty_in_a_row_stop_the_run(tmp_path: Path) -> None:
+    events: list[Event] = []
+    with pytest.raises(TransomError, match="found 20 steps in a row without, up to step"):
+        sit(tmp_path, events.append, learning_rate=1e38, clip_norm=None, max_steps=60)
+    skipped = [e for e in events if isinstance(e, Stepped) and e.skipped]
+    assert len(skipped) >= 20 and all(0 <= sample < 100 for e in skipped for sample in e.skipped)
+    records = [r for r in RunFolder.open(tmp_path).metrics.read() if r["kind"] == "skipped"]
+    assert [r["step"] for r in records] == [e.step for e in skipped]
+
+
+def test_the_record_holds_means_over_true_tokens(tmp_path: Path) -> None:
+    events: list[Event] = []
+    sit(tmp_path, events.append, log_every=3)
+    steps = [e for e in events if isinstance(e, Stepped)]
+    lines = [r for r in RunFolder.open(tmp_path).metrics.read() if r["kind"] == "train"]
+    assert [r["step"] for r in lines] == [3, 6, 9, 12]
+    first = steps[:3]
+    n_tokens = sum(e.n_target_tokens for e in first)
+    assert lines[0]["nll"] == pytest.approx(sum(e.nll * e.n_target_tokens for e in first) / n_tokens)
+    assert all(0 < e.peak_share < 1 and e.seconds_left >= 0 and math.isfinite(e.loss) for e in steps)
+    finished = events[-1]
+    assert isinstance(finished, Finished) and finished.facts["n_target_tokens"] == sum(e.n_target_tokens for e in steps)
