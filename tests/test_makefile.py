@@ -1,0 +1,52 @@
+"""The Makefile has its targets, needs no activation, and installs nothing that is not pinned."""
+
+import os
+import re
+import subprocess
+
+import pytest
+
+from tests.size import FAIL, ROOT, lines_of_files, main
+
+TARGETS = ("demo", "test", "ci", "check", "chaos", "bench", "docs", "size")
+
+
+def dry_run(*arguments: str) -> str:
+    """Return what make would do in a fresh clone."""
+    quiet = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
+    command = ["make", "--dry-run", "--always-make", "VENV=/nowhere/venv", *arguments]
+    return subprocess.run(command, cwd=ROOT, env=quiet, check=True, capture_output=True, text=True, timeout=60).stdout
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_every_target_brings_its_own_environment(target: str) -> None:
+    done = dry_run(target)
+    assert "-m venv /nowhere/venv" in done
+    commands = [line for line in done.splitlines() if not line.startswith(("test -n ", '"', "echo ", "touch "))]
+    assert commands
+    assert all(re.match("(OMP_NUM_THREADS=1 )?/nowhere/venv/bin/", command) for command in commands), commands
+
+
+def test_every_installation_is_pinned_and_takes_another_index() -> None:
+    installs = [line for line in dry_run("test", "PIP_INDEX_ARGS=--index-url INDEX").splitlines() if "pip install" in line]
+    assert len(installs) >= 3
+    assert all("-c constraints.txt" in line and "--index-url INDEX" in line for line in installs)
+
+
+def test_one_thread_a_test_process() -> None:
+    sessions = [line for line in dry_run("ci").splitlines() if "-m pytest" in line]
+    assert len(sessions) == 3
+    assert all("OMP_NUM_THREADS=1" in line for line in sessions)
+
+
+def test_help_tells_of_every_target() -> None:
+    page = subprocess.run(["make", "help"], cwd=ROOT, check=True, capture_output=True, text=True, timeout=60).stdout
+    assert all(f"make {target} " in page for target in TARGETS)
+
+
+def test_size_prints_every_file_and_the_rooms(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main() == 0
+    printed = capsys.readouterr().out
+    assert all(path.name in printed for path in lines_of_files())
+    assert "  transom/config\n" in printed
+    assert FAIL == 500
