@@ -105,6 +105,33 @@ def test_killed_and_stopped_runs_end_as_the_run_left_alone(tmp_path: Path, avera
     same(tmp_path / "alone", out)
 
 
+def test_many_stops_between_two_checkpoints_lose_nothing(tmp_path: Path) -> None:
+    many = {"max_steps": 22, "checkpoint_every": 5, "validate_every": 11}
+    sit(tmp_path / "alone", **many)
+    for _ in range(13):
+        assert sit(tmp_path / "stopped", stop=lambda: True, **many).reason == "stopped"  # after each step
+    sit(tmp_path / "stopped", **many)
+    same(tmp_path / "alone", tmp_path / "stopped")
+
+
+def test_a_run_stopped_at_its_last_step_is_validated_when_it_goes_on(tmp_path: Path) -> None:
+    seen: list[Event] = []
+    few = {"max_steps": 3, "checkpoint_every": 10, "validate_every": 10}
+    assert sit(tmp_path, stop=lambda: bool(seen), observer=lambda e: seen.append(e) if e.step == 3 else None, **few).step == 3
+    assert not (tmp_path / WEIGHTS).exists()
+    resumed = sit(tmp_path, **few)
+    assert (resumed.reason, resumed.step, resumed.best["step"]) == ("max_steps", 3, 3)
+    assert (tmp_path / WEIGHTS).exists()
+
+
+def test_validation_averages_the_present_weights_in(tmp_path: Path) -> None:
+    seen: list[Validated] = []
+    frequent = {"checkpoint_every": 6, "validate_every": 1, "validate_bleu": 0}
+    sit(tmp_path, lambda e: seen.append(e) if isinstance(e, Validated) else None, **frequent)
+    losses = [e.figures["loss"] for e in seen]
+    assert len(set(losses)) == len(losses) == 12
+
+
 def test_a_finished_run_goes_on_when_more_steps_are_asked_for(tmp_path: Path) -> None:
     sit(tmp_path, schedule="paper")
     assert sit(tmp_path, schedule="paper").step == 12

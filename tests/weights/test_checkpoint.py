@@ -203,7 +203,7 @@ def test_a_newer_format_says_so(tmp_path):
 
 def test_pruning_keeps_the_newest_whole_and_some_weights(tmp_path):
     checkpoints = saved(tmp_path, 1, 2, 3, 4, 5)
-    checkpoints.prune(keep_full=2, keep_weights=2)
+    checkpoints.prune(keep_full=2, keep_weights=[2, 3])
     assert checkpoints.steps() == [2, 3, 4, 5]
     assert {path.name for path in checkpoints.path(3).iterdir()} == {"model.safetensors", "state.json", "manifest.json"}
     back, state = checkpoints.load(3)
@@ -211,7 +211,7 @@ def test_pruning_keeps_the_newest_whole_and_some_weights(tmp_path):
     assert back.keys() == {"model"}
     assert state["step"] == 3
     assert checkpoints.load(4)[0].keys() == groups(4).keys()
-    checkpoints.prune(keep_full=2, keep_weights=2)
+    checkpoints.prune(keep_full=2, keep_weights=[2, 3])
     assert checkpoints.steps() == [2, 3, 4, 5]
     checkpoints.prune(keep_full=1)
     assert checkpoints.steps() == [5]
@@ -222,7 +222,7 @@ def test_pruning_keeps_the_newest_whole_and_some_weights(tmp_path):
 
 def test_weights_alone_are_nothing_to_go_on_from(tmp_path):
     checkpoints = saved(tmp_path, 1, 2, 3)
-    checkpoints.prune(keep_full=1, keep_weights=2)
+    checkpoints.prune(keep_full=1, keep_weights=[1, 2])
     (checkpoints.path(3) / "manifest.json").unlink()
     with pytest.raises(CheckpointError, match=r"step-3/manifest\.json: expected a file, found none"):
         checkpoints.latest()
@@ -234,7 +234,7 @@ def test_weights_alone_are_nothing_to_go_on_from(tmp_path):
 def test_a_damaged_old_one_does_not_stop_pruning(tmp_path):
     checkpoints = saved(tmp_path, 1, 2, 3)
     (checkpoints.path(2) / "manifest.json").write_bytes(b"x")
-    checkpoints.prune(keep_full=1, keep_weights=2)
+    checkpoints.prune(keep_full=1, keep_weights=[1, 2])
     assert checkpoints.steps() == [1, 3]
 
 
@@ -313,7 +313,7 @@ def check():
     for step in checkpoints.steps():
         assert checkpoints.load(step, ["model"])[0]["model"]["w"][0] == step
     checkpoints.save(5, groups(5), {"n": 5})
-    checkpoints.prune(1, 1)
+    checkpoints.prune(1, [4])
     assert sorted(p.name for p in checkpoints.folder.iterdir()) == [f"step-{step}" for step in checkpoints.steps()]
     shutil.rmtree("checkpoints")
     shutil.copytree("before", "checkpoints")
@@ -322,7 +322,7 @@ for step in (1, 2, 3):
 shutil.copytree("checkpoints", "before")
 def save_and_prune():
     checkpoints.save(4, groups(4), {"n": 4})
-    checkpoints.prune(keep_full=2, keep_weights=1)
+    checkpoints.prune(keep_full=2, keep_weights=[2])
 survive(save_and_prune, check, stride)
 """
     )

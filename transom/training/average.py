@@ -42,13 +42,14 @@ class Averager:
         if isinstance(self._brick, CheckpointAverage):
             self.snapshots = {step: snapshots[step] for step in sorted(snapshots)[-self._brick.last :]}
 
-    def weights(self) -> dict[str, Tensor]:
-        """Return the weights to validate; the model's own until there is an average."""
+    def weights(self, step: int) -> dict[str, Tensor]:
+        """Return the weights to validate after ``step``: between two checkpoints the present ones take the next one's place."""
         if self.ema:
             return self.ema
-        if not self.snapshots:
+        if not isinstance(self._brick, CheckpointAverage):
             return self._copy()
-        chosen = list(self.snapshots.values())
+        snapshots = self.snapshots if step in self.snapshots else {**self.snapshots, step: self._copy()}
+        chosen = list(snapshots.values())[-self._brick.last :]
         return {name: torch.stack([s[name] for s in chosen]).mean(0) for name in chosen[0]}
 
     def _copy(self) -> dict[str, Tensor]:

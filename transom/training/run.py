@@ -72,6 +72,7 @@ class _Run:
         self.progress = Progress()
         self.notes: tuple[str, ...] = ()
         self.window = Window({})
+        self.averaged: list[int] = []
         self.averager = Averager(self.training.average, parts.model)
         self.stepper = Stepper(parts.model, parts.optimizer, self.training, parts.precision.dtype)
 
@@ -91,7 +92,8 @@ class _Run:
         restore_optimizer(self.parts.optimizer, groups["optimizer"])
         restore_generators(groups["generators"])
         self.averager.ema = groups.get("ema", {})
-        self.averager.restore({step: checkpoints.load(step, ["model"])[0]["model"] for step in state["snapshots"]})
+        self.averaged = state["snapshots"]
+        self.averager.restore({step: checkpoints.load(step, ["model"])[0]["model"] for step in self.averaged})
         self.stepper.scaler.load_state_dict(state["scaler"])
         self.progress = Progress(**state["progress"])
         self.window = Window(self.progress.window)
@@ -103,7 +105,9 @@ class _Run:
         self.parts.model.train()
         p, t = self.progress, self.training
         self.tell(Started(self.parts.folder.path, p.step, t.max_steps, self.parts.facts, (*self.parts.notes, *self.notes)))
-        reason = "max_steps" if p.step >= t.max_steps else ""
+        reason = self.ending(lambda: False)
+        if reason and p.validated_at < p.step:  # stopped at what is its end now
+            self.milestones(reason)
         batches = self.parts.loader.batches_from(p.position)
         while not reason:
             start = time.perf_counter()
@@ -177,7 +181,7 @@ class _Run:
     def validate(self) -> None:
         """Read the validation set with the averaged weights and keep them if they are the best so far."""
         p, t, parts = self.progress, self.training, self.parts
-        restore_parameters(parts.validated, self.averager.weights())
+        restore_parameters(parts.validated, self.averager.weights(p.step))
         figures = validation_loss(parts.validated, parts.valid_batches, self.stepper.autocast())
         samples: tuple[Any, ...] = ()
         if t.validate_bleu:
@@ -185,6 +189,7 @@ class _Run:
             figures |= scores
         best = not p.best or (figures["bleu"] > p.best["bleu"] if t.select_by == "bleu" else figures["loss"] < p.best["loss"])
         p.validations_since_best = 0 if best else p.validations_since_best + 1
+        p.validated_at = p.step
         if best:
             p.best = {"step": p.step, **figures}
             parts.folder.write_weights(parts.validated.state_dict())
@@ -208,7 +213,8 @@ class _Run:
         state = {"progress": p.to_json(), "scaler": self.stepper.scaler.state_dict(), "snapshots": snapshots}
         parts.folder.metrics.sync()
         parts.folder.checkpoints.save(p.step, groups, state)
-        parts.folder.checkpoints.prune(keep_full=2, keep_weights=len(snapshots))
+        parts.folder.checkpoints.prune(keep_full=2, keep_weights={*self.averaged, *snapshots})  # what both whole ones go on from
+        self.averaged = snapshots
         self.tell(Saved(p.step, parts.folder.path))
 
     def finish(self, reason: str) -> Result:

@@ -23,6 +23,7 @@ class Progress:
         skips_in_a_row: of these, the last ones without a good step between.
         best: validation figures of the kept weights, with their ``step``; empty before the first validation.
         validations_since_best: validations without a better one.
+        validated_at: step of the last validation.
         window: sums since the last line of metrics.jsonl.
     """
 
@@ -34,6 +35,7 @@ class Progress:
     skips_in_a_row: int = 0
     best: dict[str, float] = field(default_factory=dict)
     validations_since_best: int = 0
+    validated_at: int = 0
     window: dict[str, float] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:

@@ -116,15 +116,14 @@ class Checkpoints:
         document = read_json(self.path(step) / _STATE)
         return {name: read_tensors(self.path(step) / (name + _SUFFIX)) for name in wanted}, document["state"]
 
-    def prune(self, keep_full: int, keep_weights: int = 0) -> None:
-        """Make room: the newest ``keep_full`` stay whole, the ``keep_weights`` before them keep only group "model", the rest go."""
+    def prune(self, keep_full: int, keep_weights: Collection[int] = ()) -> None:
+        """Make room: the newest ``keep_full`` stay whole, those before them of ``keep_weights`` keep only group "model", the rest go."""
         assert keep_full >= 1, "the newest checkpoint must stay"
-        older = self.steps()[:-keep_full]
-        n_gone = max(0, len(older) - keep_weights)
-        for step in older[:n_gone]:
-            remove(self.path(step))
-        for step in older[n_gone:]:
-            self._strip(step)
+        for step in self.steps()[:-keep_full]:
+            if step in keep_weights:
+                self._strip(step)
+            else:
+                remove(self.path(step))
 
     def _strip(self, step: int) -> None:
         """Keep only the weights: first the manifest lets go of the other files, then they go."""
