@@ -96,5 +96,5 @@ def test_tokenizer(trained: Trained, transom: Call, tmp_path: Path) -> None:
     ).json
     assert made["kind"] == "bpe" and made["source_vocab_size"] <= 300
     shown = transom("tokenizer", "show", tmp_path / "t.json", "ab żółw", "--json").json
-    assert len(shown["numbers"]["both"]) == len(shown["symbols"]["both"]) > 1
+    assert len(shown["tokens"]["both"]) == len(shown["symbols"]["both"]) > 1
     assert "char" in transom("tokenizer", "show", trained.folder).out

@@ -12,7 +12,7 @@ from transom.decoding.filters import Forbid, KeepLimits
 from transom.decoding.hypothesis import length_penalty
 from transom.decoding.limits import Limits, limits_of
 from transom.decoding.roles import Progress
-from transom.decoding.top import WIDTH, top_symbols
+from transom.decoding.top import WIDTH, top_tokens
 
 NEVER = float("-inf")
 
@@ -20,21 +20,21 @@ NEVER = float("-inf")
 @pytest.mark.parametrize("vocab", [1, 5, WIDTH, 3 * WIDTH, 16 * WIDTH, 16 * WIDTH + 1, 17 * WIDTH - 1, 10000])
 @pytest.mark.parametrize("k", [1, 2, 5, 8])
 @pytest.mark.parametrize("spread", [10**6, 20])
-def test_top_symbols_equals_topk(vocab: int, k: int, spread: int) -> None:
+def test_top_tokens_equals_topk(vocab: int, k: int, spread: int) -> None:
     values = torch.randint(spread, (6, vocab), generator=torch.Generator().manual_seed(vocab + k)).float()
     values[0, vocab // 2 :] = NEVER
     values[1] = NEVER
     k = min(k, vocab)
-    best, places = top_symbols(values, k)
+    best, places = top_tokens(values, k)
     assert torch.equal(best, values.topk(k).values)
     assert torch.equal(values.gather(1, places), best)
     assert all(len(set(row)) == k for row in places.tolist())
 
 
-def test_top_symbols_finds_the_last_symbol() -> None:
+def test_top_tokens_finds_the_last_symbol() -> None:
     values = torch.zeros(2, 40 * WIDTH + 7)
     values[0, -1] = values[1, 0] = 1.0
-    assert top_symbols(values, 1)[1].tolist() == [[40 * WIDTH + 6], [0]]
+    assert top_tokens(values, 1)[1].tolist() == [[40 * WIDTH + 6], [0]]
 
 
 @given(st.integers(1, 500), st.floats(0, 3))

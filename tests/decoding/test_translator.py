@@ -75,7 +75,7 @@ def test_options_override_the_recipe_and_none_keeps_it() -> None:
         ({"beam_size": 0}, "decoding: beam_size: expected .*1, found 0"),
         ({"length_penalty": -1.0}, "decoding: length_penalty: expected .*0, found -1.0"),
         ({"beam_size": 1}, "expected n_best from 1 to beam_size = 1, found 2; raise beam_size or ask for fewer"),
-        ({"min_length": 12}, "expected min_length below 8, the most symbols of a translation, found 12"),
+        ({"min_length": 12}, "expected min_length below 8, the most tokens of a translation, found 12"),
         ({"max_length": 100, "min_length": 30}, "expected min_length below 24"),
         ({"batch_tokens": 0}, "batch_tokens: expected at least 1, found 0"),
         ({"too_long": "cut"}, "too_long: expected 'split' or 'refuse', found 'cut'"),
@@ -119,7 +119,7 @@ def test_a_long_text_is_refused_when_asked() -> None:
     t = translator()
     fits, too_long = "a" * 23, "a" * 24
     t.translate([fits], too_long="refuse")
-    with pytest.raises(DataError, match=r"^news\.en:3: expected at most model\.max_seq_len = 24 symbols, .* found 25; split the line"):
+    with pytest.raises(DataError, match=r"^news\.en:3: expected at most model\.max_seq_len = 24 tokens, .* found 25; split the line"):
         t.translate([fits, "", too_long], too_long="refuse", name="news.en")
 
 
@@ -157,9 +157,9 @@ def test_scores_are_the_sum_over_target_symbols_in_the_pairs_order() -> None:
     sources, targets = ["abc", "h", "", "dead", "ab"], ["de", "", "f", "abcdefgh", "h"]
     found = t.score(sources, targets, batch_tokens=12)
     for source, target, score in zip(sources, targets, found, strict=True):
-        symbols = tuple(t.tokenizers.target.encode(target))
-        assert score.n_tokens == len(symbols) + 1
-        assert score.log_p == pytest.approx(log_p_of(t.model, (*t.tokenizers.source.encode(source), EOS), symbols), abs=1e-9)
+        tokens = tuple(t.tokenizers.target.encode(target))
+        assert score.n_tokens == len(tokens) + 1
+        assert score.log_p == pytest.approx(log_p_of(t.model, (*t.tokenizers.source.encode(source), EOS), tokens), abs=1e-9)
     assert t.score([], []) == []
 
 

@@ -58,9 +58,9 @@ def show(
     value: dict[str, Any] = _sizes(tokenizers)
     lines = describe(tokenizers)
     if sentence is not None:
-        numbers = {side: tokenizer.encode(sentence) for side, tokenizer in sides.items()}
-        value["symbols"] = {side: tokenizer.symbols(numbers[side]) for side, tokenizer in sides.items()}
-        value["numbers"] = numbers
+        tokens = {side: tokenizer.encode(sentence) for side, tokenizer in sides.items()}
+        value["symbols"] = {side: tokenizer.symbols(tokens[side]) for side, tokenizer in sides.items()}
+        value["tokens"] = tokens
         lines += [f"{side}: {' '.join(symbols)}  ({len(symbols)} symbols)" for side, symbols in value["symbols"].items()]
     answer(value, as_json, lines)
 

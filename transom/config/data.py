@@ -71,7 +71,7 @@ class Data(Schema):
 
 
 class Tokenizer(Brick):
-    """How text becomes symbols: byte-pair encoding (Sennrich et al. 2016), characters, or white-space words."""
+    """How text becomes tokens: byte-pair encoding (Sennrich et al. 2016), characters, or white-space words."""
 
     kind: Literal["bpe", "char", "whitespace"] = Field("bpe", description="the symbols: sub-words, characters or words")
     vocab_size: int = Field(10000, ge=8, description="largest number of symbols a side, special symbols included")

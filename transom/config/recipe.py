@@ -23,7 +23,7 @@ class Recipe(Schema):
 
     task: Literal["translation"] = Field("translation", description="what the model learns to do")
     data: Data = Field(..., description="the examples")
-    tokenizer: Tokenizer = Field(Tokenizer(), description="text to symbols")
+    tokenizer: Tokenizer = Field(Tokenizer(), description="text to tokens")
     model: Model = Field(Seq2Seq(), description="the network; preset = NAME starts from a published one")
     training: Training = Field(Training(), description="the run")
     decoding: Decoding = Field(Decoding(), description="the search for translations")

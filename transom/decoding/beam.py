@@ -9,20 +9,20 @@ from torch import Tensor
 from transom.decoding.hypothesis import NEVER, Hypothesis, length_penalty
 from transom.decoding.limits import Limits
 from transom.decoding.roles import Move, Progress
-from transom.decoding.top import top_symbols
+from transom.decoding.top import top_tokens
 
 
 @dataclass(frozen=True)
 class Beam:
     """Keep the ``n_beams`` likeliest unfinished hypotheses of each source, and the ``n_best`` finished ones of highest score.
 
-    A step extends every live hypothesis by every symbol and ranks all extensions of a source by log p. Those among the first
+    A step extends every live hypothesis by every token and ranks all extensions of a source by log p. Those among the first
     ``n_beams`` that end are finished and scored log p / lp(length). The first ``n_beams`` that do not end live on.
 
     **When to stop.** A source is done when the worst of its ``n_best`` kept scores is at least max over live h of
     log p(h) / lp(L), L the source's longest length. No hypothesis that finishes later could then enter the kept ones:
 
-    1. A later one, f of length l <= L, extends some live h, so log p(f) <= log p(h): each symbol adds log p <= 0.
+    1. A later one, f of length l <= L, extends some live h, so log p(f) <= log p(h): each token adds log p <= 0.
     2. lp grows with length and log p(f) <= 0, so score(f) = log p(f) / lp(l) <= log p(f) / lp(L) <= log p(h) / lp(L).
 
     Both steps hold in floating point too: sums of non-positive numbers, division and rounding are monotonic. So stopping changes
@@ -70,11 +70,11 @@ class BeamSelection:
         them is beyond the first ``2 * n_beams`` of its own row.
         """
         n_sources, n_beams = self._live.shape
-        best, symbols = top_symbols(log_p, min(2 * n_beams, log_p.shape[1]))
+        best, likeliest = top_tokens(log_p, min(2 * n_beams, log_p.shape[1]))
         width = best.shape[1]
         totals = (best.view(n_sources, n_beams, width) + self._live[..., None]).flatten(1)  # (sources, beams * width)
         ranked, places = totals.topk(min(2 * n_beams, totals.shape[1]))
-        tokens = symbols.view(n_sources, -1).gather(1, places)
+        tokens = likeliest.view(n_sources, -1).gather(1, places)
         parents = places // width
         ends = tokens == self._strategy.end
         finished = ends[:, :n_beams] & ~self._done[:, None]

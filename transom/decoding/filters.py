@@ -10,15 +10,15 @@ from transom.decoding.roles import Progress
 
 
 class Forbid:
-    """Ban symbols that no translation holds, such as padding."""
+    """Ban tokens that no translation holds, such as padding."""
 
-    def __init__(self, symbols: Int[Tensor, "banned"]) -> None:
-        """Hold the symbols to ban, on the search's device."""
-        self.symbols = symbols
+    def __init__(self, tokens: Int[Tensor, "banned"]) -> None:
+        """Hold the tokens to ban, on the search's device."""
+        self.tokens = tokens
 
     def __call__(self, log_p: Float[Tensor, "rows vocab"], progress: Progress) -> Float[Tensor, "rows vocab"]:
         """Ban them in every row."""
-        return log_p.index_fill_(1, self.symbols, NEVER)
+        return log_p.index_fill_(1, self.tokens, NEVER)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Greedy search: always the likeliest next symbol."""
+"""Greedy search: always the likeliest next token."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ from torch import Tensor
 from transom.decoding.hypothesis import Hypothesis, length_penalty
 from transom.decoding.limits import Limits
 from transom.decoding.roles import Move, Progress
-from transom.decoding.top import top_symbols
+from transom.decoding.top import top_tokens
 from transom.inputs.special import PAD
 
 
@@ -45,9 +45,9 @@ class GreedySelection:
         self._done = torch.zeros_like(limits.longest, dtype=torch.bool)
 
     def advance(self, log_p: Float[Tensor, "rows vocab"], progress: Progress) -> Move:
-        """Take the likeliest symbol; behind the end symbol comes padding."""
-        best, symbols = top_symbols(log_p, 1)
-        tokens = symbols[:, 0].masked_fill(self._done, PAD)
+        """Take the likeliest token; behind the end symbol comes padding."""
+        best, likeliest = top_tokens(log_p, 1)
+        tokens = likeliest[:, 0].masked_fill(self._done, PAD)
         self._log_p = self._log_p + best[:, 0].masked_fill(self._done, 0.0)
         self._done = self._done | (tokens == self._strategy.end)
         return Move(tokens, None, self._done)
@@ -56,9 +56,9 @@ class GreedySelection:
         """Return each source's one hypothesis."""
         return [[self._hypothesis(*row)] for row in zip(progress.prefixes[places, 1:].tolist(), self._log_p[places].tolist(), strict=True)]
 
-    def _hypothesis(self, symbols: list[int], log_p: float) -> Hypothesis:
-        length = symbols.index(self._strategy.end)
-        return Hypothesis(tuple(symbols[:length]), log_p, log_p / length_penalty(length + 1, self._strategy.length_penalty))
+    def _hypothesis(self, tokens: list[int], log_p: float) -> Hypothesis:
+        length = tokens.index(self._strategy.end)
+        return Hypothesis(tuple(tokens[:length]), log_p, log_p / length_penalty(length + 1, self._strategy.length_penalty))
 
     def keep(self, places: Int[Tensor, "kept"]) -> None:
         """Go on with the sources at these places only."""

@@ -1,4 +1,4 @@
-"""A translation while it is still symbols, and the score by which translations are ranked."""
+"""A translation while it is still tokens, and the score by which translations are ranked."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ class Hypothesis:
     """One finished target sequence.
 
     Attributes:
-        tokens: symbols, without the start and end symbols.
+        tokens: without the start and end symbols.
         log_p: natural logarithm of the model's probability of the tokens and the end symbol, given the source.
         score: ``log_p`` over the length penalty.
     """
@@ -27,8 +27,8 @@ def length_penalty(length: int, alpha: float) -> float:
     lp(Y) = ((5 + |Y|) / (5 + 1))^alpha (Wu et al. 2016, eq. 14). |Y| counts the end symbol.
 
     Args:
-        length: |Y|, in symbols.
-        alpha: 0 ranks by probability, 1 nearly by the mean log probability of a symbol.
+        length: |Y|, in tokens.
+        alpha: 0 ranks by probability, 1 nearly by the mean log probability of a token.
 
     >>> length_penalty(1, 0.6), length_penalty(7, 1.0)
     (1.0, 2.0)

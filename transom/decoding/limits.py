@@ -16,8 +16,8 @@ class Limits:
     """Bounds on each source's translation.
 
     Attributes:
-        shortest: fewest symbols before the end symbol.
-        longest: most symbols, the end symbol included.
+        shortest: fewest tokens before the end symbol.
+        longest: most tokens, the end symbol included.
     """
 
     shortest: Int[Tensor, "sources"]
@@ -25,17 +25,17 @@ class Limits:
 
     @cached_property
     def all_may_end_from(self) -> int:
-        """Symbols after which no lower bound is left to mind."""
+        """Tokens after which no lower bound is left to mind."""
         return int(self.shortest.max())
 
     @cached_property
     def first_must_end_at(self) -> int:
-        """Symbols, the end symbol included, at which the first upper bound is met."""
+        """Tokens, the end symbol included, at which the first upper bound is met."""
         return int(self.longest.min())
 
     @cached_property
     def last_must_end_at(self) -> int:
-        """Symbols, the end symbol included, that no translation exceeds."""
+        """Tokens, the end symbol included, that no translation exceeds."""
         return int(self.longest.max())
 
     def keep(self, places: Int[Tensor, "kept"]) -> "Limits":
@@ -49,9 +49,9 @@ def limits_of(source_lengths: Sequence[int], decoding: Decoding, max_seq_len: in
     longest = min(max_length, max_seq_len, max_length_ratio * source length + 10), but always room for ``min_length`` and the end.
 
     Args:
-        source_lengths: symbols, the end symbol not counted.
+        source_lengths: tokens, the end symbol not counted.
         decoding: the search's settings.
-        max_seq_len: most symbols the decoder can read; it reads the start symbol and all but the end.
+        max_seq_len: most tokens the decoder can read; it reads the start symbol and all but the end.
         device: where the bounds are needed.
     """
     most = min(decoding.max_length, max_seq_len)

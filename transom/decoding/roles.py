@@ -1,4 +1,4 @@
-"""The roles of a search, each one small: a model that takes steps, filters, and a selection that chooses the next symbols.
+"""The roles of a search, each one small: a model that takes steps, filters, and a selection that chooses the next tokens.
 
 The loop joins them and knows nothing else of them, so a new role (sampling, constraints, streaming) is a new class and no
 change to the loop.
@@ -34,18 +34,18 @@ CacheT = TypeVar("CacheT", bound=Cache)
 
 @runtime_checkable
 class StepModel(Protocol[MemoryT, CacheT]):
-    """A model that writes a target one symbol at a time; row ``source * n_beams + beam``."""
+    """A model that writes a target one token at a time; row ``source * n_beams + beam``."""
 
     def encode(self, source: Sequences) -> MemoryT:
         """Read the sources."""
         ...
 
     def start(self, memory: MemoryT, n_beams: int, max_length: int) -> CacheT:
-        """Prepare to read at most ``max_length`` target symbols a row."""
+        """Prepare to read at most ``max_length`` target tokens a row."""
         ...
 
     def step(self, tokens: Int[Tensor, "rows new"], cache: CacheT) -> Float[Tensor, "rows new vocab"]:
-        """Read the rows' next symbols; return the logits of what follows each."""
+        """Read the rows' next tokens; return the logits of what follows each."""
         ...
 
 
@@ -54,7 +54,7 @@ class Progress:
     """Where a search stands: what filters and selections may look at.
 
     Attributes:
-        prefixes: the start symbol and the symbols so far of each row.
+        prefixes: the start symbol and the tokens so far of each row.
         sources: index in the batch of each source that is still being searched.
         limits: of those sources.
         n_beams: rows a source.
@@ -67,7 +67,7 @@ class Progress:
 
     @property
     def length(self) -> int:
-        """Symbols so far, the start symbol not counted."""
+        """Tokens so far, the start symbol not counted."""
         return self.prefixes.shape[1] - 1
 
 
@@ -76,7 +76,7 @@ class Filter(Protocol):
     """What may not be said next."""
 
     def __call__(self, log_p: Float[Tensor, "rows vocab"], progress: Progress) -> Float[Tensor, "rows vocab"]:
-        """Set forbidden symbols to minus infinity, in place or not; log p of the others stays the model's own."""
+        """Set forbidden tokens to minus infinity, in place or not; log p of the others stays the model's own."""
         ...
 
 
@@ -84,7 +84,7 @@ class Move(NamedTuple):
     """A selection's choice at one step.
 
     Attributes:
-        tokens: the next symbol of each row.
+        tokens: the next token of each row.
         parents: the row that each row continues, within its source; None where each continues itself.
         done: sources whose answer can no longer change.
     """
@@ -96,10 +96,10 @@ class Move(NamedTuple):
 
 @runtime_checkable
 class Selection(Protocol):
-    """A search under way: it chooses the next symbols and keeps what is finished."""
+    """A search under way: it chooses the next tokens and keeps what is finished."""
 
     def advance(self, log_p: Float[Tensor, "rows vocab"], progress: Progress) -> Move:
-        """Choose each row's next symbol."""
+        """Choose each row's next token."""
         ...
 
     def harvest(self, places: list[int], progress: Progress) -> list[list[Hypothesis]]:

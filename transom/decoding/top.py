@@ -1,14 +1,14 @@
-"""The best few symbols of each row of a large vocabulary."""
+"""The best few tokens of each row of a large vocabulary."""
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 WIDTH = 128
-"""Symbols a block."""
+"""Tokens a block."""
 
 
-def top_symbols(values: Float[Tensor, "rows vocab"], k: int) -> tuple[Float[Tensor, "rows k"], Int[Tensor, "rows k"]]:
+def top_tokens(values: Float[Tensor, "rows vocab"], k: int) -> tuple[Float[Tensor, "rows k"], Int[Tensor, "rows k"]]:
     """Return the ``k`` largest values of each row, largest first, and their places: ``values.topk(k)``, several times faster on a CPU.
 
     The vocabulary is cut into blocks. A value among the k largest lies in one of the k blocks with the largest maxima: were it in

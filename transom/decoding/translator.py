@@ -50,7 +50,7 @@ class PairScore(NamedTuple):
 
     Attributes:
         log_p: natural logarithm of p(target | source), the end symbol included.
-        n_tokens: target symbols, the end symbol included.
+        n_tokens: target tokens, the end symbol included.
     """
 
     log_p: float
@@ -63,9 +63,9 @@ class Options(TypedDict, total=False):
     Attributes:
         beam_size: hypotheses kept a sentence; 1 is greedy.
         length_penalty: GNMT's alpha.
-        min_length: fewest symbols of a translation.
-        max_length: most symbols of a translation, the end symbol included.
-        batch_tokens: most source symbols of a batch, padding included; 1,024.
+        min_length: fewest tokens of a translation.
+        max_length: most tokens of a translation, the end symbol included.
+        batch_tokens: most source tokens of a batch, padding included; 1,024.
         too_long: what to do with a text longer than the model reads: "split" at sentence ends and rejoin the translations, or "refuse".
         name: of the texts' origin, for messages; "text".
         tell: called after each batch with the pieces translated so far and all there are.
@@ -131,7 +131,7 @@ class Translator:
         Args:
             sources: source sentences.
             targets: their translations.
-            batch_tokens: most symbols of a batch on its longer side, padding included.
+            batch_tokens: most tokens of a batch on its longer side, padding included.
             name: of the pairs' origin, for messages.
 
         Raises:
@@ -175,7 +175,7 @@ class Translator:
         most = min(decoding.max_length, self.model.config.max_seq_len)
         if decoding.min_length >= most:
             raise ConfigError(
-                f"decoding: expected min_length below {most}, the most symbols of a translation, found {decoding.min_length};"
+                f"decoding: expected min_length below {most}, the most tokens of a translation, found {decoding.min_length};"
                 " lower min_length or raise max_length"
             )
         return decoding
@@ -184,15 +184,15 @@ class Translator:
         """Encode each text as pieces that the model can read: one, or none for a blank text, or several for a long one."""
         encoder, limit = self.tokenizers.source, self.model.config.max_seq_len
         pieces: list[list[list[int]]] = []
-        for number, (text, symbols) in enumerate(zip(texts, encoder.encode_batch(texts), strict=True), 1):
-            if not text.strip() or not symbols:
+        for number, (text, tokens) in enumerate(zip(texts, encoder.encode_batch(texts), strict=True), 1):
+            if not text.strip() or not tokens:
                 pieces.append([])
-            elif len(symbols) < limit:
-                pieces.append([symbols])
+            elif len(tokens) < limit:
+                pieces.append([tokens])
             elif too_long == "refuse":
                 raise DataError(
-                    f"{name}:{number}: expected at most model.max_seq_len = {limit} symbols, the end symbol included, found"
-                    f" {len(symbols) + 1}; split the line, or let it be split at sentence ends"
+                    f"{name}:{number}: expected at most model.max_seq_len = {limit} tokens, the end symbol included, found"
+                    f" {len(tokens) + 1}; split the line, or let it be split at sentence ends"
                 )
             else:
                 pieces.append(encoder.encode_batch(split_text(text, lambda piece: len(encoder.encode(piece)) < limit)))
@@ -256,7 +256,7 @@ def load(folder: str | Path, precision: Literal["auto", "fp32", "bf16", "fp16"] 
 
 
 def perplexity(scores: Sequence[PairScore]) -> float:
-    """Return exp(-sum log p / sum n), over the symbols of all targets, end symbols included.
+    """Return exp(-sum log p / sum n), over the tokens of all targets, end symbols included.
 
     Raises:
         DataError: there is nothing to measure.

@@ -17,7 +17,7 @@ class Sequences:
     A row holds one sequence and padding, or several sequences packed one after another.
 
     Attributes:
-        tokens: symbols, ``PAD`` where there is none.
+        tokens: numbers of symbols, ``PAD`` where there is none.
         positions: place of each token in its own sequence, from 0.
         segments: number of the token's sequence in its row, from 1; 0 is padding. Tokens see each other only within a segment.
         lengths: real tokens a row.

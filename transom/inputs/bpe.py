@@ -18,7 +18,8 @@ Signs stand alone, so no symbol of several characters can read ``<0x80>`` or ``[
 """
 
 _LEAST_SEEN = 2
-_FIRST = [NAMES[PAD], NAMES[SOS], NAMES[EOS], *map(chr, range(128)), *(f"<0x{byte:02X}>" for byte in range(128, 256))]
+_SPECIAL = [NAMES[PAD], NAMES[SOS], NAMES[EOS]]
+_FIRST = [*_SPECIAL, *map(chr, range(128)), *(f"<0x{byte:02X}>" for byte in range(128, 256))]
 LEAST_SIZE = len(_FIRST)
 """Symbols that are always there: the special ones, the 128 of ASCII, and the bytes that spell any other character in UTF-8."""
 
@@ -43,22 +44,22 @@ class BytePairs:
             CheckpointError: the lists cannot have come from training.
         """
         self._characters, self._merges = list(characters), list(merges)
-        numbers = {symbol: number for number, symbol in enumerate(_FIRST)}
+        tokens = {symbol: token for token, symbol in enumerate(_FIRST)}
         for character in characters:
-            if len(character) != 1 or character in numbers:
+            if len(character) != 1 or character in tokens:
                 raise CheckpointError(f"expected different characters beyond ASCII, found {character!r}")
-            numbers[character] = len(numbers)
-        known = set(numbers) - set(_FIRST[:3]) - set(_FIRST[3 + 128 :])
+            tokens[character] = len(tokens)
+        known = set(tokens) - set(_SPECIAL) - set(_FIRST[len(_SPECIAL) + 128 :])
         for rank, (left, right) in enumerate(merges, 1):
             if left not in known or right not in known:
                 raise CheckpointError(f"expected merges of earlier symbols, found {left!r} + {right!r} as number {rank}")
             known.add(left + right)
-            numbers.setdefault(left + right, len(numbers))
-        self.symbols = list(numbers)
+            tokens.setdefault(left + right, len(tokens))
+        self.symbols = list(tokens)
         self.pieces = [symbol.encode() for symbol in self.symbols]
-        self.pieces[:LEAST_SIZE] = [b"", b"", b"", *(bytes([byte]) for byte in range(256))]
-        self._library = _library(models.BPE(numbers, self._merges, byte_fallback=True))
-        ranks = {(numbers[left], numbers[right]): (rank, numbers[left + right]) for rank, (left, right) in enumerate(merges)}
+        self.pieces[:LEAST_SIZE] = [*(b"" for _ in _SPECIAL), *(bytes([byte]) for byte in range(256))]
+        self._library = _library(models.BPE(tokens, self._merges, byte_fallback=True))
+        ranks = {(tokens[left], tokens[right]): (rank, tokens[left + right]) for rank, (left, right) in enumerate(merges)}
         self._dropout = MergeDropout(ranks, self._split, self._spell)
 
     @classmethod
@@ -74,7 +75,7 @@ class BytePairs:
         """
         if vocab_size < LEAST_SIZE:
             raise ConfigError(
-                f"tokenizer.vocab_size: expected at least {LEAST_SIZE} for kind 'bpe' (256 bytes and 3 special symbols),"
+                f"tokenizer.vocab_size: expected at least {LEAST_SIZE} for kind 'bpe' (256 bytes and {len(_SPECIAL)} special symbols),"
                 f" found {vocab_size}; raise it, or choose kind 'char'"
             )
         texts = [" " + text for text in texts if text]
@@ -125,19 +126,19 @@ class BytePairs:
         """Segment texts, each with its own random draws; see ``MergeDropout``."""
         return [self._dropout.encode(text and " " + text, p, (*key, sample)) for text, sample in zip(texts, samples, strict=True)]
 
-    def join(self, numbers: Iterable[int]) -> str:
-        """Put symbols together again; bytes that are no UTF-8, which only a model can write, become U+FFFD."""
-        return b"".join(map(self.pieces.__getitem__, numbers)).decode(errors="replace").removeprefix(" ")
+    def join(self, tokens: Iterable[int]) -> str:
+        """Put tokens' symbols together again; bytes that are no UTF-8, which only a model can write, become U+FFFD."""
+        return b"".join(map(self.pieces.__getitem__, tokens)).decode(errors="replace").removeprefix(" ")
 
     def _split(self, text: str) -> list[str]:
         return [word for word, _ in self._library.pre_tokenizer.pre_tokenize_str(text)]
 
     def _spell(self, word: str) -> list[int]:
-        numbers = []
+        tokens = []
         for character in word:
-            number = self._library.token_to_id(character)
-            numbers += [number] if number is not None else [3 + byte for byte in character.encode()]
-        return numbers
+            token = self._library.token_to_id(character)
+            tokens += [token] if token is not None else [len(_SPECIAL) + byte for byte in character.encode()]
+        return tokens
 
 
 def _library(model: models.Model) -> tokenizers.Tokenizer:

@@ -12,7 +12,7 @@ _FIRST = [NAMES[PAD], NAMES[SOS], NAMES[EOS], NAMES[UNK]]
 
 
 class Closed(ABC):
-    """Units of text, each with its number; all others are the unknown symbol, which is written as U+FFFD."""
+    """Units of text, each a symbol; all others are the unknown symbol, which is written as U+FFFD."""
 
     kind: ClassVar[str]
 
@@ -24,7 +24,7 @@ class Closed(ABC):
         """
         if len(set(units)) < len(units):
             raise CheckpointError("expected different units, found one twice")
-        self._numbers = {unit: number for number, unit in enumerate(units, len(_FIRST))}
+        self._tokens = {unit: token for token, unit in enumerate(units, len(_FIRST))}
         self.symbols = [*_FIRST, *units]
 
     @classmethod
@@ -57,7 +57,7 @@ class Closed(ABC):
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Look the units of texts up."""
-        return [[self._numbers.get(unit, UNK) for unit in self._units(text)] for text in texts]
+        return [[self._tokens.get(unit, UNK) for unit in self._units(text)] for text in texts]
 
     def encode_with_dropout(self, texts: Sequence[str], p: float, key: tuple[int, ...], samples: Sequence[int]) -> list[list[int]]:
         """Refuse: there are no merges to skip.
@@ -67,9 +67,9 @@ class Closed(ABC):
         """
         raise ConfigError("tokenizer.dropout: expected kind 'bpe', found a vocabulary without merges; set tokenizer.dropout = 0")
 
-    def join(self, numbers: Iterable[int]) -> str:
+    def join(self, tokens: Iterable[int]) -> str:
         """Put units together again."""
-        return self._between().join("\N{REPLACEMENT CHARACTER}" if number == UNK else self.symbols[number] for number in numbers)
+        return self._between().join("\N{REPLACEMENT CHARACTER}" if token == UNK else self.symbols[token] for token in tokens)
 
     @staticmethod
     @abstractmethod

@@ -92,8 +92,8 @@ class Loader:
         return position // self.n_kept
 
     def seen(self) -> tuple[set[int], set[int]]:
-        """Give the symbols of each side that occur in what is trained on, segmented without dropout."""
-        return {n for row in self._encoded[0] for n in row}, {n for row in self._encoded[1] for n in row}
+        """Give the tokens of each side that occur in what is trained on, segmented without dropout."""
+        return {token for row in self._encoded[0] for token in row}, {token for row in self._encoded[1] for token in row}
 
     def batches_from(self, position: int) -> Iterator[tuple[int, list[TranslationBatch]]]:
         """Yield each batch, as slices, with the position behind it: what a checkpoint stores to go on from there.

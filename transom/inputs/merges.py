@@ -9,16 +9,16 @@ from hashlib import blake2b
 from itertools import count, pairwise
 from typing import NamedTuple
 
-Numbers = tuple[int, ...]
+Tokens = tuple[int, ...]
 
 _CACHED = 1 << 18
 
 
 class Word(NamedTuple):
-    """A word's base symbols, its symbols after every merge, and how many merges lie between."""
+    """A word's base tokens, its tokens after every merge, and how many merges lie between."""
 
-    spelled: Numbers
-    whole: Numbers
+    spelled: Tokens
+    whole: Tokens
     n_merges: int
 
 
@@ -36,14 +36,14 @@ class MergeDropout:
         """Take the merges.
 
         Args:
-            ranks: for each pair of symbols that can be merged, its rank (the least is best) and the merged symbol.
+            ranks: for each pair of tokens that can be merged, its rank (the least is best) and the merged token.
             split: a text's words, which concatenate to the text.
-            spell: a word's base symbols.
+            spell: a word's base tokens.
         """
         self._ranks, self._split, self._spell = ranks, split, spell
         self._words = lru_cache(_CACHED)(self._read)
 
-    def encode(self, text: str, p: float, key: Numbers) -> list[int]:
+    def encode(self, text: str, p: float, key: tuple[int, ...]) -> list[int]:
         """Segment a text.
 
         Args:
@@ -52,14 +52,14 @@ class MergeDropout:
             key: whole numbers that alone decide the draws, such as seed, epoch, side and sample.
 
         Returns:
-            Its symbols.
+            Its tokens.
         """
         survivals = _survivals(p, key)
-        numbers: list[int] = []
+        tokens: list[int] = []
         for word in self._text_words(text):
             n = next(survivals)
-            numbers += word.whole if n >= word.n_merges else self._merge(word.spelled, n, survivals)[0]
-        return numbers
+            tokens += word.whole if n >= word.n_merges else self._merge(word.spelled, n, survivals)[0]
+        return tokens
 
     def _text_words(self, text: str) -> Iterator[Word]:
         """Look the words up by what lies between single spaces: there a word always ends."""
@@ -78,24 +78,24 @@ class MergeDropout:
             words.append(Word(spelled, tuple(whole), n_merges))
         return tuple(words)
 
-    def _merge(self, spelled: Numbers, standing: int, survivals: Iterator[int]) -> tuple[list[int], int]:
-        """Merge until no offer is left; ``standing`` offers stand before the first is dropped. Return the symbols and the merges made."""
-        numbers, n_merges, offered = list(spelled), 0, self._ranks.get
+    def _merge(self, spelled: Tokens, standing: int, survivals: Iterator[int]) -> tuple[list[int], int]:
+        """Merge until no offer is left; ``standing`` offers stand before the first is dropped. Return the tokens and the merges made."""
+        tokens, n_merges, offered = list(spelled), 0, self._ranks.get
         while True:
-            offers = [(offer, place) for place, pair in enumerate(pairwise(numbers)) if (offer := offered(pair)) is not None]
+            offers = [(offer, place) for place, pair in enumerate(pairwise(tokens)) if (offer := offered(pair)) is not None]
             offers.sort()
             for (_, merged), place in offers:
                 if standing:
                     standing -= 1
-                    numbers[place : place + 2] = [merged]
+                    tokens[place : place + 2] = [merged]
                     n_merges += 1
                     break
                 standing = next(survivals)
             else:
-                return numbers, n_merges
+                return tokens, n_merges
 
 
-def _survivals(p: float, key: Numbers) -> Iterator[int]:
+def _survivals(p: float, key: tuple[int, ...]) -> Iterator[int]:
     """Draw, without end, how many offers stand before one is dropped: at least n of them with probability (1 - p)^n."""
     if p == 0:
         while True:

@@ -5,7 +5,7 @@ PAD = 0
 SOS = 1
 """Start of a sequence: the decoder's first input."""
 EOS = 2
-"""End of a sequence: the last symbol of each source, and of each target's labels."""
+"""End of a sequence: the last token of each source, and of each target's labels."""
 UNK = 3
 """What is not in the vocabulary, in the kinds that are not built on bytes."""
 

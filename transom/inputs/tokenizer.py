@@ -1,4 +1,7 @@
-"""Text to symbols and back, and the one file that keeps how."""
+"""Text to tokens and back, and the one file that keeps how.
+
+A vocabulary is a list of symbols, pieces of text; a token is the number of one.
+"""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -20,7 +23,7 @@ _SILENT = frozenset({PAD, SOS, EOS})
 
 
 class Tokenizer:
-    """One side's text as symbols, numbered from 0: the special symbols, and then what was learned.
+    """One side's text as tokens, the numbers of symbols from 0: the special symbols, and then what was learned.
 
     Attributes:
         lowercase: whether text is lower-cased before anything else.
@@ -52,11 +55,11 @@ class Tokenizer:
         return len(self._segmenter.symbols)
 
     def encode(self, text: str) -> list[int]:
-        """Give a text's symbols, without start and end."""
+        """Give a text's tokens, without start and end."""
         return self.encode_batch([text])[0]
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """Give the symbols of texts, without start and end.
+        """Give the tokens of texts, without start and end.
 
         Raises:
             DataError: a text holds half a surrogate pair, which no file can.
@@ -64,7 +67,7 @@ class Tokenizer:
         return self._segmenter.encode_batch(self._prepared(texts))
 
     def encode_with_dropout(self, texts: Sequence[str], p: float, key: tuple[int, ...], samples: Sequence[int]) -> list[list[int]]:
-        """Give the symbols of texts with BPE-dropout (see ``MergeDropout``): a pure function of the text, the key and the sample.
+        """Give the tokens of texts with BPE-dropout (see ``MergeDropout``): a pure function of the text, the key and the sample.
 
         Args:
             texts: sentences.
@@ -78,20 +81,20 @@ class Tokenizer:
         """
         return self._segmenter.encode_with_dropout(self._prepared(texts), p, key, samples)
 
-    def decode(self, numbers: Iterable[int]) -> str:
-        """Give the text of symbols; start, end and padding are no text."""
-        return self._segmenter.join(number for number in numbers if number not in _SILENT)
+    def decode(self, tokens: Iterable[int]) -> str:
+        """Give the text of tokens; start, end and padding are no text."""
+        return self._segmenter.join(token for token in tokens if token not in _SILENT)
 
-    def symbols(self, numbers: Iterable[int]) -> list[str]:
-        """Name symbols for people: as they are written, with ``▁`` for a space."""
-        return [self._segmenter.symbols[number].replace(" ", "▁") for number in numbers]
+    def symbols(self, tokens: Iterable[int]) -> list[str]:
+        """Name tokens for people: the symbols as they are written, with ``▁`` for a space."""
+        return [self._segmenter.symbols[token].replace(" ", "▁") for token in tokens]
 
-    def starts_word(self, numbers: Sequence[int]) -> list[bool]:
-        """Say of each symbol whether a white-space word starts with it, to put sub-words together; special symbols stand alone."""
+    def starts_word(self, tokens: Sequence[int]) -> list[bool]:
+        """Say of each token whether a white-space word starts with it, to put sub-words together; special symbols stand alone."""
         starts, alone = [], True
-        for number in numbers:
-            special = number in _SILENT
-            starts.append(alone or special or self.kind == "whitespace" or self._segmenter.symbols[number][0].isspace())
+        for token in tokens:
+            special = token in _SILENT
+            starts.append(alone or special or self.kind == "whitespace" or self._segmenter.symbols[token][0].isspace())
             alone = special
         return starts
 

@@ -9,8 +9,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from transom.errors import ConfigError, DataError
-from transom.inputs.batch import Sequences, TranslationBatch
-from transom.inputs.special import EOS, SOS
+from transom.inputs.batch import translation_batch
+from transom.inputs.special import EOS
 from transom.inputs.tokenizer import Tokenizer, Tokenizers
 from transom.inspection.names import Recorder
 from transom.inspection.recompute import attention_pattern
@@ -40,7 +40,7 @@ def cross_attention(
 ) -> Float[Tensor, "n_layers n_heads target source"]:
     """Read each decoder layer's cross-attention weights for one sentence pair.
 
-    Row t holds the weights with which target symbol t is predicted from those before it; the last row and column are the end symbol's.
+    Row t holds the weights with which target token t is predicted from those before it; the last row and column are the end symbol's.
 
     Args:
         model: an encoder-decoder in evaluation mode.
@@ -48,8 +48,7 @@ def cross_attention(
         target: the target's tokens, without start and end symbols.
     """
     assert not model.training, "dropout would change what is looked at; call model.eval()"
-    batch = TranslationBatch(Sequences.pad([[*source, EOS]]), Sequences.pad([[SOS, *target]]), torch.tensor([[*target, EOS]]), (0,))
-    batch = batch.to(next(model.parameters()).device)
+    batch = translation_batch([source], [target], [0]).to(next(model.parameters()).device)
     recorder = Recorder(["decoder.blocks.*.cross.q", "decoder.blocks.*.cross.k"])
     model(batch, recorder.taps)
     attentions = [address.removesuffix(".q") for address in recorder.kept if address.endswith(".q")]
@@ -101,9 +100,9 @@ def align(
     if layer is not None and not 0 <= layer < config.n_decoder_layers:
         raise ConfigError(f"expected a decoder layer from 0 to {config.n_decoder_layers - 1}, found {layer}")
     pieces = tokenizers.source.encode(source), tokenizers.target.encode(target)
-    for side, numbers in zip(("source", "target"), pieces, strict=True):
-        if len(numbers) >= config.max_seq_len:
-            raise DataError(f"expected a {side} of at most {config.max_seq_len - 1} tokens to align, found {len(numbers)}; shorten it")
+    for side, tokens in zip(("source", "target"), pieces, strict=True):
+        if len(tokens) >= config.max_seq_len:
+            raise DataError(f"expected a {side} of at most {config.max_seq_len - 1} tokens to align, found {len(tokens)}; shorten it")
     every = cross_attention(model, *pieces)
     chosen = clearest_layer(every) if layer is None else layer
     (columns, from_), (rows, to) = _labels(tokenizers.source, pieces[0], words), _labels(tokenizers.target, pieces[1], words)
@@ -111,11 +110,11 @@ def align(
     return Alignment(from_, to, merge(every[chosen].mean(0), columns, rows), origin)
 
 
-def _labels(tokenizer: Tokenizer, numbers: Sequence[int], words: bool) -> tuple[list[int], tuple[str, ...]]:
-    """Number the word of each symbol and of the end symbol behind them, and name the words."""
-    symbols = [*numbers, EOS]
+def _labels(tokenizer: Tokenizer, tokens: Sequence[int], words: bool) -> tuple[list[int], tuple[str, ...]]:
+    """Number the word of each token and of the end symbol behind them, and name the words."""
+    tokens = [*tokens, EOS]
     if not words:
-        return list(range(len(symbols))), tuple(tokenizer.symbols(symbols))
-    places = [count - 1 for count in accumulate(map(int, tokenizer.starts_word(symbols)))]
-    groups = [[symbol for symbol, place in zip(symbols, places, strict=True) if place == word] for word in range(places[-1] + 1)]
+        return list(range(len(tokens))), tuple(tokenizer.symbols(tokens))
+    places = [count - 1 for count in accumulate(map(int, tokenizer.starts_word(tokens)))]
+    groups = [[token for token, place in zip(tokens, places, strict=True) if place == word] for word in range(places[-1] + 1)]
     return places, tuple(tokenizer.decode(group).strip() or "".join(tokenizer.symbols(group)) for group in groups)

@@ -13,7 +13,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from transom.config.model import Model
 from transom.errors import ConfigError
-from transom.inputs.batch import Sequences, TranslationBatch
+from transom.inputs.batch import translation_batch
+from transom.inputs.special import EOS
 from transom.layers.tap import Scope
 from transom.models.build import build_model
 
@@ -91,8 +92,7 @@ def sites(config: Model) -> list[Site]:
     """
     recorder = Recorder(["*"])
     with FakeTensorMode():
-        source, target = Sequences.pad([[1, 2, 2]]), Sequences.pad([[1, 2]])
-        build_model(config).eval()(TranslationBatch(source, target, target.tokens, (0,)), recorder.taps)
+        build_model(config).eval()(translation_batch([[EOS, EOS]], [[EOS]], [0]), recorder.taps)
     return [Site(address, tuple(x.shape)) for address, x in recorder.kept.items()]
 
 

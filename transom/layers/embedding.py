@@ -1,4 +1,4 @@
-"""Embeddings: symbols to vectors."""
+"""Embeddings: tokens to vectors."""
 
 import math
 
@@ -32,7 +32,7 @@ class Embedding(nn.Module):
     def forward(
         self, tokens: Int[Tensor, "batch length"], positions: Int[Tensor, "batch length"], taps: Scope | None = None
     ) -> Float[Tensor, "batch length d_model"]:
-        """Embed symbols at their positions."""
+        """Embed tokens at their positions."""
         x = self.tokens(tokens) * self.scale + self.position(positions)
         x = tap(taps, "resid", x)
         return self.dropout(in_autocast_type(x))

@@ -22,7 +22,7 @@ class Parameters:
 
     @property
     def embeddings(self) -> int:
-        """Those of the symbol tables, the output map included; they grow with the vocabulary alone."""
+        """Those of the token tables, the output map included; they grow with the vocabulary alone."""
         return sum(count for part, count in self.parts.items() if "embedding" in part)
 
 
