@@ -11,10 +11,10 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from transom.decoding.products import Product, make_product
+from transom.decoding.products import INT8, Arithmetic, Product, arithmetic_of
 from transom.inputs.batch import Sequences
 from transom.layers import mask as masks
-from transom.layers.attention import Attention
+from transom.layers.attention import Attention, attend_explicit
 from transom.layers.block import Block
 from transom.layers.embedding import Embedding
 from transom.layers.norm import LayerNorm
@@ -22,11 +22,14 @@ from transom.layers.residual import PostNorm, Residual
 from transom.layers.stack import Stack
 from transom.models.seq2seq import Memory, Seq2SeqTransformer
 
+FEW = 8
+"""Rows up to which 8-bit products are the faster ones."""
+
 
 class SourceKeys(NamedTuple):
-    """A block's keys and values of the sources, in float32 at least, the keys transposed and scaled by 1 / sqrt(d_k)."""
+    """A block's keys and values of the sources."""
 
-    k: Float[Tensor, "sources n_heads d_head source"]
+    k: Float[Tensor, "sources n_heads source d_head"]
     v: Float[Tensor, "sources n_heads source d_value"]
 
 
@@ -36,19 +39,19 @@ class FlatCache:
     A step's keys and values are stored by one copy. Reordering copies what is filled to a second buffer, whole rows at a time.
     """
 
-    def __init__(self, memories: list[SourceKeys], bias: Float[Tensor, "sources 1 1 source"] | None, buffers: list[Tensor]) -> None:
-        """Gather each block's keys and values of the sources and its buffer of (max_length, rows, keys and values)."""
-        self.memories, self.bias = memories, bias
+    def __init__(self, decoder: "_Decoder", memories: list[SourceKeys], bias: Tensor | None, buffers: list[Tensor]) -> None:
+        """Gather who reads it, the sources' keys and values a block, what to add to their scores, and a buffer a block."""
+        self.decoder, self.memories, self.bias = decoder, memories, bias
         self.length = 0
         self._buffers = buffers
         self._spare: Tensor | None = None
 
-    def append(self, block: int, new: Float[Tensor, "rows new width"]) -> Float[Tensor, "rows tokens width"]:
+    def append(self, block: int, new: Float[Tensor, "rows new width"]) -> Float[Tensor, "tokens rows width"]:
         """Store the next tokens' keys and values of a block and return those of all its tokens."""
-        buffer, end = self._buffers[block], self.length + new.shape[1]
-        assert end <= len(buffer), f"the cache holds {len(buffer)} tokens, asked for {end}"
-        buffer[self.length : end] = new.transpose(0, 1)
-        return buffer[:end].transpose(0, 1)
+        buffer, n_new = self._buffers[block], new.shape[1]
+        assert self.length + n_new <= len(buffer), f"the cache holds {len(buffer)} tokens, asked for {self.length + n_new}"
+        buffer.narrow(0, self.length, n_new).copy_(new.transpose(0, 1))
+        return buffer.narrow(0, 0, self.length + n_new)
 
     def reorder(self, rows: Int[Tensor, "rows"]) -> None:
         """Let row i continue from old row ``rows[i]``; fewer rows than before drop the rest."""
@@ -67,16 +70,22 @@ class FlatCache:
 class FlatSeq2Seq:
     """A model to search with: ``encode``, ``start`` and ``step`` give what those of ``Seq2SeqTransformer`` give."""
 
-    def __init__(self, model: Seq2SeqTransformer) -> None:
-        """Lay out the weights of ``model``, in their type and on their device; later changes of the model are not seen."""
-        self._embed_source, self._embed_target = _Embedding(model.source_embedding), _Embedding(model.target_embedding)
-        self._encoder, self._decoder = _Stack(model.encoder), _Stack(model.decoder)
-        self._unembed = make_product(model.unembedding.weight.detach(), None)
+    def __init__(self, model: Seq2SeqTransformer, int8: bool = False) -> None:
+        """Lay out the weights of ``model``, in their type and on their device; later changes of the model are not seen.
+
+        Args:
+            model: the model.
+            int8: read the decoder's weights in 8 bits where a search has at most ``FEW`` rows, and time goes into reading them.
+        """
+        arithmetic = arithmetic_of(model.unembedding.weight)
+        self._embed, self._encoder = _Embedding(model.source_embedding, arithmetic.dtype), _Stack(model.encoder, arithmetic)
+        self._decoder = _Decoder(model, arithmetic)
+        self._decoder_of_few = _Decoder(model, INT8) if int8 else self._decoder
 
     @torch.inference_mode()
     def encode(self, source: Sequences) -> Memory:
         """Read the sources."""
-        x = self._embed_source(source.tokens, source.positions)
+        x = self._embed(source.tokens, source.positions)
         bias = _bias(masks.same_segment(source.segments, source.segments), x.dtype)
         for block in self._encoder.blocks:
             x = block.feed_forward(block.self_attention(x, bias))
@@ -85,31 +94,44 @@ class FlatSeq2Seq:
     @torch.inference_mode()
     def start(self, memory: Memory, n_beams: int, max_length: int) -> FlatCache:
         """Project the memory once a source and reserve room for ``max_length`` tokens a row."""
-        blocks, x = self._decoder.blocks, memory.states
-        memories = [block.source_keys(x) for block in blocks]
-        bias = _bias(masks.not_padding(memory.segments), memories[0].k.dtype)
-        return FlatCache(memories, bias, [x.new_empty(max_length, n_beams * len(x), block.width) for block in blocks])
+        n_rows = n_beams * len(memory.states)
+        decoder = self._decoder_of_few if n_rows <= FEW else self._decoder
+        dtype = decoder.dtype if n_beams == 1 else torch.promote_types(decoder.dtype, torch.float32)
+        memories = [block.source_keys(memory.states, dtype, n_beams) for block in self._decoder.stack.blocks]
+        bias = _bias(masks.not_padding(memory.segments), dtype)
+        buffers = [memory.states.new_empty(max_length, n_rows, block.width, dtype=decoder.dtype) for block in decoder.stack.blocks]
+        return FlatCache(decoder, memories, bias, buffers)
 
     @torch.inference_mode()
     def step(self, tokens: Int[Tensor, "rows new"], cache: FlatCache) -> Float[Tensor, "rows new vocab"]:
         """Read the rows' next symbols; return the logits of what follows each."""
-        end = cache.length + tokens.shape[1]
-        x = self._embed_target(tokens, slice(cache.length, end))
+        end, decoder = cache.length + tokens.shape[1], cache.decoder
+        x = decoder.embed(tokens, slice(cache.length, end))
         bias = _bias(masks.causal(tokens.shape[1], end, x.device), x.dtype) if tokens.shape[1] > 1 else None
-        for i, block in enumerate(self._decoder.blocks):
+        for i, block in enumerate(decoder.stack.blocks):
             x = block.self_attention(x, bias, cache, i)
             x = block.cross_attention(x, cache.memories[i], cache.bias)
             x = block.feed_forward(x)
         cache.length = end
-        return self._unembed(self._decoder.norm(x))
+        return decoder.unembed(decoder.stack.norm(x))
+
+
+class _Decoder:
+    """Symbols to logits, in one type."""
+
+    def __init__(self, model: Seq2SeqTransformer, arithmetic: Arithmetic) -> None:
+        self.dtype = arithmetic.dtype
+        self.embed = _Embedding(model.target_embedding, arithmetic.dtype)
+        self.stack = _Stack(model.decoder, arithmetic)
+        self.unembed = arithmetic.make(model.unembedding.weight.detach(), None)
 
 
 class _Embedding:
     """sqrt(d_model) E[x] + p."""
 
-    def __init__(self, embedding: Embedding) -> None:
+    def __init__(self, embedding: Embedding, dtype: torch.dtype) -> None:
         self.table, self.scale = embedding.tokens.weight.detach(), embedding.scale
-        self.positions = embedding.position.table
+        self.positions = embedding.position.table.to(dtype)
 
     def __call__(self, tokens: Tensor, positions: Tensor | slice) -> Tensor:
         return torch.add(self.positions[positions], F.embedding(tokens, self.table), alpha=self.scale)
@@ -118,11 +140,11 @@ class _Embedding:
 class _Norm:
     """Layer normalisation, or nothing."""
 
-    def __init__(self, norm: LayerNorm | None) -> None:
+    def __init__(self, norm: LayerNorm | None, dtype: torch.dtype) -> None:
         self.norm = norm
         if norm is not None:
             self.shape, self.eps = norm.weight.shape, norm.eps
-            self.gain, self.shift = norm.weight.detach(), norm.bias.detach()
+            self.gain, self.shift = norm.weight.detach().to(dtype), norm.bias.detach().to(dtype)
 
     def __call__(self, x: Tensor) -> Tensor:
         return x if self.norm is None else torch.layer_norm(x, self.shape, self.gain, self.shift, self.eps)
@@ -135,68 +157,79 @@ class _Wiring(NamedTuple):
     after: _Norm
 
     @classmethod
-    def of(cls, residual: Residual) -> "_Wiring":
-        norm, none = _Norm(residual.norm), _Norm(None)
+    def of(cls, residual: Residual, dtype: torch.dtype) -> "_Wiring":
+        norm, none = _Norm(residual.norm, dtype), _Norm(None, dtype)
         return cls(none, norm) if isinstance(residual, PostNorm) else cls(norm, none)
 
 
 class _Stack:
     """Blocks, and the norm behind them."""
 
-    def __init__(self, stack: Stack) -> None:
-        self.blocks, self.norm = [_Block(block) for block in stack.blocks], _Norm(stack.norm)
+    def __init__(self, stack: Stack, arithmetic: Arithmetic) -> None:
+        self.blocks, self.norm = [_Block(block, arithmetic) for block in stack.blocks], _Norm(stack.norm, arithmetic.dtype)
 
 
 class _Block:
     """One block: what each sub-layer does to the residual stream, its sum and its norm included."""
 
-    def __init__(self, block: Block) -> None:
-        attn, cross, ff = block.attn, block.cross, block.ff
+    def __init__(self, block: Block, arithmetic: Arithmetic) -> None:
+        attn, cross, ff, dtype = block.attn, block.cross, block.ff, arithmetic.dtype
         self.n_heads, self.d_head, self.d_value = attn.n_heads, attn.d_head, attn.d_value
         self.split = [self.n_heads * width for width in (self.d_head, self.d_head, self.d_value)]
         self.width = self.split[1] + self.split[2]
-        self.qkv, self.o, self.attn_wiring = _joined(attn.q, attn.k, attn.v), _output(attn), _Wiring.of(block.attn_residual)
+        self.qkv, self.o = _joined(arithmetic, attn.q, attn.k, attn.v), _output(arithmetic, attn)
+        self.attn_wiring = _Wiring.of(block.attn_residual, dtype)
         if cross is not None and block.cross_residual is not None:
-            self.q, self.kv, self.cross_wiring = _joined(cross.q), _joined(cross.k, cross.v), _Wiring.of(block.cross_residual)
-            self.cross_o = _output(cross)
-        self.up, self.down, self.ff_wiring = _joined(ff.up, relu=True), _joined(ff.down), _Wiring.of(block.ff_residual)
+            self.q, self.cross_o = _joined(arithmetic, cross.q), _output(arithmetic, cross)
+            self.kv = _joined(arithmetic_of(cross.k.weight), cross.k, cross.v)
+            self.cross_wiring = _Wiring.of(block.cross_residual, dtype)
+        self.up, self.down = _joined(arithmetic, ff.up, relu=True), _joined(arithmetic, ff.down)
+        self.ff_wiring = _Wiring.of(block.ff_residual, dtype)
 
     def self_attention(self, x: Tensor, bias: Tensor | None, cache: FlatCache | None = None, place: int = 0) -> Tensor:
-        q, new = self.qkv(self.attn_wiring.before(x)).split([self.split[0], self.width], -1)
-        keys_values = new if cache is None else cache.append(place, new)
-        k, v = keys_values.split(self.split[1:], -1)
-        z = F.scaled_dot_product_attention(self._heads(q), self._heads(k), self._heads(v), attn_mask=bias)
-        return self.attn_wiring.after(_add(self.o, z.transpose(1, 2).flatten(2), x))
+        """Attend to the tokens of the row, those in the cache included."""
+        q, new = self.qkv(self.attn_wiring.before(x)).split_with_sizes([self.split[0], self.width], -1)
+        all_tokens = new.transpose(0, 1) if cache is None else cache.append(place, new)
+        k, v = all_tokens.split_with_sizes(self.split[1:], -1)
+        n_new, rows, n_tokens = new.shape[1], len(x), len(all_tokens)
+        q = q.view(rows, n_new, self.n_heads, self.d_head).transpose(1, 2)
+        k = k.view(n_tokens, rows, self.n_heads, self.d_head).permute(1, 2, 0, 3)
+        v = v.view(n_tokens, rows, self.n_heads, self.d_value).permute(1, 2, 0, 3)
+        z = F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
+        return self.attn_wiring.after(_add(self.o, z.transpose(1, 2).reshape(rows, n_new, -1), x))
 
     def cross_attention(self, x: Tensor, memory: SourceKeys, bias: Tensor | None) -> Tensor:
         """Attend to the sources; all beams of a source are queries of one product with its keys."""
         k, v = memory
+        rows, n_new, _ = x.shape
         q = self.q(self.cross_wiring.before(x)).view(len(k), -1, self.n_heads, self.d_head).transpose(1, 2)
-        s = q.to(k.dtype) @ k  # (sources, n_heads, beams * new, source)
-        z = (s if bias is None else s.add_(bias)).softmax(-1) @ v
-        return self.cross_wiring.after(_add(self.cross_o, z.transpose(1, 2).reshape(*x.shape[:2], -1).to(x.dtype), x))
+        if q.shape[2] == 1:
+            z = F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
+        else:  # several short queries: the fused kernel is the slower one, and bfloat16 products of this size are slower than float32's
+            z = attend_explicit(q.to(k.dtype), k, v, None, bias).to(x.dtype)
+        return self.cross_wiring.after(_add(self.cross_o, z.transpose(1, 2).reshape(rows, n_new, -1), x))
 
     def feed_forward(self, x: Tensor) -> Tensor:
+        """Transform each token on its own."""
         return self.ff_wiring.after(self.down(self.up(self.ff_wiring.before(x)), x))
 
-    def source_keys(self, memory: Tensor) -> SourceKeys:
-        wide = torch.promote_types(memory.dtype, torch.float32)
-        k, v = (self._heads(part) for part in self.kv(memory).split(self.split[1:], -1))
-        return SourceKeys((k.transpose(-2, -1).to(wide) * self.d_head**-0.5).contiguous(), v.to(wide).contiguous())
+    def source_keys(self, memory: Tensor, dtype: torch.dtype, n_beams: int) -> SourceKeys:
+        """Project the sources to keys and values; for several beams the keys lie transposed, as the product with queries reads them."""
+        k, v = self.kv(memory).to(dtype).split_with_sizes(self.split[1:], -1)
+        k, v = (x.unflatten(-1, (self.n_heads, -1)).transpose(1, 2) for x in (k, v))  # (sources, n_heads, source, width of a head)
+        k = k.contiguous() if n_beams == 1 else k.transpose(-2, -1).contiguous().transpose(-2, -1)
+        return SourceKeys(k, v.contiguous())
 
-    def _heads(self, x: Tensor) -> Tensor:
-        return x.unflatten(-1, (self.n_heads, -1)).transpose(1, 2)  # (rows, n_heads, tokens, width of a head)
 
-
-def _joined(*maps: nn.Linear, relu: bool = False) -> Product:
+def _joined(arithmetic: Arithmetic, *maps: nn.Linear, relu: bool = False) -> Product:
     """Make one product of several maps of the same input."""
     weight = torch.cat([linear.weight.detach() for linear in maps])
     biases = [linear.bias.detach() for linear in maps if linear.bias is not None]
-    return make_product(weight, torch.cat(biases) if biases else None, relu)
+    return arithmetic.make(weight, torch.cat(biases) if biases else None, relu)
 
 
-def _output(attention: Attention) -> Product | None:
-    return _joined(attention.o) if isinstance(attention.o, nn.Linear) else None
+def _output(arithmetic: Arithmetic, attention: Attention) -> Product | None:
+    return _joined(arithmetic, attention.o) if isinstance(attention.o, nn.Linear) else None
 
 
 def _add(product: Product | None, x: Tensor, residual: Tensor) -> Tensor:
