@@ -15,14 +15,14 @@ from transom.inputs.batch import TranslationBatch
 from transom.inputs.datasets import load_data
 from transom.inputs.loader import Loader, ordered_batches
 from transom.inputs.pairs import Pairs, Splits
-from transom.inputs.report import report_data
+from transom.inputs.report import DataReport, report_data
 from transom.inputs.tokenizer import Tokenizers
 from transom.models.build import build_model
 from transom.models.seq2seq import Seq2SeqTransformer
 from transom.planning.flops import count_flops
-from transom.planning.machine import measure_peak
+from transom.planning.machine import MachinePeak, measure_peak
 from transom.planning.memory import keep_freed_memory
-from transom.planning.precision import Precision, choose_precision, choose_threads
+from transom.planning.precision import Precision, Threads, choose_precision, choose_threads
 from transom.training.optimizer import build_optimizer
 from transom.weights.run_folder import RECIPE, TOKENIZER, RunFolder
 
@@ -122,17 +122,22 @@ def set_up(recipe: Recipe, base: Path, folder: RunFolder, tell: Callable[[str], 
         optimizer=build_optimizer(model, training.optimizer),
         precision=precision,
         peak=peak.flops[precision.dtype],
-        facts={
-            "data": report.to_json(),
-            "parameters": sum(p.numel() for p in model.parameters()),
-            "precision": precision.reason,
-            "threads": threads.reason,
-            "peak_flops": peak.flops[precision.dtype],
-            "bandwidth": peak.bandwidth,
-            "torch": torch.__version__,
-        },
+        facts=_facts(model, report, precision, threads, peak),
         notes=tuple(report.lines()),
     )
+
+
+def _facts(model: Seq2SeqTransformer, report: DataReport, precision: Precision, threads: Threads, peak: MachinePeak) -> dict[str, Any]:
+    """Gather what is known before the run."""
+    return {
+        "data": report.to_json(),
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "precision": precision.reason,
+        "threads": threads.reason,
+        "peak_flops": peak.flops[precision.dtype],
+        "bandwidth": peak.bandwidth,
+        "torch": torch.__version__,
+    }
 
 
 def _resolve(recipe: Recipe, base: Path) -> Recipe:
