@@ -4,6 +4,8 @@ from itertools import product
 
 import pytest
 import torch
+from torch import Tensor
+from torch.func import functional_call
 
 from transom.config.model import Seq2Seq
 from transom.inputs.batch import Sequences, TranslationBatch
@@ -64,6 +66,20 @@ def test_garbage_in_the_padding_changes_nothing(fields: dict[str, object]) -> No
     assert (model(PAIRS)[real] - model(noisy)[real]).abs().max() <= 1e-6
     alone = model(batch([[7, 2]], [[1, 7]]))
     assert (model(PAIRS)[1, :2] - alone[0]).abs().max() <= 1e-6
+
+
+@pytest.mark.parametrize("placement", ["post", "pre"])
+def test_gradients_of_every_weight_by_finite_differences(placement: str) -> None:
+    sizes = {"d_model": 4, "n_heads": 2, "d_ff": 5, "n_encoder_layers": 1, "n_decoder_layers": 1, "max_seq_len": 6}
+    model = tiny(**sizes, norm_placement=placement, source_vocab_size=7, target_vocab_size=7)
+    pairs = batch([[3, 4, 2], [6, 2]], [[1, 5, 4], [1, 6]])
+    real = pairs.target.segments > 0
+    weights = dict(model.named_parameters())
+
+    def logits(*values: Tensor) -> Tensor:
+        return functional_call(model, dict(zip(weights, values, strict=True)), (pairs,))[real]
+
+    assert torch.autograd.gradcheck(logits, tuple(weights.values()), fast_mode=True)  # along random directions
 
 
 def test_packed_sequences_equal_sequences_alone() -> None:
