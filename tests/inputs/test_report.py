@@ -30,10 +30,10 @@ def test_faults_are_found_and_named() -> None:
         "dropped longer than 20 tokens: 1 of 26 pairs, line 24",
         "train: the same as an earlier pair: 2 of 26 pairs, lines 22, 25",
         "train: over 3 times off the usual length ratio: 1 of 26 pairs, line 23",
-        "valid: 1 of 4 pairs also stand in training, so its scores flatter",
+        "valid: 1 of 4 pairs also in training, so its scores flatter",
         "valid: left out longer than 20 tokens: 1 of 4 pairs, line 4",
         "valid source: 2 symbols that training never shows, 3 times, such as q r",
-        "valid target: 1 symbols that training never shows, 1 times, such as !",
+        "valid target: 1 symbol that training never shows, 1 time, such as !",
     ]
     assert report.dropped == {"with an empty side": 1, "longer than 20 tokens": 1}
     assert report.pairs["train"] == {"pairs": 26, "from": "t.en, t.de", "doubles": 2, "different sources": 23}

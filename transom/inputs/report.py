@@ -49,7 +49,7 @@ class DataReport:
         """Give the report for people, the problems last."""
         lines = []
         for name, facts in self.pairs.items():
-            lines.append(f"{name}: {facts['pairs']:,} pairs ({facts['from']})")
+            lines.append(f"{name}: {_counted(int(facts['pairs']), 'pair')} ({facts['from']})")
             for side in ("source", "target"):
                 figures = self.tokens[f"{name} {side}"]
                 lines.append(
@@ -81,7 +81,7 @@ def report_data(splits: Splits, tokenizers: Tokenizers, loader: Loader) -> DataR
         pairs[name] = {**_sizes(other), **overlap}
         if overlap["also in training"]:
             problems.append(
-                f"{name}: {overlap['also in training']:,} of {len(other):,} pairs also stand in training, so its scores flatter"
+                f"{name}: {overlap['also in training']:,} of {_counted(len(other), 'pair')} also in training, so its scores flatter"
             )
         rows = encode(tokenizers.source, other.source), encode(tokenizers.target, other.target)
         lengths = [np.array([len(row) for row in side], dtype=np.int64) for side in rows]
@@ -97,7 +97,8 @@ def report_data(splits: Splits, tokenizers: Tokenizers, loader: Loader) -> DataR
                 "such as": " ".join(tokenizer.symbols([number for number, _ in counts.most_common(SHOWN)])),
             }
     problems += [
-        f"{name}: {facts['symbols']:,} symbols that training never shows, {facts['occurrences']:,} times, such as {facts['such as']}"
+        f"{name}: {_counted(int(facts['symbols']), 'symbol')} that training never shows, {_counted(int(facts['occurrences']), 'time')},"
+        f" such as {facts['such as']}"
         for name, facts in unseen.items()
         if facts["symbols"]
     ]
@@ -168,4 +169,8 @@ def _outliers(pairs: Pairs, source: Indices, target: Indices) -> list[str]:
 def _lines_of(pairs: Pairs, samples: Sequence[int], what: str) -> str:
     lines = ", ".join(str(pairs.line(sample)) for sample in samples[:SHOWN])
     more = ", ..." if len(samples) > SHOWN else ""
-    return f"{what}: {len(samples):,} of {len(pairs):,} pairs, line{'s' if len(samples) > 1 else ''} {lines}{more}"
+    return f"{what}: {len(samples):,} of {_counted(len(pairs), 'pair')}, line{'s' if len(samples) > 1 else ''} {lines}{more}"
+
+
+def _counted(n: int, noun: str) -> str:
+    return f"{n:,} {noun}{'' if n == 1 else 's'}"
