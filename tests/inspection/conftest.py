@@ -34,7 +34,7 @@ def made_up_metrics(n_steps: int = 6000) -> list[dict[str, object]]:
     for step in range(10, n_steps + 1, 10):
         loss = 1.75 + 7.2 * math.exp(-step / 350) + 1.4 * math.exp(-step / 2200) + draw.gauss(0, 0.05)
         if step in (1230, 1240):
-            records.append({"step": step, "kind": "skipped", "samples": [17, 25011]})
+            records.append({"step": step, "kind": "skipped", "lines": [17, 25011]})
         record: dict[str, object] = {
             "step": step,
             "kind": "train",

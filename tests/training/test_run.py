@@ -166,9 +166,9 @@ def test_a_bad_batch_is_skipped_counted_and_named_and_twenty_in_a_row_stop_the_r
     with pytest.raises(TransomError, match="found 20 steps in a row without, up to step"):
         sit(tmp_path, events.append, learning_rate=1e38, clip_norm=None, max_steps=60)
     skipped = [e for e in events if isinstance(e, Stepped) and e.skipped]
-    assert len(skipped) >= 20 and all(0 <= sample < 100 for e in skipped for sample in e.skipped)
+    assert len(skipped) >= 20 and all(1 <= line <= 100 for e in skipped for line in e.skipped)
     records = [r for r in RunFolder.open(tmp_path).metrics.read() if r["kind"] == "skipped"]
-    assert [r["step"] for r in records] == [e.step for e in skipped]
+    assert [(r["step"], r["lines"]) for r in records] == [(e.step, list(e.skipped)) for e in skipped]
 
 
 def test_the_record_holds_means_over_true_tokens(tmp_path: Path) -> None:

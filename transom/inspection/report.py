@@ -98,15 +98,15 @@ def _skipped(facts: Facts) -> list[Element]:
     records = facts.of_kind("skipped")
     if not records:
         return []
-    shown = [node("li", f"step {whole(record['step'])}: samples {_listed(record['samples'])}") for record in records[:20]]
+    shown = [node("li", f"step {whole(record['step'])}: training lines {_listed(record['lines'])}") for record in records[:20]]
     more = [node("li", f"and {whole(len(records) - 20)} more")] if len(records) > 20 else []
     count = "1 step was" if len(records) == 1 else f"{whole(len(records))} steps were"
     title = f"{count} skipped because the loss or a gradient was not finite:"
     return [node("div", title, node("ul", *shown, *more), class_="note")]
 
 
-def _listed(samples: Iterable[object], most: int = 12) -> str:
-    every = list(samples)
+def _listed(lines: Iterable[object], most: int = 12) -> str:
+    every = list(lines)
     return ", ".join(map(str, every[:most])) + (f" and {len(every) - most} more" if len(every) > most else "")
 
 

@@ -39,7 +39,7 @@ class Stepped:
         target_tokens_per_second: true target tokens over the step's time.
         peak_share: model FLOP/s over the machine's measured peak, from 0 to 1.
         seconds_left: estimate to the end of the run.
-        skipped: samples for whose sake the step was skipped; empty when it was taken.
+        skipped: lines of the training data for whose sake the step was skipped; empty when it was taken.
     """
 
     step: int

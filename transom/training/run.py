@@ -1,7 +1,8 @@
 """The training loop: steps, validations and checkpoints of one recipe in one run folder."""
 
+import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -140,9 +141,10 @@ class _Run:
             left = min(left, max(t.max_minutes * 60 - p.seconds, 0.0))
         n = result.n_target_tokens
         share = flops / seconds / self.parts.peak
-        self.tell(Stepped(p.step, result.loss / n, result.nll / n, rate, result.grad_norm, n, n / seconds, share, left, result.skipped))
-        if result.skipped:
-            self.parts.folder.metrics.append({"step": p.step, "kind": "skipped", "samples": list(result.skipped)})
+        lines = tuple(map(self.parts.loader.pairs.line, result.skipped))
+        self.tell(Stepped(p.step, result.loss / n, result.nll / n, rate, result.grad_norm, n, n / seconds, share, left, lines))
+        if lines:
+            self.parts.folder.metrics.append({"step": p.step, "kind": "skipped", "lines": list(lines)})
         if p.step % t.log_every == 0:
             self.parts.folder.metrics.append({"step": p.step, "kind": "train", "learning_rate": rate, **self.window.close(self.parts.peak)})
         if p.skips_in_a_row >= SKIPS_ALLOWED:
@@ -187,7 +189,7 @@ class _Run:
         if t.validate_bleu:
             scores, samples = validation_scores(parts.validated, parts.valid, t.validate_bleu, parts.tokenizers, parts.recipe.decoding)
             figures |= scores
-        best = not p.best or (figures["bleu"] > p.best["bleu"] if t.select_by == "bleu" else figures["loss"] < p.best["loss"])
+        best = not p.best or _better(figures, p.best, t.select_by)
         p.validations_since_best = 0 if best else p.validations_since_best + 1
         p.validated_at = p.step
         if best:
@@ -227,3 +229,10 @@ class _Run:
         }
         self.tell(Finished(p.step, reason, p.best, p.seconds, facts))
         return Result(self.parts.folder.path, p.step, reason, p.best)
+
+
+def _better(figures: Mapping[str, float], best: Mapping[str, float], select_by: str) -> bool:
+    """Compare two validations; any is better than one whose loss is not a number."""
+    if math.isnan(figures["loss"]) or math.isnan(best["loss"]):
+        return math.isnan(best["loss"]) and not math.isnan(figures["loss"])
+    return figures["bleu"] > best["bleu"] if select_by == "bleu" else figures["loss"] < best["loss"]
