@@ -1,0 +1,69 @@
+"""The README's commands run, in order, in one folder; what trains is made short."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import TINY, sets, write_pairs
+from tests.size import ROOT
+from transom.cli.main import main
+from transom.config.data import Phrasebook
+from transom.inputs.phrasebook.generate import generate
+
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+SHORT = sets(*TINY, "training.max_steps=5")
+TRAINING = ("train", "demo")
+
+
+def blocks(language: str) -> list[str]:
+    """Return the page's code blocks in a language."""
+    return re.findall(rf"^```{language}\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Give a folder that holds the files the README speaks of, with made-up sentences, and go there."""
+    monkeypatch.chdir(tmp_path)
+    for folder in (tmp_path, tmp_path / "data" / "multi30k"):
+        folder.mkdir(parents=True, exist_ok=True)
+        for seed, name in enumerate(("train", "val", "test")):
+            for written, language in zip(write_pairs(folder, 60, seed), ("en", "de"), strict=True):
+                written.rename(folder / f"{name}.{language}")
+    return tmp_path
+
+
+def test_commands_and_python_run(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    commands = [line for block in blocks("sh") for line in block.replace("\\\n", " ").splitlines() if line.startswith("transom ")]
+    assert {shlex.split(command)[1] for command in commands} >= {
+        "train",
+        "translate",
+        "evaluate",
+        "score",
+        "compare",
+        "recipes",
+        "tokenizer",
+    }
+    for command in commands:
+        words = shlex.split(command, comments=True)[1:]
+        assert main([*words, *(SHORT if words[0] in TRAINING else [])]) == 0, (command, capfd.readouterr().err)
+    (python,) = blocks("python")
+    (here / "my.toml").write_text((here / "my.toml").read_text().replace("max_steps = ", "max_steps = 3 # "))
+    exec(compile(python, "README.md", "exec"), {})
+
+
+def test_make_targets_exist() -> None:
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    named = {word for block in blocks("sh") for word in re.findall(r"^make (\w+)", block, re.MULTILINE)}
+    assert {"demo", "test"} <= named <= targets
+
+
+def test_the_transcript_is_of_held_out_sentences_and_right() -> None:
+    splits = generate(Phrasebook())
+    assert splits.test is not None
+    held_out = dict(zip(splits.test.source, splits.test.target, strict=True))
+    (transcript,) = blocks("text")
+    shown = re.findall(r"^  (\S.*)\n    -> (.*)$", transcript, re.MULTILINE)
+    assert ("hello world", "hola mundo") in shown and len(shown) >= 5
+    assert all(held_out[source] == translation for source, translation in shown)
