@@ -115,6 +115,18 @@ def test_the_generic_recipe_splits_validation_off_and_says_so(transom: Call, tmp
     assert "split off" in outcome.err
 
 
+def test_a_validation_sentence_that_is_translated_in_pieces_does_not_end_the_run(transom: Call, tmp_path: Path) -> None:
+    source, target = write_pairs(tmp_path, 40)
+    for path, long in ((source, "ab ba. " * 9), (target, ".ab ba " * 9)):
+        (tmp_path / f"valid.{path.suffix[1:]}").write_text(f"{long}\n{path.read_text()}")
+    valid = ["--valid-source", tmp_path / "valid.source", "--valid-target", tmp_path / "valid.target"]
+    short = sets(*TINY, "training.max_steps=2", "model.max_seq_len=24")
+    outcome = transom("train", "translation", "--source", source, "--target", target, *valid, "--out", tmp_path / "run", *short)
+    assert outcome.code == 0
+    assert "valid: left out longer than 24 tokens: 1 of 41 pairs, line 1" in outcome.err
+    assert (tmp_path / "run" / "report.html").exists() and (tmp_path / "run" / "README.md").exists()
+
+
 def test_tensorboard_is_an_extra(trained: Trained, transom: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = [*trained.command, "--json", "--set", "training.tensorboard=true", "--out"]
     assert transom(*wanted, tmp_path / "with").code == 0
