@@ -1,10 +1,11 @@
 """What people call: sentences in, translations and their probabilities out."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple, TypedDict, Unpack, cast
 
+import numpy as np
 import torch
 from pydantic import ValidationError
 
@@ -23,6 +24,7 @@ from transom.errors import CheckpointError, ConfigError, DataError
 from transom.inputs.batch import Sequences
 from transom.inputs.loader import ordered_batches
 from transom.inputs.pairs import Pairs
+from transom.inputs.sampler import cut_batches
 from transom.inputs.special import EOS, PAD, SOS
 from transom.inputs.tokenizer import Tokenizers
 from transom.models.build import build_model
@@ -203,9 +205,9 @@ class Translator:
     ) -> list[list[Hypothesis]]:
         """Search in batches of like length, the longest first; give the answers in the sources' order."""
         found: list[list[Hypothesis]] = [[] for _ in sources]
-        n_done = 0
+        lengths, n_done = np.array([len(source) + 1 for source in sources], np.int64), 0
         with evaluating(self.model):
-            for batch in _batches([len(source) + 1 for source in sources], batch_tokens):
+            for batch in map(np.ndarray.tolist, cut_batches(np.argsort(-lengths, kind="stable"), lengths, batch_tokens)):
                 for place, hypotheses in zip(batch, self._search([sources[i] for i in batch], decoding, n), strict=True):
                     found[place] = hypotheses
                 n_done += len(batch)
@@ -274,18 +276,6 @@ def one_line(text: str) -> str:
     'one two three'
     """
     return " ".join(text.splitlines())
-
-
-def _batches(lengths: Sequence[int], batch_tokens: int) -> Iterator[list[int]]:
-    """Group rows of like length, the longest first; a row longer than ``batch_tokens`` is a batch of its own."""
-    batch: list[int] = []
-    for place in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
-        if batch and (len(batch) + 1) * lengths[batch[0]] > batch_tokens:
-            yield batch
-            batch = []
-        batch.append(place)
-    if batch:
-        yield batch
 
 
 def _joined(pieces: list[list[Translation]]) -> list[Translation]:

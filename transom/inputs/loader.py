@@ -9,7 +9,7 @@ import numpy as np
 from transom.errors import ConfigError, DataError
 from transom.inputs.batch import TranslationBatch, translation_batch
 from transom.inputs.pairs import Pairs
-from transom.inputs.sampler import Indices, padding_waste, plan_epoch
+from transom.inputs.sampler import Indices, cut_batches, padding_waste, plan_epoch
 from transom.inputs.tokenizer import Tokenizer, Tokenizers
 
 Encoded = list["array[int]"]
@@ -173,13 +173,9 @@ def ordered_batches(
             f"{pairs.name}: expected at most model.max_seq_len = {max_seq_len} tokens a sentence, special symbols included, found"
             f" {longer[sample]} in line {pairs.line(sample)}; shorten or remove it"
         )
-    batches: list[list[int]] = []
     order = np.lexsort((_lengths(sources), longer))
-    for sample in order[fits[order]].tolist():
-        if not batches or longer[sample] * (len(batches[-1]) + 1) > batch_tokens:
-            batches.append([])
-        batches[-1].append(sample)
-    return [translation_batch([sources[i] for i in rows], [targets[i] for i in rows], rows) for rows in batches]
+    batches = cut_batches(order[fits[order]], longer, batch_tokens)
+    return [translation_batch([sources[i] for i in rows], [targets[i] for i in rows], rows) for rows in map(np.ndarray.tolist, batches)]
 
 
 def encode(tokenizer: Tokenizer, texts: Sequence[str]) -> Encoded:

@@ -29,7 +29,7 @@ def plan_epoch(source_lengths: Indices, target_lengths: Indices, *, batch_tokens
     assert longer.max(initial=0) <= batch_tokens
     noise, ties = _noise(len(longer), seed, epoch)
     difference = source_lengths - target_lengths + 2 * noise
-    batches = list(_cut(np.lexsort((ties, np.where(longer % 2, difference, -difference), longer)), longer, batch_tokens))
+    batches = list(cut_batches(np.lexsort((ties, np.where(longer % 2, difference, -difference), longer)), longer, batch_tokens))
     order = np.argsort(_noise(len(batches), seed, epoch)[1], kind="stable")
     return [batches[number] for number in order]
 
@@ -45,19 +45,25 @@ def padding_waste(plan: Sequence[Indices], *sides: Indices) -> float:
     return 1 - sum(int(lengths[batch].sum()) for batch in plan for lengths in sides) / laid_out
 
 
-def _noise(n: int, seed: int, epoch: int) -> Noise:
-    """Draw two rows of n numbers from [0, 1), by the bit generator alone, whose stream is the same in every version of numpy."""
-    bits = np.random.Philox(np.random.SeedSequence([seed, epoch])).random_raw(2 * n)
-    return np.asarray(bits * 2.0**-64, np.float64).reshape(2, n)
+def cut_batches(order: Indices, lengths: Indices, batch_tokens: int) -> Iterator[Indices]:
+    """Cut an order into runs whose number of samples times the longest is at most ``batch_tokens``.
 
-
-def _cut(order: Indices, lengths: Indices, batch_tokens: int) -> Iterator[Indices]:
-    """Cut a sorted order into runs whose number of samples times the longest is at most ``batch_tokens``."""
+    Args:
+        order: samples, those of like length side by side.
+        lengths: tokens of each sample.
+        batch_tokens: most tokens of a batch, padding included; a longer sample is a batch of its own.
+    """
     start, longest = 0, 0
     for end, length in enumerate(lengths[order].tolist()):
         longest = max(longest, length)
-        if longest * (end + 1 - start) > batch_tokens:
+        if end > start and longest * (end + 1 - start) > batch_tokens:
             yield order[start:end]
             start, longest = end, length
     if start < len(order):
         yield order[start:]
+
+
+def _noise(n: int, seed: int, epoch: int) -> Noise:
+    """Draw two rows of n numbers from [0, 1), by the bit generator alone, whose stream is the same in every version of numpy."""
+    bits = np.random.Philox(np.random.SeedSequence([seed, epoch])).random_raw(2 * n)
+    return np.asarray(bits * 2.0**-64, np.float64).reshape(2, n)
