@@ -1,6 +1,7 @@
-"""Fill splits from an endless stream of generated pairs."""
+"""The splits of generated data: the part that each pair belongs to, and their filling from an endless stream."""
 
 from collections.abc import Iterable
+from hashlib import blake2b
 from typing import Literal
 
 from transom.errors import ConfigError
@@ -12,7 +13,13 @@ _PATIENCE = 20000
 """Draws in a row without a new pair after which there are taken to be no more."""
 
 
-def collect(stream: Iterable[tuple[Part | None, str, str]], n_train: int, n_valid: int, n_test: int, name: str) -> Splits:
+def part_by_hash(text: str, test_share: float, valid_share: float) -> Part:
+    """Give a text's part by nothing but its hash: "test" and "valid" with these probabilities."""
+    share = int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big") / 2**64
+    return "test" if share < test_share else "valid" if share < test_share + valid_share else "train"
+
+
+def collect(stream: Iterable[tuple[Part | None, str, str]], n_train: int, n_valid: int, n_test: int, name: str, more: str = "") -> Splits:
     """Take the first different pairs of each part, so that a larger split only adds pairs to a smaller one and changes no other.
 
     Args:
@@ -21,6 +28,7 @@ def collect(stream: Iterable[tuple[Part | None, str, str]], n_train: int, n_vali
         n_valid: wanted validation pairs.
         n_test: wanted test pairs.
         name: what generates them, for people.
+        more: what else than fewer pairs would help, for people.
 
     Returns:
         Splits of just these sizes, without a source sentence that occurs twice.
@@ -44,5 +52,5 @@ def collect(stream: Iterable[tuple[Part | None, str, str]], n_train: int, n_vali
     short = next(part for part in wanted if len(found[part]) < wanted[part])
     raise ConfigError(
         f"data.generate: expected {wanted[short]:,} different {short} pairs of {name}, found only {len(found[short]):,}; lower n_{short}"
-        + ("" if name == "phrasebook" else " or raise max_length or n_symbols")
+        + (f" or {more}" if more else "")
     )

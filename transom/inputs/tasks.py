@@ -1,24 +1,17 @@
 """Symbol sequences to copy, to reverse or to sort: tasks that a right encoder-decoder learns without a fault."""
 
 from collections.abc import Callable, Iterator
-from hashlib import blake2b
 from random import Random
 from string import ascii_lowercase
 
 from transom.config.data import SequenceTask
 from transom.errors import ConfigError
-from transom.inputs.collect import Part, collect
+from transom.inputs.collect import Part, collect, part_by_hash
 from transom.inputs.pairs import Splits
 
 _RULES: dict[str, Callable[[list[str]], list[str]]] = {"copy": list, "reverse": lambda symbols: symbols[::-1], "sort": sorted}
 _TEST_SHARE = 0.2
 _VALID_SHARE = 0.1
-
-
-def _part(source: str, seed: int) -> Part:
-    digest = blake2b(f"{seed} {source}".encode(), digest_size=8).digest()
-    share = int.from_bytes(digest, "big") / 2**64
-    return "test" if share < _TEST_SHARE else "valid" if share < _TEST_SHARE + _VALID_SHARE else "train"
 
 
 def generate_sequences(config: SequenceTask) -> Splits:
@@ -48,6 +41,6 @@ def generate_sequences(config: SequenceTask) -> Splits:
             length = config.min_length + int(uniform() * (config.max_length - config.min_length + 1))
             symbols = [ascii_lowercase[int(uniform() * config.n_symbols)] for _ in range(length)]
             source = " ".join(symbols)
-            yield _part(source, config.seed), source, " ".join(rule(symbols))
+            yield part_by_hash(f"{config.seed} {source}", _TEST_SHARE, _VALID_SHARE), source, " ".join(rule(symbols))
 
-    return collect(stream(), config.n_train, config.n_valid, config.n_test, config.kind)
+    return collect(stream(), config.n_train, config.n_valid, config.n_test, config.kind, "raise max_length or n_symbols")

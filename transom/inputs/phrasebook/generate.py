@@ -1,10 +1,9 @@
 """The phrasebook's splits, with whole word combinations held out of training."""
 
 from collections.abc import Iterator
-from hashlib import blake2b
 
 from transom.config.data import Phrasebook
-from transom.inputs.collect import Part, collect
+from transom.inputs.collect import Part, collect, part_by_hash
 from transom.inputs.pairs import Splits
 from transom.inputs.phrasebook.draw import Draw
 from transom.inputs.phrasebook.lexicon import lexicon
@@ -31,10 +30,8 @@ class Holdout:
     def part(self, combination: str) -> Part:
         """Give the part of a combination, such as "red house"."""
         if combination not in self._parts:
-            digest = blake2b(f"{self._seed} {combination}".encode(), digest_size=8).digest()
-            share = int.from_bytes(digest, "big") / 2**64
-            held = share < _TEST_SHARE or combination in HELLO.combinations
-            self._parts[combination] = "test" if held else "valid" if share < _TEST_SHARE + _VALID_SHARE else "train"
+            part = part_by_hash(f"{self._seed} {combination}", _TEST_SHARE, _VALID_SHARE)
+            self._parts[combination] = "test" if combination in HELLO.combinations else part
         return self._parts[combination]
 
     def part_of(self, phrase: Phrase) -> Part | None:
