@@ -34,18 +34,14 @@ def test_auto_takes_the_fast_one(monkeypatch, bf16, expected):
 @pytest.mark.parametrize("wanted", ["fp32", "bf16", "fp16"])
 def test_what_is_asked_for_is_not_measured(monkeypatch, wanted):
     monkeypatch.setattr(precision, "_rate", None)
-    chosen = choose_precision(wanted, CPU)
-    assert chosen == Precision(wanted, f"{wanted}: asked for")
-    assert chosen.loss_scaling == (wanted == "fp16")
+    assert choose_precision(wanted, CPU) == Precision(wanted, f"{wanted}: asked for")
 
 
 @pytest.mark.parametrize(("has_bf16", "chosen"), [(True, torch.bfloat16), (False, torch.float16)])
-def test_a_gpu_without_bf16_scales_its_loss(monkeypatch, has_bf16, chosen):
+def test_a_gpu_without_bf16_takes_float16(monkeypatch, has_bf16, chosen):
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: has_bf16)
     rates(monkeypatch, fp32=1.0, bf16=8.0, fp16=8.0)
-    found = choose_precision("auto", torch.device("cuda"))
-    assert found.dtype == chosen
-    assert found.loss_scaling is not has_bf16
+    assert choose_precision("auto", torch.device("cuda")).dtype == chosen
 
 
 def test_measuring_really_happens():

@@ -33,11 +33,6 @@ class Precision:
         """PyTorch's type of that name."""
         return _DTYPES[self.name]
 
-    @property
-    def loss_scaling(self) -> bool:
-        """Whether the loss must be scaled before the pass back, for float16's small range."""
-        return self.name == "fp16"
-
 
 @dataclass(frozen=True)
 class Threads:

@@ -1,9 +1,11 @@
 """One optimizer step: forward and backward over the slices of a batch, clipping, and the update."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from transom.config.training import Training
@@ -31,8 +33,8 @@ class StepResult:
     skipped: tuple[int, ...] = ()
 
 
-def batch_loss(model: Seq2SeqTransformer, batch: TranslationBatch, smoothing: float) -> tuple[Tensor, Tensor]:
-    """Return a batch's smoothed loss and negative log-likelihood, summed over its true target tokens; padding counts nothing."""
+def batch_loss(model: Seq2SeqTransformer, batch: TranslationBatch, smoothing: float) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
+    """Return a batch's smoothed loss and negative log-likelihood, in nats, summed over its true target tokens; padding counts nothing."""
     real = batch.target.segments > 0
     return linear_cross_entropy(model.hidden(batch)[real], model.unembedding.weight, batch.labels[real], smoothing)
 
@@ -69,7 +71,7 @@ class Stepper:
             loss, nll = loss + slice_loss.item(), nll + slice_nll.item()
         self.scaler.unscale_(self.optimizer)
         grad_norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.training.clip_norm or float("inf")).item()
-        finite = all(map(_finite, (loss, grad_norm)))
+        finite = math.isfinite(loss) and math.isfinite(grad_norm)
         if finite or self.scaler.is_enabled():
             self.scaler.step(self.optimizer)
             self.scaler.update()
@@ -81,14 +83,11 @@ class Stepper:
         return torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32)
 
     def _culprits(self, slices: Sequence[TranslationBatch]) -> tuple[int, ...]:
-        """Name the samples whose own loss is non-finite; all of the batch where none is by itself."""
+        """Name the samples with a logit that is not finite; all of the batch where there is none."""
         bad: list[int] = []
         with torch.no_grad(), self.autocast():
             for batch in slices:
-                per_row = self.model(batch.to(self.device)).sum(-1).masked_fill(batch.to(self.device).target.segments == 0, 0.0).sum(-1)
-                bad += [sample for sample, total in zip(batch.samples, per_row.tolist(), strict=True) if not _finite(total)]
+                on_device = batch.to(self.device)
+                finite = self.model(on_device).isfinite().all(-1) | (on_device.target.segments == 0)  # (batch, target)
+                bad += [sample for sample, whole in zip(batch.samples, finite.all(-1).tolist(), strict=True) if not whole]
         return tuple(bad) or tuple(sample for batch in slices for sample in batch.samples)
-
-
-def _finite(x: float) -> bool:
-    return x - x == 0
