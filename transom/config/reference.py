@@ -30,9 +30,8 @@ def reference() -> str:
 
 def _section(schema: type[Schema], path: tuple[str, ...]) -> Iterator[str]:
     """Write a table of one class's fields, then the classes below it."""
-    kind = get_args(schema.model_fields["kind"].annotation) if issubclass(schema, Brick) else ()
-    title = f"`[{'.'.join(path)}]`" if path else "The outermost table"
-    yield f"## {title}{' of kind ' + ' or '.join(f'`{name}`' for name in kind) if kind else ''}\n"
+    kinds, title = _kinds(schema), f"`[{'.'.join(path)}]`" if path else "The outermost table"
+    yield f"## {title}{' of kind ' + ' or '.join(f'`{kind}`' for kind in kinds) if kinds else ''}\n"
     yield " ".join((schema.__doc__ or "").split()) + "\n"
     fields = {name: field for name, field in schema.model_fields.items() if name != "kind"}
     if fields:

@@ -17,7 +17,7 @@ def rounded(p: float) -> float:
     return min(round(p * LEVELS), LEVELS - 1) / LEVELS
 
 
-def keep_mask(x: Tensor, p: float) -> Tensor:
+def keep_mask(x: Float[Tensor, "*axes"], p: float) -> Float[Tensor, "*axes"]:
     """Draw 1 / (1 - p) with probability 1 - p, else 0, for each element of ``x`` and in its type; eight elements a random number."""
     n = x.numel()
     words = torch.empty((n + 7) // 8, dtype=torch.int64).random_(-(2**63), None)

@@ -32,8 +32,6 @@ Content = bytes | Callable[[], bytes]
 _ESCAPE = "backslashreplace"
 """How half a surrogate pair, which names of files can hold and UTF-8 cannot, is spelled: as JSON spells it."""
 
-_KEPT = "nothing there was changed"
-
 _PARTIAL = re.compile(r".\.partial-[0-9a-f]{8}$")
 
 _REASONS = {
@@ -54,7 +52,7 @@ _REASONS = {
 
 
 @contextmanager
-def disk_errors(path: Path, kept: str) -> Iterator[None]:
+def disk_errors(path: Path, kept: str = "nothing there was changed") -> Iterator[None]:
     """Turn an ``OSError`` within into a DiskError that names ``path`` and says what was ``kept``."""
     try:
         yield
@@ -71,7 +69,7 @@ def write_file(path: Path, content: Content) -> None:
     """
     _refuse_special(path)
     partial = _partial(path)
-    with disk_errors(path, _KEPT):
+    with disk_errors(path):
         try:
             _write(partial, content)
             partial.replace(path)
@@ -91,7 +89,7 @@ def write_folder(path: Path, files: Mapping[str, Content]) -> None:
     """
     assert MANIFEST not in files and all(name == Path(name).name for name in files), "expected plain file names"
     partial, old = _partial(path), _partial(path)
-    with disk_errors(path, _KEPT):
+    with disk_errors(path):
         try:
             partial.mkdir()
             write_manifest(partial, {name: _write(partial / name, content) for name, content in files.items()})
@@ -152,7 +150,7 @@ def append_line(path: Path, line: str, sync: bool = False) -> None:
 
 def make_folder(path: Path) -> None:
     """Make a folder and those above it, durably; it may exist."""
-    with disk_errors(path, _KEPT):
+    with disk_errors(path):
         missing = [folder for folder in (path, *path.parents) if not folder.exists()]
         path.mkdir(parents=True, exist_ok=True)
     for folder in missing:
@@ -206,7 +204,7 @@ def _write(path: Path, content: Content) -> dict[str, Any]:
 
 def _refuse_special(path: Path) -> None:
     """Refuse to put a plain file in the place of a folder, a device, a pipe or a link: /dev/stdout is one."""
-    with disk_errors(path, _KEPT):
+    with disk_errors(path):
         try:
             mode = path.lstat().st_mode
         except FileNotFoundError:

@@ -128,21 +128,21 @@ class RunFolder:
         assert name in FILES, f"expected one of {FILES}, found {name!r}"
         return read_bytes(self.path / name)
 
-    def write_config(self, model: Model) -> None:
+    def write_config(self, config: Model) -> None:
         """Put ``config.json`` in place: from now on the authority for the model's shape.
 
         Raises:
             ConfigError: the run being resumed has another model.
         """
         if (self.path / CONFIG).exists():
-            old, new = self._read_config().model_dump(mode="json"), model.model_dump(mode="json")
+            old, new = self._read_config().model_dump(mode="json"), config.model_dump(mode="json")
             if changed := [name for name in new if old.get(name) != new[name]]:
                 name = changed[0]
                 raise ConfigError(
                     f"{self.path / CONFIG}: the run has model.{name} = {json.dumps(old.get(name))}, the recipe {json.dumps(new[name])};"
                     " a resumed run keeps its model: change the recipe back or give another --out"
                 )
-        self.write(CONFIG, json_bytes({"format_version": FORMAT_VERSION, "model": model.model_dump(mode="json")}))
+        self.write(CONFIG, json_bytes({"format_version": FORMAT_VERSION, "model": config.model_dump(mode="json")}))
 
     def load_config(self) -> Model:
         """Read the model's configuration; build nothing from it that is larger than the weights beside it.
@@ -202,7 +202,7 @@ def _is_ours(path: Path) -> bool:
 
 def _take_lock(path: Path) -> int:
     """Lock a run's folder for this process and return what holds the lock: a descriptor."""
-    with disk_errors(path / LOCK, "nothing there was changed"):
+    with disk_errors(path / LOCK):
         descriptor = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -18,9 +18,25 @@ MAX_HEADER_BYTES = 16 * 2**20
 """Most bytes of a safetensors header that are read; a thousand layers need about one million."""
 
 _TIED, _SEAL = "tied", "sha256"
-_DTYPES = {"BOOL": torch.bool, "U8": torch.uint8, "I8": torch.int8, "I16": torch.int16, "I32": torch.int32, "I64": torch.int64} | {
-    "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2, "F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32
-} | {"U16": torch.uint16, "U32": torch.uint32, "U64": torch.uint64, "F64": torch.float64, "C64": torch.complex64}  # fmt: skip
+_DTYPES = {
+    "BOOL": torch.bool,
+    "U8": torch.uint8,
+    "U16": torch.uint16,
+    "U32": torch.uint32,
+    "U64": torch.uint64,
+    "I8": torch.int8,
+    "I16": torch.int16,
+    "I32": torch.int32,
+    "I64": torch.int64,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F32": torch.float32,
+    "F64": torch.float64,
+    "C64": torch.complex64,
+}
+"""PyTorch's types by the names they have in a safetensors header."""
 
 
 class Spec(NamedTuple):
