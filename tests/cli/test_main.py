@@ -12,6 +12,7 @@ import pytest
 
 from tests.cli.conftest import Call, Trained
 from transom.cli import recipes
+from transom.cli.answers import answer
 from transom.cli.verbs import VERBS
 
 PYTHON = [sys.executable, "-W", "error"]
@@ -120,6 +121,53 @@ def test_a_reader_that_goes_away_is_no_error() -> None:
         process.stdout.close()
         assert process.stderr.read() == b""
     assert process.returncode == 141
+
+
+def test_numbers_that_are_not_finite_are_null_in_json(capsys: pytest.CaptureFixture[str]) -> None:
+    answer({"loss": float("nan"), "all": [1.5, float("inf")]}, True, [])
+    assert capsys.readouterr().out == '{"loss": null, "all": [1.5, null]}\n'
+
+
+@pytest.mark.parametrize("words", [["recipes"], ["recipes", "--json"]])
+def test_an_answer_that_finds_no_room_is_one_line(words: list[str]) -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run([*PYTHON, "-m", "transom", *words], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
+    assert done.returncode == 2
+    assert done.stderr == "error: cannot read or write standard output: No space left on device; choose another place\n"
+
+
+def test_closed_streams_hold_nothing() -> None:
+    """A shell closes them with <&- >&- 2>&-."""
+    for closed in ("<&-", ">&-", "2>&-", "<&- >&- 2>&-"):
+        done = subprocess.run(
+            ["sh", "-c", f'"$0" -m transom recipes show nothing {closed}', sys.executable], capture_output=True, text=True
+        )
+        assert done.returncode == 2
+        assert done.stdout == "" and done.stderr.count("error:") == ("2>&-" not in closed)
+
+
+def test_output_is_utf8_in_any_locale(tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    words = ["recipes", "copy", "copy", str(tmp_path / "señal.toml")]
+    done = subprocess.run([*PYTHON, "-m", "transom", *words], capture_output=True, env=environment, timeout=60)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert "señal.toml" in done.stdout.decode()
+
+
+@pytest.mark.parametrize("words", [["translate", "x" * 300, "a"], ["train", "x" * 300], ["tokenizer", "show", "x" * 300]])
+def test_names_that_are_too_long(words: list[str], transom: Call) -> None:
+    assert "too long" in transom(*words).error
+
+
+@pytest.mark.parametrize(
+    "fault", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 640000000000 bytes")]
+)
+def test_too_little_memory_is_no_fault_of_ours(fault: Exception, transom: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full() -> dict[str, str]:
+        raise fault
+
+    monkeypatch.setattr(recipes, "packaged_recipes", full)
+    assert "expected enough memory" in transom("recipes").error
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])

@@ -201,3 +201,27 @@ def test_an_unknown_name_lists_or_suggests_recipes(monkeypatch: pytest.MonkeyPat
         load_recipe("phrasebok")
     with pytest.raises(ConfigError, match="known: phrasebook, copy"):
         load_recipe("xyzzy")
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("training.learning_rate=nan", "training.learning_rate: expected a finite number or 'paper', found nan"),
+        ("training.learning_rate=0", "training.learning_rate: expected a number greater than 0 or 'paper', found 0"),
+        ("training.clip_norm=inf", "training.clip_norm: expected a finite number, found inf"),
+        ("training.max_steps=true", "training.max_steps: expected a whole number, found True"),
+        ("training.max_steps='3'", "training.max_steps: expected a whole number, found '3'"),
+        ("training.seed=9223372036854775808", "training.seed: expected a number less than 9223372036854775808"),
+        ("tokenizer.joint=1", "tokenizer.joint: expected true or false, found 1"),
+        ("model.n_encoder_layers=10000000", "model.n_encoder_layers: expected a number less than or equal to 1000"),
+        ("model.preset=[1]", "expected a preset, found [1]"),
+        ("decoding.length_penalty=1e300", "decoding.length_penalty: expected a number less than or equal to 10"),
+        ("decoding.beam_size=1000000", "decoding.beam_size: expected a number less than or equal to 1024"),
+        ("decoding.min_length=256", "expected decoding.min_length below decoding.max_length, found 256 and 256"),
+    ],
+)
+def test_absurd_values_are_refused(write: Load, override: str, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        write(DATA, override)
+    assert message in str(caught.value)
+    assert f"--set {override}: " in str(caught.value)

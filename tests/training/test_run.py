@@ -11,7 +11,7 @@ import torch
 from transom.config.recipe import Recipe
 from transom.errors import ConfigError, TransomError
 from transom.training.events import Event, Finished, Saved, Started, Stepped, Validated
-from transom.training.run import Result, train
+from transom.training.run import Result, _better, train
 from transom.training.setup import set_up
 from transom.weights.run_folder import WEIGHTS, RunFolder
 from transom.weights.tensors import read_tensors
@@ -150,6 +150,16 @@ def test_the_kept_weights_are_those_of_the_best_validation(tmp_path: Path) -> No
     best = min(seen, key=lambda e: e.figures["loss"])
     assert best.best and result.best == {"step": best.step, **best.figures}
     assert [e.step for e in seen] == [4, 8, 12] and len(seen[0].samples) == 4
+
+
+def test_any_validation_is_better_than_one_that_is_not_a_number() -> None:
+    nan = {"loss": math.nan, "bleu": 0.0}
+    finite = {"loss": 2.0, "bleu": 0.0}
+    for select_by in ("loss", "bleu"):
+        assert _better(finite, nan, select_by)
+        assert not _better(nan, finite, select_by)
+        assert not _better(nan, nan, select_by)
+    assert _better({"loss": 1.0, "bleu": 0.0}, finite, "loss") and not _better({"loss": 1.0, "bleu": 0.0}, finite, "bleu")
 
 
 def test_patience_ends_a_run_that_stopped_improving(tmp_path: Path) -> None:

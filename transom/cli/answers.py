@@ -11,9 +11,11 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON value instead
 
 
 def answer(value: Any, as_json: bool, lines: Iterable[str]) -> None:
-    """Print a verb's answer: ``value`` as one line of JSON, or ``lines``."""
+    """Print a verb's answer: ``value`` as one line of JSON, numbers that are not finite as null; or ``lines``."""
     if as_json:
-        print(json.dumps(value, ensure_ascii=False))
+        from transom.weights.metrics import finite
+
+        print(json.dumps(finite(value), ensure_ascii=False, allow_nan=False))
     else:
         for line in lines:
             print(line)

@@ -8,6 +8,7 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Sequence
+from io import TextIOWrapper
 from pathlib import Path
 from types import FrameType
 
@@ -32,6 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
     signal.signal(signal.SIGTERM, _terminated)
+    _ready_streams()
     try:
         code = _run(given)
         sys.stdout.flush()
@@ -42,9 +44,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python complains when it flushes at exit
+        _drop_output()
         return BROKEN_PIPE
+    except OSError as error:
+        _drop_output()
+        return _say(f"error: cannot read or write {_place(error)}: {error.strerror or error}; choose another place", MISTAKE)
     except Exception as error:  # noqa: BLE001  # the one place where a fault of ours may end
+        if _wants_memory(error):
+            return _say(
+                "error: expected enough memory, found too little; make the model, training.batch_tokens or decoding.beam_size smaller,"
+                " raise training.accumulate, or stop other programs",
+                MISTAKE,
+            )
         kind = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
         return _say(f"internal error: {kind}; this is a fault in transom, please report it with {_saved(given)}", BUG)
     return code
@@ -59,6 +70,30 @@ def _run(arguments: list[str]) -> int:
     except typer.Exit as end:
         return end.exit_code
     return done if isinstance(done, int) else OK
+
+
+def _ready_streams() -> None:
+    """Write UTF-8 whatever the locale, as it is read; a stream that was closed is one that holds nothing."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))  # noqa: SIM115  # it lives as long as the process
+        elif mode == "w" and isinstance(stream, TextIOWrapper):
+            stream.reconfigure(encoding="utf-8", errors="backslashreplace")
+
+
+def _drop_output() -> None:
+    """Send what is left of the answer nowhere, else Python complains when it flushes at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _place(error: OSError) -> str:
+    return str(error.filename or "standard output")[:200]
+
+
+def _wants_memory(error: Exception) -> bool:
+    """Tell an allocation that failed from other faults; PyTorch has a class for it on GPUs only."""
+    return isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError" or "can't allocate memory" in str(error)
 
 
 def _say(line: str, code: int) -> int:

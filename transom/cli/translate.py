@@ -1,5 +1,6 @@
 """``transom translate``: a sentence, a file or standard input, one output line for each input line."""
 
+import io
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -68,18 +69,13 @@ def _texts(sentence: str | None, input_file: Path | None) -> tuple[list[str], st
     from transom.inputs.text import decode_lines, read_lines
 
     if sentence is not None:
-        return list(decode_lines(_bytes_of(sentence), "SENTENCE")) or [""], "SENTENCE"
+        content = io.BytesIO(sentence.encode(errors="surrogateescape"))  # the very bytes that were typed
+        return list(decode_lines(content, "SENTENCE")) or [""], "SENTENCE"
     if input_file is not None:
         return read_lines(input_file), str(input_file)
     if sys.stdin.isatty():
         note("translating standard input, a sentence a line; end it with Ctrl-D")
     return list(decode_lines(sys.stdin.buffer, "standard input")), "standard input"
-
-
-def _bytes_of(sentence: str) -> Any:
-    import io
-
-    return io.BytesIO(sentence.encode(errors="surrogateescape"))
 
 
 def _give(records: list[dict[str, Any]], n_best: int, output_file: Path | None, as_json: bool) -> None:

@@ -8,12 +8,12 @@ from pydantic.fields import FieldInfo
 
 
 class Schema(BaseModel):
-    """A closed set of validated fields; an unknown field is an error.
+    """A closed set of validated fields; an unknown field is an error, and so is a value of another type or a number that is not finite.
 
     TOML has no null: ``"none"`` stands for it in every field that may be empty.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, strict=True, allow_inf_nan=False)
 
     @model_validator(mode="before")
     @classmethod

@@ -47,8 +47,8 @@ class Seq2Seq(Brick):
 
     kind: Literal["seq2seq"] = "seq2seq"
     d_model: int = Field(512, ge=1, description="width of the residual stream")
-    n_encoder_layers: int = Field(6, ge=1, description="blocks in the encoder")
-    n_decoder_layers: int = Field(6, ge=1, description="blocks in the decoder")
+    n_encoder_layers: int = Field(6, ge=1, le=1000, description="blocks in the encoder")
+    n_decoder_layers: int = Field(6, ge=1, le=1000, description="blocks in the decoder")
     n_heads: int = Field(8, ge=1, description="attention heads a layer")
     d_head: int | None = Field(None, ge=1, description="width of a query and key (the paper's d_k); default d_model / n_heads")
     d_value: int | None = Field(None, ge=1, description="width of a value (the paper's d_v); default d_head")

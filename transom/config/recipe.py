@@ -98,7 +98,7 @@ def _find(where: str | Path) -> tuple[str, str, Path]:
 def _with_preset(model: Mapping[str, Any], place: str) -> dict[str, Any]:
     own = {name: value for name, value in model.items() if name != "preset"}
     presets = packaged_presets()
-    if model["preset"] not in presets:
+    if not isinstance(model["preset"], str) or model["preset"] not in presets:
         raise ConfigError(f"{place}: expected a preset, found {model['preset']!r}; {nearest(str(model['preset']), list(presets))}")
     return merged(parse_toml(presets[model["preset"]], f"preset {model['preset']}"), own)
 

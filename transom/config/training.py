@@ -6,6 +6,8 @@ from pydantic import Field, model_validator
 
 from transom.config.brick import Brick, Schema
 
+Rate = Annotated[float, Field(gt=0)]
+
 
 class Sgd(Brick):
     """Stochastic gradient descent with momentum."""
@@ -80,13 +82,21 @@ class CheckpointAverage(Brick):
 class Decoding(Schema):
     """How a translation is searched for, in validation and by default afterwards."""
 
-    beam_size: int = Field(5, ge=1, description="hypotheses kept a sentence; 1 is greedy")
+    beam_size: int = Field(5, ge=1, le=1024, description="hypotheses kept a sentence; 1 is greedy")
     length_penalty: float = Field(
-        0.6, ge=0, description="GNMT's alpha: scores are divided by ((5 + length) / 6)^alpha (Wu et al. 2016, eq. 14)"
+        0.6, ge=0, le=10, description="GNMT's alpha: scores are divided by ((5 + length) / 6)^alpha (Wu et al. 2016, eq. 14)"
     )
     min_length: int = Field(0, ge=0, description="fewest tokens before the end symbol")
     max_length: int = Field(256, ge=1, description="most tokens of a translation, the end symbol included")
     max_length_ratio: float = Field(3.0, gt=0, description="most target tokens for each source token, plus ten")
+
+    @model_validator(mode="after")
+    def _room_for_the_shortest(self) -> "Decoding":
+        if self.min_length >= self.max_length:
+            raise ValueError(
+                f"expected decoding.min_length below decoding.max_length, found {self.min_length} and {self.max_length}; change one of them"
+            )
+        return self
 
 
 class Training(Schema):
@@ -99,7 +109,7 @@ class Training(Schema):
     )
     accumulate: int = Field(1, ge=1, description="slices a batch is computed in, to save memory; the result is the same")
     optimizer: Annotated[Sgd | Adam | AdamW, Field(discriminator="kind")] = Field(Adam(), description="the optimizer brick")
-    learning_rate: float | Literal["paper"] = Field("paper", description="peak learning rate, or the paper's (d_model * warmup_steps)^-0.5")
+    learning_rate: Rate | Literal["paper"] = Field("paper", description="peak learning rate, or the paper's (d_model * warmup_steps)^-0.5")
     schedule: Annotated[PaperSchedule | Cosine | WarmupStableDecay, Field(discriminator="kind")] = Field(
         PaperSchedule(), description="the learning-rate schedule brick"
     )
@@ -111,7 +121,7 @@ class Training(Schema):
     precision: Literal["auto", "fp32", "bf16", "fp16"] = Field(
         "auto", description="arithmetic of the matrix products; auto chooses by measuring"
     )
-    seed: int = Field(1, ge=0, description="seed of initial weights, order, dropout and BPE-dropout")
+    seed: int = Field(1, ge=0, lt=2**63, description="seed of initial weights, order, dropout and BPE-dropout")
     validate_every: int = Field(500, ge=1, description="steps between two validations")
     validate_bleu: int = Field(
         200, ge=0, description="validation sentences that are translated for BLEU and chrF at a validation; 0 for none"

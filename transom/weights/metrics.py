@@ -24,7 +24,7 @@ class Metrics:
 
     def append(self, record: Mapping[str, Any]) -> None:
         """Add a record. A number that JSON has no word for (a loss that is not finite) becomes null."""
-        append_line(self.path, json.dumps(_finite(record), ensure_ascii=False, allow_nan=False))
+        append_line(self.path, json.dumps(finite(record), ensure_ascii=False, allow_nan=False))
 
     def read(self) -> list[dict[str, Any]]:
         """Return all records; a torn last line, which a killed process can leave, is not one.
@@ -64,10 +64,10 @@ def _is_record(line: bytes) -> bool:
     return isinstance(record, dict) and type(record.get("step", 0)) in (int, float)
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
     """Replace every number that is not finite by None."""
     if isinstance(value, Mapping):
-        return {key: _finite(item) for key, item in value.items()}
+        return {key: finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
+        return [finite(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
