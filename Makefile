@@ -72,7 +72,7 @@ chaos: $(VENV)/dev.stamp
 	$(TEST) $(PLAIN) -m chaos tests
 
 bench: $(VENV)/bench.stamp
-	$(BIN)/python benchmarks/translation.py
+	$(BIN)/python -m benchmarks.translation --out benchmarks/results/translation.json
 
 docs: $(VENV)/core.stamp
 	$(BIN)/python -m transom.config.reference docs/config.md

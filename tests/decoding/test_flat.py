@@ -7,7 +7,7 @@ from tests.decoding.models import tiny_model
 from tests.decoding.tables import EOS, FORBIDDEN, SOS
 from transom.decoding.beam import Beam
 from transom.decoding.filters import Forbid
-from transom.decoding.flat import FlatSeq2Seq
+from transom.decoding.flat import FEW, FlatSeq2Seq
 from transom.decoding.greedy import Greedy
 from transom.decoding.limits import Limits
 from transom.decoding.loop import search
@@ -92,3 +92,23 @@ def test_bfloat16_is_as_near_to_the_truth_as_the_models_own(rows: int) -> None:
     ours = flat.step(tokens, flat.start(flat.encode(source), 1, 4)).double()
     own_error, our_error = (own - truth).abs().max().item(), (ours - truth).abs().max().item()
     assert 0 < our_error < 1.5 * own_error < 0.1 * truth.abs().max().item()
+
+
+def test_eight_bits_are_near_and_only_for_few_rows() -> None:
+    model = tiny_model(40, d_model=64, d_ff=96, dtype=torch.float32)
+    exact, rounded = FlatSeq2Seq(model), FlatSeq2Seq(model, int8=True)
+    draw = torch.Generator().manual_seed(1)
+
+    def logits(flat: FlatSeq2Seq, n_beams: int) -> torch.Tensor:
+        memory = flat.encode(Sequences.pad([[5, 6, 7, EOS], [8, EOS]]))
+        cache = flat.start(memory, n_beams, 6)
+        steps = []
+        for _ in range(6):
+            steps.append(flat.step(tokens[: 2 * n_beams, :1], cache))
+            cache.reorder(torch.arange(2 * n_beams))
+        return torch.stack(steps)
+
+    tokens = torch.randint(3, 40, (2 * FEW, 1), generator=draw)
+    few, few_rounded = logits(exact, FEW // 2), logits(rounded, FEW // 2)
+    assert 0 < (few - few_rounded).abs().max().item() < 0.1 * few.std().item()
+    assert torch.equal(logits(exact, FEW // 2 + 1), logits(rounded, FEW // 2 + 1))

@@ -53,6 +53,7 @@ class FlatCache:
         buffer.narrow(0, self.length, n_new).copy_(new.transpose(0, 1))
         return buffer.narrow(0, 0, self.length + n_new)
 
+    @torch.inference_mode()
     def reorder(self, rows: Int[Tensor, "rows"]) -> None:
         """Let row i continue from old row ``rows[i]``; fewer rows than before drop the rest."""
         for i, buffer in enumerate(self._buffers):

@@ -1,5 +1,6 @@
 """Linear maps made ready to be applied thousands of times: weights laid out once as the processor's matrix units want them."""
 
+import warnings
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -64,7 +65,9 @@ class Quantised:
         """Round and pack the weights."""
         weight = weight.float()
         steps = weight.abs().amax(1).clamp_(min=torch.finfo(torch.float32).tiny).double() / 127
-        rounded = torch.quantize_per_channel(weight, steps, torch.zeros_like(steps, dtype=torch.int64), 0, torch.qint8)
+        with warnings.catch_warnings():  # PyTorch means to drop tensors of quantised type; the products have no other way in yet
+            warnings.filterwarnings("ignore", ".*quantized tensor creation functions.*", UserWarning)
+            rounded = torch.quantize_per_channel(weight, steps, torch.zeros_like(steps, dtype=torch.int64), 0, torch.qint8)
         self.weight = torch.ops.quantized.linear_prepack(rounded, None if bias is None else bias.float())
         self.apply = torch.ops.quantized.linear_relu_dynamic.default if relu else torch.ops.quantized.linear_dynamic.default
 

@@ -1,0 +1,1 @@
+"""Measurements of speed beside the peers; not part of the package."""

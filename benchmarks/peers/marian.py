@@ -1,0 +1,79 @@
+"""Marian as the transformers library has it: the encoder-decoder of 2017 with shared embeddings, which CTranslate2 can read."""
+
+import copy
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from transformers import MarianConfig, MarianMTModel
+
+from benchmarks.peers.training import steps
+from benchmarks.shapes import Shape, Task, symbols
+
+EOS = 0
+
+
+def fresh_model(shape: Shape) -> MarianMTModel:
+    """Build a model with fresh weights; the last symbol is padding and start."""
+    c = shape.config
+    torch.manual_seed(1)
+    config = MarianConfig(
+        vocab_size=shape.vocab,
+        decoder_vocab_size=shape.vocab,
+        d_model=c.d_model,
+        encoder_layers=c.n_encoder_layers,
+        decoder_layers=c.n_decoder_layers,
+        encoder_attention_heads=c.n_heads,
+        decoder_attention_heads=c.n_heads,
+        encoder_ffn_dim=c.d_ff,
+        decoder_ffn_dim=c.d_ff,
+        max_position_embeddings=c.max_seq_len,
+        dropout=c.dropout,
+        attention_dropout=c.attention_dropout,
+        activation_dropout=c.feed_forward_dropout,
+        pad_token_id=shape.vocab - 1,
+        eos_token_id=EOS,
+        decoder_start_token_id=shape.vocab - 1,
+        forced_eos_token_id=None,
+        scale_embedding=True,
+        share_encoder_decoder_embeddings=True,
+        activation_function="relu",
+    )
+    return MarianMTModel(config)
+
+
+def training_steps(shape: Shape, compiled: bool) -> dict[str, Callable[[], float]]:
+    """Give a training step in every mode."""
+    model = fresh_model(shape).train()
+    source, labels = symbols(shape.pairs, shape.source, shape.vocab, 1), symbols(shape.pairs, shape.target, shape.vocab, 2)
+    target = torch.cat([torch.full((shape.pairs, 1), shape.vocab - 1), labels[:, :-1]], 1)
+
+    def logits() -> Tensor:
+        found: Tensor = model(input_ids=source, decoder_input_ids=target, use_cache=False).logits
+        return found
+
+    return steps(model, logits, labels, compiled)
+
+
+def translators(task: Task, model: MarianMTModel) -> dict[str, Callable[[], list[list[int]]]]:
+    """Give ``generate`` in float32 and bfloat16; it returns each row's new symbols."""
+    source = symbols(task.rows, task.shape.source, task.shape.vocab, 3)
+    length = task.shape.target
+
+    def translate(model: MarianMTModel) -> Callable[[], list[list[int]]]:
+        @torch.inference_mode()
+        def generate() -> list[list[int]]:
+            found: Tensor = model.generate(
+                input_ids=source,
+                num_beams=task.beams,
+                do_sample=False,
+                min_new_tokens=length,
+                max_new_tokens=length,
+                pad_token_id=task.shape.vocab - 1,
+            )
+            rows: list[list[int]] = found[:, 1:].tolist()
+            return rows
+
+        return generate
+
+    return {"bf16": translate(copy.deepcopy(model).to(torch.bfloat16)), "fp32": translate(model)}

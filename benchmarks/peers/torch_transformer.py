@@ -1,0 +1,50 @@
+"""``torch.nn.Transformer`` with embeddings, sinusoids and a tied output map around it."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from benchmarks.peers.training import steps
+from benchmarks.shapes import Shape, symbols
+from transom.layers.position import sinusoids
+
+
+class Model(nn.Module):
+    """The encoder-decoder; dropout only where the others have it, which is faster than its default."""
+
+    def __init__(self, shape: Shape) -> None:
+        """Build it with fresh weights."""
+        super().__init__()
+        c = shape.config
+        self.embedding = nn.Embedding(shape.vocab, c.d_model)
+        nn.init.normal_(self.embedding.weight, std=c.d_model**-0.5)
+        self.register_buffer("positions", sinusoids(c.max_seq_len, c.d_model))
+        self.dropout = nn.Dropout(c.dropout)
+        self.transformer = nn.Transformer(
+            c.d_model, c.n_heads, c.n_encoder_layers, c.n_decoder_layers, c.d_ff, c.dropout, batch_first=True, norm_first=False
+        )
+        for module in self.transformer.modules():
+            if isinstance(module, nn.MultiheadAttention):
+                module.dropout = 0.0
+            if isinstance(module, nn.TransformerEncoderLayer | nn.TransformerDecoderLayer):
+                module.dropout.p = 0.0
+
+    def forward(self, source: Tensor, target: Tensor) -> Tensor:
+        """Return logits."""
+        mask = nn.Transformer.generate_square_subsequent_mask(target.shape[1])
+        x = self.transformer(self._embed(source), self._embed(target), tgt_mask=mask, tgt_is_causal=True)
+        return F.linear(x, self.embedding.weight)
+
+    def _embed(self, tokens: Tensor) -> Tensor:
+        return self.dropout(self.embedding(tokens) * self.embedding.embedding_dim**0.5 + self.positions[: tokens.shape[1]])
+
+
+def training_steps(shape: Shape, compiled: bool) -> dict[str, Callable[[], float]]:
+    """Give a training step in every mode."""
+    torch.manual_seed(1)
+    model = Model(shape).train()
+    source, labels = symbols(shape.pairs, shape.source, shape.vocab, 1), symbols(shape.pairs, shape.target, shape.vocab, 2)
+    target = torch.cat([torch.full((shape.pairs, 1), 1), labels[:, :-1]], 1)
+    return steps(model, lambda: model(source, target), labels, compiled)

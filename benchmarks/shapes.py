@@ -1,0 +1,101 @@
+"""The work that every system is given: a model's shape, a batch to train on, sentences to translate."""
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from transom.config.model import Seq2Seq
+from transom.config.training import Adam, Training
+from transom.planning.flops import count_flops
+from transom.planning.parameters import count_parameters
+
+FIRST = 3
+"""The first symbol that is a word for every system; those before it, and the last, have a meaning for one or another."""
+
+TRAINING = Training(label_smoothing=0.1, clip_norm=1.0, optimizer=Adam())
+LEARNING_RATE = 1e-4
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A model and a batch: ``pairs`` rows of ``source`` and ``target`` tokens, none of them padding."""
+
+    name: str
+    config: Seq2Seq
+    pairs: int
+    source: int = 25
+    target: int = 32
+
+    @property
+    def vocab(self) -> int:
+        """Symbols of the shared vocabulary."""
+        assert self.config.target_vocab_size
+        return self.config.target_vocab_size
+
+    @property
+    def training_tokens(self) -> int:
+        """Target tokens a training step."""
+        return self.pairs * self.target
+
+    @property
+    def training_flops(self) -> int:
+        """Operations in the matrix products of a training step."""
+        return count_flops(self.config, self.pairs, self.source, self.target).training
+
+
+@dataclass(frozen=True)
+class Task:
+    """Sentences to translate: ``rows`` of ``shape.source`` tokens each, to exactly ``shape.target`` new symbols, which is as many steps."""
+
+    name: str
+    shape: Shape
+    rows: int
+    beams: int
+    rounds: int = field(default=7)
+
+    @property
+    def tokens(self) -> int:
+        """Symbols in the answers."""
+        return self.rows * self.shape.target
+
+    @property
+    def flops(self) -> int:
+        """Operations in the matrix products with weights: the encoder once, the decoder for each beam and step."""
+        flops = count_flops(self.shape.config, self.rows, self.shape.source, 1).parts
+        encoder = flops["encoder.attn"] + flops["encoder.ff"]
+        return encoder + 2 * _weights_a_step(self.shape.config) * self.rows * self.beams * self.shape.target
+
+    def bytes_read(self, bytes_a_weight: float) -> float:
+        """Bytes of weights that the decoder's steps read."""
+        return _weights_a_step(self.shape.config) * bytes_a_weight * self.shape.target
+
+
+def _weights_a_step(config: Seq2Seq) -> int:
+    """Count the weights that a decoding step reads: half of cross-attention's, W_K and W_V, are read once a source only."""
+    parts = count_parameters(config).parts
+    assert config.target_vocab_size
+    return parts["decoder.attn"] + parts["decoder.cross"] // 2 + parts["decoder.ff"] + config.d_model * config.target_vocab_size
+
+
+def symbols(rows: int, length: int, vocab: int, seed: int) -> Tensor:
+    """Draw words, the same for every system."""
+    return torch.randint(FIRST, vocab - 1, (rows, length), generator=torch.Generator().manual_seed(seed))
+
+
+def _config(vocab: int, **fields: int) -> Seq2Seq:
+    return Seq2Seq(source_vocab_size=vocab, target_vocab_size=vocab, dropout=0.1, **fields)  # type: ignore[arg-type]
+
+
+BASE = Shape("transformer-base", _config(16000), pairs=64)
+SMALL = Shape("multi30k", _config(10000, d_model=256, n_heads=4, d_ff=1024, n_encoder_layers=3, n_decoder_layers=3), 180, 14, 14)
+TINY = Shape("tiny", _config(120, d_model=32, n_heads=2, d_ff=64, n_encoder_layers=2, n_decoder_layers=2), 4, 5, 6)
+
+
+def tasks(shape: Shape, rows: int = 32) -> list[Task]:
+    """List what is translated with a shape."""
+    return [
+        Task(f"batch {rows} greedy", shape, rows, 1),
+        Task(f"batch {rows} beam 4", shape, rows, 4, rounds=5),
+        Task("batch 1 greedy", shape, 1, 1, rounds=25),
+    ]

@@ -1,0 +1,156 @@
+"""Speed of training, translating and starting beside the peers, in one process run, at equal shapes.
+
+    python -m benchmarks.translation [--train] [--decode] [--start] [--quick] [--rounds N] [--out FILE]
+
+See benchmarks/README.md for what is measured and how to read it.
+"""
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from benchmarks import ours, start
+from benchmarks.measure import Spread, facts, interleave
+from benchmarks.peers import ct2, marian, torch_transformer
+from benchmarks.shapes import BASE, SMALL, TINY, Shape, Task, tasks
+from transom.planning.machine import MachinePeak, measure_peak
+from transom.planning.memory import keep_freed_memory
+from transom.planning.precision import choose_threads
+
+BYTES = {"fp32": 4, "float32": 4, "bf16": 2, "bfloat16": 2, "int8": 1, "int16": 2}
+"""Bytes a weight takes in memory, by the first word of a mode."""
+
+Work = Callable[[], object]
+Row = dict[str, object]
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Measure what was asked for, print tables, write JSON."""
+    asked = _parser().parse_args(arguments)
+    everything = not (asked.train or asked.decode or asked.start)
+    threads = asked.threads or choose_threads().count
+    torch.set_num_threads(threads)
+    keep_freed_memory()  # as transom's training does; it serves the peers in this process as well
+    peak = measure_peak()
+    result: dict[str, object] = {
+        "facts": facts(" ".join(["python -m benchmarks.translation", *(arguments or sys.argv[1:])]), threads, peak)
+    }
+    print(json.dumps(result["facts"], indent=1))
+    if asked.start or everything:
+        result["start"] = start_table(asked.rounds or (2 if asked.quick else 7), TINY if asked.quick else BASE)
+    if asked.train or everything:
+        shapes = (TINY,) if asked.quick else (BASE, SMALL)
+        result["train"] = {shape.name: training_table(shape, asked.rounds, peak, not asked.no_compile) for shape in shapes}
+    if asked.decode or everything:
+        result["decode"] = decoding_tables(TINY if asked.quick else BASE, asked.rounds, peak, threads)
+    result["load_after"] = round(os.getloadavg()[0], 2)
+    if asked.out:
+        asked.out.parent.mkdir(parents=True, exist_ok=True)
+        asked.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        print(f"written: {asked.out}")
+
+
+def training_table(shape: Shape, rounds: int | None, peak: MachinePeak, compiled: bool) -> list[Row]:
+    """Time a training step of every system; the figure is target tokens a second."""
+    systems: dict[tuple[str, str], Callable[[], float]] = {}
+    systems |= {("transom", mode): step for mode, step in ours.training_steps(shape).items()}
+    systems |= {("transformers Marian", mode): step for mode, step in marian.training_steps(shape, compiled).items()}
+    systems |= {("torch.nn.Transformer", mode): step for mode, step in torch_transformer.training_steps(shape, compiled).items()}
+    first = {name: step() for name, step in systems.items()}
+    spreads = interleave(systems, rounds or 5)
+    rows = []
+    for (system, mode), spread in spreads.items():
+        rate = shape.training_flops / spread.median
+        dtype = torch.float32 if mode.startswith("fp32") else torch.bfloat16
+        rows.append(
+            row(system, mode, shape.training_tokens, spread)
+            | {"share_of_matmul_peak": round(rate / peak.flops[dtype], 3), "first_loss": round(first[system, mode], 3)}
+        )
+    return show(f"training {shape.name}: {shape.pairs} pairs of {shape.source} and {shape.target} tokens", with_ratios(rows))
+
+
+def decoding_tables(shape: Shape, rounds: int | None, peak: MachinePeak, threads: int) -> dict[str, list[Row]]:
+    """Time every system's translation; the figure is new symbols a second."""
+    tables = {}
+    with tempfile.TemporaryDirectory() as folder:
+        peer = marian.fresh_model(shape).eval()
+        ct2.convert(peer, Path(folder))
+        for task in tasks(shape):
+            systems: dict[tuple[str, str], Work] = {}
+            systems |= {("transom", mode): work for mode, work in ours.translators(task).items()}
+            systems |= {("CTranslate2", mode): work for mode, work in ct2.translators(task, Path(folder), threads).items()}
+            systems |= {("transformers Marian", mode): work for mode, work in marian.translators(task, peer).items()}
+            spreads = interleave(systems, rounds or task.rounds)
+            rows = [decoding_row(task, system, mode, spread, peak) for (system, mode), spread in spreads.items()]
+            tables[task.name] = show(f"translating {shape.name}: {task.name}", with_ratios(rows))
+    return tables
+
+
+def decoding_row(task: Task, system: str, mode: str, spread: Spread, peak: MachinePeak) -> Row:
+    """Say how fast a translation was and how much of the machine it used."""
+    kind = mode.replace("_", " ").replace(",", " ").split()[0]
+    dtype = torch.float32 if BYTES[kind] == 4 else torch.bfloat16
+    return row(system, mode, task.tokens, spread) | {
+        "share_of_matmul_peak": round(task.flops / spread.median / peak.flops[dtype], 3),
+        "share_of_bandwidth": round(task.bytes_read(BYTES[kind]) / spread.median / peak.bandwidth, 3),
+    }
+
+
+def start_table(rounds: int, shape: Shape) -> list[Row]:
+    """Time whole processes; the figure is seconds."""
+    with tempfile.TemporaryDirectory() as folder:
+        spreads = interleave(start.commands(start.make_run(Path(folder), shape.config)), rounds)
+    rows: list[Row] = [
+        {"command": name, "seconds": round(s.median, 3), "low": round(s.low, 3), "high": round(s.high, 3)} for name, s in spreads.items()
+    ]
+    return show(f"start, {shape.name}", rows)
+
+
+def row(system: str, mode: str, tokens: int, spread: Spread) -> Row:
+    """Turn seconds into tokens a second, quartiles with them."""
+    return {
+        "system": system,
+        "mode": mode,
+        "tokens_per_second": round(tokens / spread.median, 1),
+        "low": round(tokens / spread.high, 1),
+        "high": round(tokens / spread.low, 1),
+    }
+
+
+def with_ratios(rows: list[Row]) -> list[Row]:
+    """Add each system's speed over that of the best peer in its best mode."""
+    best = max(float(str(r["tokens_per_second"])) for r in rows if r["system"] != "transom")
+    return [r | {"ratio_to_best_peer": round(float(str(r["tokens_per_second"])) / best, 2)} for r in rows]
+
+
+def show(title: str, rows: list[Row]) -> list[Row]:
+    """Print a table and hand it on."""
+    names = list(rows[0])
+    widths = [max(len(str(r[name])) for r in [*rows, dict(zip(names, names, strict=True))]) for name in names]
+    print(f"\n{title}")
+    for line in ([*names], *([str(r[name]) for name in names] for r in rows)):
+        print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip(), flush=True)
+    return rows
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.translation", description=__doc__)
+    parser.add_argument("--train", action="store_true", help="only training, and what else is asked for")
+    parser.add_argument("--decode", action="store_true", help="only translating, and what else is asked for")
+    parser.add_argument("--start", action="store_true", help="only the program's start, and what else is asked for")
+    parser.add_argument("--quick", action="store_true", help="tiny shapes, to see that everything runs; the figures mean nothing")
+    parser.add_argument("--no-compile", action="store_true", help="leave out the peers' compiled modes")
+    parser.add_argument("--rounds", type=int, help="times that each system is timed")
+    parser.add_argument("--threads", type=int, help="threads a system; default: what transom chooses")
+    parser.add_argument("--out", type=Path, help="JSON file for the results")
+    return parser
+
+
+if __name__ == "__main__":
+    main()
