@@ -6,6 +6,7 @@ import time
 import pytest
 import torch
 
+from transom.errors import ConfigError
 from transom.planning import precision
 from transom.planning.machine import best_seconds, matmul_rate, measure_peak
 from transom.planning.precision import Precision, choose_precision, choose_threads
@@ -31,10 +32,15 @@ def test_auto_takes_the_fast_one(monkeypatch, bf16, expected):
     assert choose_precision("auto", CPU) == expected
 
 
-@pytest.mark.parametrize("wanted", ["fp32", "bf16", "fp16"])
-def test_what_is_asked_for_is_not_measured(monkeypatch, wanted):
+@pytest.mark.parametrize(("wanted", "device"), [("fp32", "cpu"), ("bf16", "cpu"), ("fp16", "cuda")])
+def test_what_is_asked_for_is_not_measured(monkeypatch, wanted, device):
     monkeypatch.setattr(precision, "_rate", None)
-    assert choose_precision(wanted, CPU) == Precision(wanted, f"{wanted}: asked for")
+    assert choose_precision(wanted, torch.device(device)) == Precision(wanted, f"{wanted}: asked for")
+
+
+def test_float16_needs_a_gpu():
+    with pytest.raises(ConfigError, match="fp16 needs a GPU, found none; take bf16, fp32 or auto"):
+        choose_precision("fp16", CPU)
 
 
 @pytest.mark.parametrize(("has_bf16", "chosen"), [(True, torch.bfloat16), (False, torch.float16)])

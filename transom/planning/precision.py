@@ -7,6 +7,7 @@ from typing import Literal
 
 import torch
 
+from transom.errors import ConfigError
 from transom.planning.machine import matmul_rate
 
 WORTH_IT = 1.3
@@ -46,7 +47,12 @@ def choose_precision(wanted: Literal["auto", "fp32", "bf16", "fp16"], device: to
     """Choose the type of matrix products: what is ``wanted``, or the fast one of two measured, in about 0.2 seconds.
 
     The candidate beside float32 is bfloat16, or float16 on a GPU that has no bfloat16.
+
+    Raises:
+        ConfigError: float16 is wanted on a CPU.
     """
+    if wanted == "fp16" and device.type == "cpu":
+        raise ConfigError("precision: fp16 needs a GPU, found none; take bf16, fp32 or auto")
     if wanted != "auto":
         return Precision(wanted, f"{wanted}: asked for")
     name = "fp16" if device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False) else "bf16"
