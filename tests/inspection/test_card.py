@@ -34,6 +34,14 @@ def test_the_card_states_what_the_facts_state(facts: Facts) -> None:
         assert said in text
 
 
+def test_case_is_said_to_be_ignored_where_the_model_has_none(facts: Facts) -> None:
+    lowercase = facts.recipe.tokenizer.model_copy(update={"lowercase": True})
+    said = [
+        card(replace(facts, recipe=facts.recipe.model_copy(update={"tokenizer": each}))) for each in (facts.recipe.tokenizer, lowercase)
+    ]
+    assert ["pairs at most, upper and lower case aside)" in text for text in said] == [False, True]
+
+
 def test_every_figure_on_the_card_is_in_the_facts(facts: Facts) -> None:
     body = card(replace(facts, metrics=[], scores=(), machine=(), data={})).split("## Recipe")[0]
     model = facts.recipe.model

@@ -49,7 +49,9 @@ def _scores(facts: Facts) -> str:
     kept = facts.kept
     if kept is not None:
         figures = ", ".join(text.format(kept[key]) for key, text in _FIGURES.items() if kept.get(key) is not None)
-        translated = f" (BLEU and chrF on its first {whole(facts.recipe.training.validate_bleu)} pairs at most)" if "bleu" in kept else ""
+        case = ", upper and lower case aside" if facts.recipe.tokenizer.lowercase else ""
+        n_pairs = whole(facts.recipe.training.validate_bleu)
+        translated = f" (BLEU and chrF on its first {n_pairs} pairs at most{case})" if "bleu" in kept else ""
         lines.append(
             f"validation set{translated}: {figures}, at step {whole(kept['step'])}."
             f" These weights were chosen by this {facts.recipe.training.select_by}, so the figures favour them."

@@ -34,9 +34,12 @@ def validation_loss(model: Seq2SeqTransformer, batches: Sequence[TranslationBatc
 def validation_scores(
     model: Seq2SeqTransformer, pairs: Pairs, n_sentences: int, tokenizers: Tokenizers, decoding: Decoding
 ) -> tuple[dict[str, float], tuple[Mapping[str, str], ...]]:
-    """Translate the first sentences of the validation set; return bleu and chrf, and a few of the translations."""
+    """Translate the first sentences of the validation set; return bleu and chrf, and a few of the translations.
+
+    Case is ignored where the model has none.
+    """
     sources, references = pairs.source[:n_sentences], pairs.target[:n_sentences]
     translations = Translator(model, tokenizers, decoding).translate(sources)
-    scores = corpus_scores(translations, references)
+    scores = corpus_scores(translations, references, lowercase=tokenizers.target.lowercase)
     rows = zip(sources[:SHOWN], references, translations, strict=False)
     return scores, tuple({"source": s, "reference": r, "translation": t} for s, r, t in rows)
