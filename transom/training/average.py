@@ -35,12 +35,15 @@ class Averager:
     def checkpointed(self, step: int) -> None:
         """Take in the weights of the checkpoint at ``step``."""
         if isinstance(self._brick, CheckpointAverage):
-            self.restore({**self.snapshots, step: self._copy()})
+            last = sorted({*self.snapshots, step})[-self._brick.last :]
+            every = {**self.snapshots, step: self._copy()}
+            self.snapshots = {kept: every[kept] for kept in last}
 
-    def restore(self, snapshots: Mapping[int, dict[str, Tensor]]) -> None:
-        """Keep the last of these checkpoints' weights."""
-        if isinstance(self._brick, CheckpointAverage):
-            self.snapshots = {step: snapshots[step] for step in sorted(snapshots)[-self._brick.last :]}
+    def restore(self, ema: Mapping[str, Tensor], snapshots: Mapping[int, Mapping[str, Tensor]]) -> None:
+        """Go on from a checkpoint's moving average and from the weights of the last ones, on the model's device."""
+        device = next(self._model.parameters()).device
+        self.ema = {name: x.to(device) for name, x in ema.items()}
+        self.snapshots = {step: {name: x.to(device) for name, x in weights.items()} for step, weights in snapshots.items()}
 
     def weights(self, step: int) -> dict[str, Tensor]:
         """Return the weights to validate after ``step``: between two checkpoints the present ones take the next one's place."""

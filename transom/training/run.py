@@ -92,9 +92,9 @@ class _Run:
         restore_parameters(self.parts.model, groups["model"])
         restore_optimizer(self.parts.optimizer, groups["optimizer"])
         restore_generators(groups["generators"])
-        self.averager.ema = groups.get("ema", {})
         self.averaged = state["snapshots"]
-        self.averager.restore({step: checkpoints.load(step, ["model"])[0]["model"] for step in self.averaged})
+        snapshots = {step: checkpoints.load(step, ["model"])[0]["model"] for step in self.averaged}
+        self.averager.restore(groups.get("ema", {}), snapshots)
         self.stepper.scaler.load_state_dict(state["scaler"])
         self.progress = Progress(**state["progress"])
         self.window = Window(self.progress.window)
