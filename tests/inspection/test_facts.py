@@ -1,12 +1,10 @@
 import math
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from transom.inspection.facts import Facts, gather
 from transom.inspection.report import report
-from transom.training.events import Finished, Started
 
 
 def test_the_kept_validation_is_the_last_that_was_best(facts: Facts) -> None:
@@ -33,7 +31,7 @@ def test_a_run_before_its_first_validation(facts: Facts) -> None:
     assert (bare.steps, bare.kept, bare.samples, bare.validations) == (0, None, (), [])
 
 
-def test_facts_are_gathered_from_what_the_run_told(facts: Facts, tmp_path: Path) -> None:
+def test_facts_are_gathered_from_what_the_run_told(facts: Facts) -> None:
     known = {
         "data": {"problems": [], "train": {"pairs": 7}},
         "parameters": 1234,
@@ -43,7 +41,7 @@ def test_facts_are_gathered_from_what_the_run_told(facts: Facts, tmp_path: Path)
         "bandwidth": 2.1e10,
         "torch": "2.13.0",
     }
-    told = gather(facts.recipe, facts.metrics, Started(tmp_path / "en-de", 0, 6000, known), Finished(6000, "max_steps", {}, 99.0))
+    told = gather("en-de", facts.recipe, known, facts.metrics, 99.0)
     assert (told.name, told.n_parameters, told.seconds, told.data) == ("en-de", 1234, 99.0, known["data"])
     assert told.machine == (
         "bf16: 4.1x faster here",

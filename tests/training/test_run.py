@@ -11,7 +11,7 @@ import torch
 from transom.config.recipe import Recipe
 from transom.errors import ConfigError, TransomError
 from transom.training.events import Event, Finished, Saved, Started, Stepped, Validated
-from transom.training.run import Result, _better, train
+from transom.training.run import _better, train
 from transom.training.setup import set_up
 from transom.weights.run_folder import WEIGHTS, RunFolder
 from transom.weights.tensors import read_tensors
@@ -51,7 +51,9 @@ def recipe(**training: Any) -> Recipe:
     )
 
 
-def sit(out: Path, observer: Callable[[Event], None] = lambda _: None, stop: Callable[[], bool] = lambda: False, **training: Any) -> Result:
+def sit(
+    out: Path, observer: Callable[[Event], None] = lambda _: None, stop: Callable[[], bool] = lambda: False, **training: Any
+) -> Finished:
     """One sitting of a run in ``out``, going on with what is there."""
     with RunFolder.create(out, resume=True) as folder:
         return train(set_up(recipe(**training), Path(), folder), [observer], stop)

@@ -1,6 +1,7 @@
 """The two pages that a finished run leaves for people: ``report.html`` and the model card ``README.md``."""
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from itertools import islice
 
 from transom.errors import DataError
@@ -8,7 +9,7 @@ from transom.inspection.alignment import Alignment, align
 from transom.inspection.card import card
 from transom.inspection.facts import gather
 from transom.inspection.report import report
-from transom.training.events import Finished, Started
+from transom.training.events import Finished
 from transom.training.setup import Parts
 from transom.weights.run_folder import CARD, REPORT
 
@@ -16,11 +17,12 @@ ALIGNED = 2
 """Translations of the last validation of which the report shows the alignment."""
 
 
-def write_pages(parts: Parts, started: Started, finished: Finished) -> None:
-    """Write the report and the card of a run, from its first and last event and its metrics."""
-    facts = gather(parts.recipe, parts.folder.metrics.read(), started, finished)
+def write_pages(parts: Parts, finished: Finished) -> None:
+    """Write the report and the card of a run, from what was known before it, its metrics and its last event."""
+    name = parts.folder.path.resolve().name
+    facts = gather(name, parts.recipe, parts.facts, parts.folder.metrics.read(), finished.seconds)
     parts.folder.load_weights(parts.validated)
-    whole = gather(parts.recipe, facts.metrics, started, finished, list(islice(_alignments(parts, facts.samples), ALIGNED)))
+    whole = replace(facts, alignments=list(islice(_alignments(parts, facts.samples), ALIGNED)))
     parts.folder.write(REPORT, report(whole).encode())
     parts.folder.write(CARD, card(whole).encode())
 

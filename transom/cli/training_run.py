@@ -10,7 +10,7 @@ from typing import Any
 
 from transom.config.recipe import Recipe, load_recipe
 from transom.errors import ConfigError
-from transom.training.events import Event, Finished, Observer, Started, Stepped, Validated
+from transom.training.events import Event, Finished, Observer, Reason, Stepped, Validated
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class Sitting:
     Attributes:
         folder: the run folder.
         step: steps done.
-        reason: why it ended: "max_steps", "max_minutes", "patience" or "stopped".
+        reason: why it ended.
         best: validation figures of the kept weights, with their step.
         seconds: training time over all sittings.
         stopped_by: number of the signal that stopped it; 0 for none.
@@ -28,7 +28,7 @@ class Sitting:
 
     folder: Path
     step: int
-    reason: str
+    reason: Reason
     best: dict[str, float]
     seconds: float
     stopped_by: int
@@ -100,23 +100,15 @@ def run_training(
     from transom.training.setup import set_up
     from transom.weights.run_folder import RunFolder
 
-    ends: list[Event] = []
-
-    def keep_ends(event: Event) -> None:
-        if isinstance(event, Started | Finished):
-            ends.append(event)
-
     with RunFolder.create(out, resume=resume, overwrite=overwrite) as folder:
         parts = set_up(recipe, base, folder, tell)
         boards = [tensorboard_observer(out)] if recipe.training.tensorboard else []
         with Stop() as stop:
-            result = train(parts, [keep_ends, *boards, *observers], stop.wanted)
-        started, finished = ends
-        assert isinstance(started, Started) and isinstance(finished, Finished)
-        stopped = result.reason == "stopped"
+            finished = train(parts, [*boards, *observers], stop.wanted)
+        stopped = finished.reason == "stopped"
         if not stopped:
-            write_pages(parts, started, finished)
-    return Sitting(result.folder, result.step, result.reason, dict(result.best), finished.seconds, stop.signal if stopped else 0)
+            write_pages(parts, finished)
+    return Sitting(out, finished.step, finished.reason, dict(finished.best), finished.seconds, stop.signal if stopped else 0)
 
 
 def train(

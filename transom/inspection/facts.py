@@ -9,7 +9,6 @@ from typing import Any
 
 from transom.config.recipe import Recipe
 from transom.inspection.alignment import Alignment
-from transom.training.events import Finished, Started
 
 Record = Mapping[str, Any]
 """A line of ``metrics.jsonl``."""
@@ -90,35 +89,24 @@ class Facts:
         return [(float(record["step"]), _number(record[key])) for record in self.of_kind(kind) if key in record]
 
 
-def gather(
-    recipe: Recipe,
-    metrics: Sequence[Record],
-    started: Started,
-    finished: Finished,
-    alignments: Sequence[Alignment] = (),
-    scores: Sequence[Score] = (),
-) -> Facts:
+def gather(name: str, recipe: Recipe, known: Mapping[str, Any], metrics: Sequence[Record], seconds: float) -> Facts:
     """Gather the facts of a run from what it told its observers and wrote.
 
     Args:
+        name: the run folder's name.
         recipe: as the run settled it.
+        known: the facts that the run's first event tells.
         metrics: the lines of ``metrics.jsonl``.
-        started: the run's first event.
-        finished: its last.
-        alignments: of some translations.
-        scores: of the kept model.
+        seconds: training time that its last event tells.
     """
-    known = started.facts
     measured = f"measured peak: matrix products {known['peak_flops'] / 1e9:,.0f} GFLOP/s, memory {known['bandwidth'] / 1e9:,.0f} GB/s"
     return Facts(
-        name=started.folder.resolve().name,
+        name=name,
         recipe=recipe,
         metrics=metrics,
         n_parameters=known["parameters"],
-        seconds=finished.seconds,
+        seconds=seconds,
         data=known["data"],
-        alignments=alignments,
-        scores=scores,
         machine=(known["precision"], known["threads"], measured, f"torch {known['torch']}"),
     )
 

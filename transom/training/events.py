@@ -3,7 +3,10 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+
+Reason = Literal["max_steps", "max_minutes", "patience", "stopped"]
+"""Why a run ended: its steps or minutes are over, validation improves no more, or somebody stopped it."""
 
 
 @dataclass(frozen=True)
@@ -85,14 +88,14 @@ class Finished:
 
     Attributes:
         step: steps done.
-        reason: "max_steps", "max_minutes", "patience" or "stopped".
+        reason: why it ended.
         best: validation figures of the kept weights, with their step.
         seconds: training time, over all sittings.
         facts: totals: target tokens, skipped steps, tokens a second.
     """
 
     step: int
-    reason: str
+    reason: Reason
     best: Mapping[str, float]
     seconds: float
     facts: Mapping[str, Any] = field(default_factory=dict)

@@ -3,17 +3,15 @@
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
 from transom.config.training import Training
-from transom.errors import TransomError
+from transom.errors import DataError, TransomError
 from transom.inputs.batch import TranslationBatch
 from transom.training.average import Averager
-from transom.training.events import Event, Finished, Observer, Saved, Started, Stepped, Validated
+from transom.training.events import Event, Finished, Observer, Reason, Saved, Started, Stepped, Validated
 from transom.training.record import Window
 from transom.training.schedule import learning_rate
 from transom.training.setup import Parts
@@ -32,30 +30,16 @@ SKIPS_ALLOWED = 20
 """Steps in a row that may be skipped for a non-finite loss or gradient before the run stops."""
 
 
-@dataclass(frozen=True)
-class Result:
-    """What a run came to.
-
-    Attributes:
-        folder: the run folder.
-        step: steps done.
-        reason: why it ended: "max_steps", "max_minutes", "patience" or "stopped".
-        best: validation figures of the kept weights, with their step.
-    """
-
-    folder: Path
-    step: int
-    reason: str
-    best: dict[str, float]
-
-
-def train(parts: Parts, observers: Sequence[Observer] = (), should_stop: Callable[[], bool] = lambda: False) -> Result:
+def train(parts: Parts, observers: Sequence[Observer] = (), should_stop: Callable[[], bool] = lambda: False) -> Finished:
     """Train until the steps or minutes are over, validation stops improving, or ``should_stop`` says so; always leaves a checkpoint.
 
     Args:
         parts: from ``set_up``.
         observers: called with each event of ``training.events``.
         should_stop: asked after each step.
+
+    Returns:
+        The last event.
 
     Raises:
         TransomError: twenty steps in a row had a non-finite loss or gradient; the last checkpoint is kept.
@@ -89,6 +73,11 @@ class _Run:
             self.parts.folder.metrics.cut(None)
             return
         groups, state = checkpoints.load(newest.step)
+        if state.get("data", self.parts.data) != self.parts.data:
+            raise DataError(
+                f"{self.parts.folder.path}: expected the pairs that the run was begun with, found others in the same files;"
+                " a resumed run keeps its data: put them back or give another --out"
+            )
         restore_parameters(self.parts.model, groups["model"])
         restore_optimizer(self.parts.optimizer, groups["optimizer"])
         restore_generators(groups["generators"])
@@ -101,7 +90,7 @@ class _Run:
         self.parts.folder.metrics.cut(self.progress.step)
         self.notes = newest.passed_over
 
-    def fit(self, should_stop: Callable[[], bool]) -> Result:
+    def fit(self, should_stop: Callable[[], bool]) -> Finished:
         """Step until something ends the run."""
         self.parts.model.train()
         p, t = self.progress, self.training
@@ -155,8 +144,8 @@ class _Run:
                 " lower training.learning_rate, set training.clip_norm, or set training.precision = 'fp32'"
             )
 
-    def ending(self, should_stop: Callable[[], bool]) -> str:
-        """Return why the run ends now, or nothing."""
+    def ending(self, should_stop: Callable[[], bool]) -> Reason | None:
+        """Return why the run ends now; None if it goes on."""
         p, t = self.progress, self.training
         if should_stop():
             return "stopped"
@@ -166,12 +155,12 @@ class _Run:
             return "max_minutes"
         if t.patience is not None and p.validations_since_best >= t.patience:
             return "patience"
-        return ""
+        return None
 
-    def milestones(self, reason: str) -> None:
+    def milestones(self, reason: Reason | None) -> None:
         """Validate and save where it is time, and at the end. A stop that was asked for saves at once, without validating."""
         step, t = self.progress.step, self.training
-        over = reason not in ("", "stopped")
+        over = reason not in (None, "stopped")
         saves = bool(reason) or step % t.checkpoint_every == 0
         if over or step % t.checkpoint_every == 0:  # not at a stop that was asked for: the resumed run must average the same steps
             self.averager.checkpointed(step)
@@ -212,14 +201,14 @@ class _Run:
         if self.averager.ema:
             groups["ema"] = self.averager.ema
         snapshots = sorted(self.averager.snapshots)
-        state = {"progress": p.to_json(), "scaler": self.stepper.scaler.state_dict(), "snapshots": snapshots}
+        state = {"progress": p.to_json(), "scaler": self.stepper.scaler.state_dict(), "snapshots": snapshots, "data": self.parts.data}
         parts.folder.metrics.sync()
         parts.folder.checkpoints.save(p.step, groups, state)
         parts.folder.checkpoints.prune(keep_full=2, keep_weights={*self.averaged, *snapshots})  # what both whole ones go on from
         self.averaged = snapshots
         self.tell(Saved(p.step, parts.folder.path))
 
-    def finish(self, reason: str) -> Result:
+    def finish(self, reason: Reason) -> Finished:
         """Tell of the end."""
         p = self.progress
         facts = {
@@ -227,8 +216,9 @@ class _Run:
             "n_skipped": p.n_skipped,
             "target_tokens_per_second": p.n_target_tokens / max(p.seconds, 1e-9),
         }
-        self.tell(Finished(p.step, reason, p.best, p.seconds, facts))
-        return Result(self.parts.folder.path, p.step, reason, p.best)
+        finished = Finished(p.step, reason, p.best, p.seconds, facts)
+        self.tell(finished)
+        return finished
 
 
 def _better(figures: Mapping[str, float], best: Mapping[str, float], select_by: str) -> bool:
