@@ -93,17 +93,24 @@ def same(a: Path, b: Path) -> None:
         assert torch.equal(x, others[name]) if isinstance(x, torch.Tensor) else x == others[name], name
 
 
-@pytest.mark.parametrize("average", [{"kind": "checkpoints", "last": 3}, {"kind": "ema", "decay": 0.9}, {"kind": "none"}])
-def test_killed_and_stopped_runs_end_as_the_run_left_alone(tmp_path: Path, average: dict[str, Any]) -> None:
-    sit(tmp_path / "alone", average=average)
+@pytest.mark.parametrize(
+    "kinds",
+    [
+        {"average": {"kind": "checkpoints", "last": 3}, "optimizer": "adam"},
+        {"average": {"kind": "ema", "decay": 0.9}, "optimizer": "adamw"},
+        {"average": {"kind": "none"}, "optimizer": "sgd"},
+    ],
+)
+def test_killed_and_stopped_runs_end_as_the_run_left_alone(tmp_path: Path, kinds: dict[str, Any]) -> None:
+    sit(tmp_path / "alone", **kinds)
     out = tmp_path / "killed"
     for observer in (kill_at(0, Started), kill_at(2, Stepped), kill_at(4, Validated), kill_at(6, Saved), kill_at(8, Stepped)):
         with pytest.raises(Killed):
-            sit(out, observer, average=average)
+            sit(out, observer, **kinds)
     steps: list[int] = []
-    stopped = sit(out, lambda e: steps.append(e.step), lambda: bool(steps) and steps[-1] >= 10, average=average)
+    stopped = sit(out, lambda e: steps.append(e.step), lambda: bool(steps) and steps[-1] >= 10, **kinds)
     assert stopped.reason == "stopped" and stopped.step == 10  # asked for between two checkpoints
-    assert sit(out, average=average).reason == "max_steps"
+    assert sit(out, **kinds).reason == "max_steps"
     same(tmp_path / "alone", out)
 
 

@@ -51,8 +51,8 @@ def stepped(model: Seq2SeqTransformer, n_slices: int) -> tuple[Seq2SeqTransforme
     return model, stepper, stepper.step(slices, 0.01)
 
 
-@pytest.mark.parametrize("n_slices", [8, 32])
-def test_one_batch_of_32_is_8_of_4_is_32_of_1(n_slices: int) -> None:
+@pytest.mark.parametrize("n_slices", [4, 8, 32])
+def test_one_batch_of_32_is_4_of_8_is_8_of_4_is_32_of_1(n_slices: int) -> None:
     whole, _, result = stepped(tiny(), 1)
     sliced, _, same = stepped(tiny(), n_slices)
     assert result.loss == pytest.approx(same.loss, abs=1e-10) and result.grad_norm == pytest.approx(same.grad_norm, abs=1e-10)
@@ -86,6 +86,23 @@ def test_a_non_finite_gradient_skips_the_step_and_names_the_sample() -> None:
         assert torch.equal(p, before[0][name])
     for number, entries in stepper.optimizer.state_dict()["state"].items():
         assert all(torch.equal(x, before[1]["state"][number][entry]) for entry, x in entries.items())
+
+
+def test_bfloat16_multiplies_but_weights_statistics_and_losses_stay_in_float32() -> None:
+    batch = translation_batch(SOURCES, TARGETS, range(N))
+    ends = []
+    for dtype in (torch.float32, torch.bfloat16):
+        model = tiny().float()
+        stepper = Stepper(model, build_optimizer(model, TRAINING.optimizer), TRAINING, dtype)
+        kinds: set[torch.dtype] = set()
+        model.encoder.blocks[0].ff.up.register_forward_hook(lambda _, given, out, kinds=kinds: kinds.add(out.dtype))
+        results = [stepper.step([batch], 0.01) for _ in range(5)]
+        assert kinds == {dtype} and not any(result.skipped for result in results)
+        assert {p.dtype for p in model.parameters()} == {torch.float32}
+        state = stepper.optimizer.state_dict()["state"]
+        assert {x.dtype for entries in state.values() for x in entries.values()} == {torch.float32}
+        ends.append(results[-1].nll / N)
+    assert ends[0] != ends[1] and ends[0] == pytest.approx(ends[1], rel=1e-2)
 
 
 def test_float16_scales_the_loss_and_skips_overflow() -> None:
