@@ -81,6 +81,7 @@ def test_it_reads_as_lines_and_as_json() -> None:
         "  target tokens: median 5, 99 % up to 30, longest 30, 151 in all",
     ]
     assert "dropped from training: 1 longer than 20 tokens" in lines
+    assert "longest training lines: 24 (30 tokens), 23 (9 tokens), 1 (5 tokens), 2 (5 tokens), 3 (5 tokens)" in lines
     assert any(line.startswith("padding: ") for line in lines)
     assert lines[-len(report.problems) :] == [f"look at this: {problem}" for problem in report.problems]
     assert all("\n" not in line for line in lines)

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from transom.inputs.loader import Loader, encode
+from transom.inputs.loader import Encoded, Loader, encode
 from transom.inputs.pairs import Pairs, Splits
 from transom.inputs.sampler import Indices
-from transom.inputs.tokenizer import Tokenizers
+from transom.inputs.tokenizer import Tokenizer, Tokenizers
 
 SHOWN = 5
 """How many examples of a kind are named."""
@@ -56,6 +56,8 @@ class DataReport:
                     f"  {side} tokens: median {figures['median']:g}, 99 % up to {figures['99 %']:g}, longest {figures['longest']},"
                     f" {figures['total']:,} in all"
                 )
+        longest = ", ".join(f"{pair['line']:,} ({max(pair['source_tokens'], pair['target_tokens'])} tokens)" for pair in self.longest)
+        lines.append(f"longest training lines: {longest}")
         lines += [f"dropped from training: {n:,} {reason}" for reason, n in self.dropped.items()]
         lines.append(f"padding: {self.padding_waste:.1%} of the tokens in the first epoch's batches")
         return [*lines, *(f"look at this: {problem}" for problem in self.problems)]
@@ -74,10 +76,9 @@ def report_data(splits: Splits, tokenizers: Tokenizers, loader: Loader) -> DataR
     pairs = {"train": _sizes(splits.train)}
     tokens = _distributions("train", *loader.lengths)
     problems += _doubles(splits.train) + _outliers(splits.train, *loader.lengths)
-    in_training = _Text(splits.train)
     seen, unseen = loader.seen(), dict[str, dict[str, str | int]]()
     for name, other in others.items():
-        overlap = in_training.overlap(other)
+        overlap = _overlap(splits.train, other)
         pairs[name] = {**_sizes(other), **overlap}
         if overlap["also in training"]:
             problems.append(
@@ -89,13 +90,8 @@ def report_data(splits: Splits, tokenizers: Tokenizers, loader: Loader) -> DataR
         too_long = np.flatnonzero(np.maximum(*lengths) + 1 > loader.max_seq_len).tolist()
         if too_long:
             problems.append(_lines_of(other, too_long, f"{name}: left out longer than {loader.max_seq_len} tokens"))
-        for side, tokenizer, side_rows, known in zip(("source", "target"), (tokenizers.source, tokenizers.target), rows, seen, strict=True):
-            counts = Counter(number for row in side_rows for number in row if number not in known)
-            unseen[f"{name} {side}"] = {
-                "symbols": len(counts),
-                "occurrences": counts.total(),
-                "such as": " ".join(tokenizer.symbols([number for number, _ in counts.most_common(SHOWN)])),
-            }
+        unseen[f"{name} source"] = _unseen(tokenizers.source, rows[0], seen[0])
+        unseen[f"{name} target"] = _unseen(tokenizers.target, rows[1], seen[1])
     problems += [
         f"{name}: {_counted(int(facts['symbols']), 'symbol')} that training never shows, {_counted(int(facts['occurrences']), 'time')},"
         f" such as {facts['such as']}"
@@ -105,18 +101,19 @@ def report_data(splits: Splits, tokenizers: Tokenizers, loader: Loader) -> DataR
     return DataReport(problems, pairs, tokens, _longest(splits.train, *loader.lengths), loader.dropped, unseen, loader.padding_waste)
 
 
-class _Text:
-    """The training texts, to look others up in."""
+def _overlap(train: Pairs, other: Pairs) -> dict[str, int]:
+    pairs, sources = set(zip(train.source, train.target, strict=True)), set(train.source)
+    return {
+        "also in training": sum(pair in pairs for pair in zip(other.source, other.target, strict=True)),
+        "sources also in training": sum(source in sources for source in other.source),
+    }
 
-    def __init__(self, pairs: Pairs) -> None:
-        self.pairs = set(zip(pairs.source, pairs.target, strict=True))
-        self.sources = set(pairs.source)
 
-    def overlap(self, other: Pairs) -> dict[str, int]:
-        return {
-            "also in training": sum(pair in self.pairs for pair in zip(other.source, other.target, strict=True)),
-            "sources also in training": sum(source in self.sources for source in other.source),
-        }
+def _unseen(tokenizer: Tokenizer, rows: Encoded, seen: set[int]) -> dict[str, str | int]:
+    """Count the symbols of some texts that are not among those seen."""
+    counts = Counter(token for row in rows for token in row if token not in seen)
+    examples = tokenizer.symbols([token for token, _ in counts.most_common(SHOWN)])
+    return {"symbols": len(counts), "occurrences": counts.total(), "such as": " ".join(examples)}
 
 
 def _sizes(pairs: Pairs) -> dict[str, str | int]:
