@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import TINY, Call, Trained, sets
+from tests.cli.conftest import TINY, Call, Trained, sets, write_pairs
 
 GOOD = "ab\nba\ncab\n" * 20
 
@@ -106,6 +106,41 @@ def test_an_out_that_is_no_run_is_left_alone(trained: Trained, transom: Call, tm
 def test_a_resumed_run_keeps_its_recipe(copied: Path, trained: Trained, transom: Call) -> None:
     error = transom(*trained.command, "--out", copied, "--resume", "--set", "model.d_ff=32").error
     assert "d_ff" in error and "keeps its" in error
+
+
+def test_a_resumed_run_keeps_its_data(transom: Call, tmp_path: Path) -> None:
+    source, target = write_pairs(tmp_path, 120)
+    command = ("train", "translation", "--source", source, "--target", target, "--out", tmp_path / "run", *sets(*TINY), "--json")
+    assert transom(*command, "--set", "training.max_steps=5").code == 0
+    target.write_text(target.read_text().replace("ba", "bb"))
+    error = transom(*command, "--resume", "--set", "training.max_steps=7").error
+    assert "a resumed run keeps its data" in error
+    write_pairs(tmp_path, 120)
+    assert transom(*command, "--resume", "--set", "training.max_steps=7").json["step"] == 7
+
+
+def test_a_run_without_its_recipe_does_not_go_on(copied: Path, trained: Trained, transom: Call) -> None:
+    (copied / "recipe.toml").unlink()
+    before = {path: path.read_bytes() for path in copied.rglob("*") if path.is_file() and path.name != ".transom.lock"}
+    assert "expected the recipe of the run to go on with" in transom(*trained.command, "--out", copied, "--resume").error
+    assert all(path.read_bytes() == content for path, content in before.items())
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("model.d_ff=1000000000000", "model: expected one that fits in"),
+        ("model.d_ff=10000000000000000000000", "model: expected one that fits in"),
+        ("model.max_seq_len=2", "expected at least one pair to train on"),
+        ("model.max_seq_len=3", "expected at most model.max_seq_len = 3 tokens a sentence"),
+        ("training.batch_tokens=1", "training.batch_tokens: expected at least"),
+    ],
+)
+def test_a_run_that_cannot_begin_leaves_nothing_in_the_way(
+    override: str, message: str, trained: Trained, transom: Call, tmp_path: Path
+) -> None:
+    assert message in transom(*trained.command, "--out", tmp_path / "run", "--set", override).error
+    assert [path.name for path in (tmp_path / "run").iterdir()] == [".transom.lock"]
 
 
 def test_a_recipe_with_a_typo(transom: Call, tmp_path: Path) -> None:

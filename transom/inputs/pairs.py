@@ -122,6 +122,17 @@ def split_validation(pairs: Pairs, share: float = 0.01) -> tuple[Pairs, Pairs]:
     return pairs.take(sides[False], pairs.name), pairs.take(sides[True], chosen)
 
 
+def fingerprint(*parts: Pairs) -> str:
+    """Hash the texts of pairs in their order, so that a run can tell whether its data are still the same."""
+    total = blake2b(digest_size=16)
+    for pairs in parts:
+        for texts in (pairs.source, pairs.target):
+            for text in texts:
+                total.update(text.encode() + b"\n")
+            total.update(b"\0")
+    return total.hexdigest()
+
+
 def _resolve(path: str, root: Path) -> Path:
     return root / Path(path).expanduser()
 

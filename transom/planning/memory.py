@@ -1,9 +1,39 @@
 """How the C library hands out memory: large blocks that are freed and asked for again, thousands of times a step."""
 
 import ctypes
+import os
+
+import torch
+
+from transom.errors import ConfigError
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 _LARGEST_ON_HEAP, _NEVER = 1 << 30, (1 << 31) - 1
+
+
+BYTES_PER_PARAMETER = 12
+"""What training holds at the least: weights, gradients and the weights that are validated, in float32."""
+
+
+def refuse_larger_than_memory(n_parameters: int, device: torch.device) -> None:
+    """Refuse to build a model that could not be trained here.
+
+    Args:
+        n_parameters: of the model.
+        device: where it would be.
+
+    Raises:
+        ConfigError: its parameters alone are more than all the memory there is.
+    """
+    if device.type == "cuda":
+        there = torch.cuda.get_device_properties(device).total_memory
+    else:
+        there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if n_parameters * BYTES_PER_PARAMETER > there:
+        raise ConfigError(
+            f"model: expected one that fits in {there / 1e9:.1f} GB of memory, found {n_parameters:,} parameters, which take at least"
+            f" {n_parameters * BYTES_PER_PARAMETER / 1e9:,.1f} GB to train; lower the widths, the layers or tokenizer.vocab_size"
+        )
 
 
 def keep_freed_memory() -> bool:

@@ -10,21 +10,22 @@ import torch
 
 from transom.config.brick import Schema
 from transom.config.recipe import Recipe, dump_recipe, load_recipe
-from transom.errors import ConfigError
+from transom.errors import CheckpointError, ConfigError
 from transom.inputs.batch import TranslationBatch
 from transom.inputs.datasets import load_data
 from transom.inputs.loader import Loader, ordered_batches
-from transom.inputs.pairs import Pairs, Splits
+from transom.inputs.pairs import Pairs, Splits, fingerprint
 from transom.inputs.report import DataReport, report_data
 from transom.inputs.tokenizer import Tokenizers
 from transom.models.build import build_model
 from transom.models.seq2seq import Seq2SeqTransformer
 from transom.planning.flops import count_flops
 from transom.planning.machine import MachinePeak, measure_peak
-from transom.planning.memory import keep_freed_memory
+from transom.planning.memory import keep_freed_memory, refuse_larger_than_memory
+from transom.planning.parameters import count_parameters
 from transom.planning.precision import Precision, Threads, choose_precision, choose_threads
 from transom.training.optimizer import build_optimizer
-from transom.weights.run_folder import RECIPE, TOKENIZER, RunFolder
+from transom.weights.run_folder import RECIPE, TOKENIZER, WEIGHTS, RunFolder
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,7 @@ class Parts:
         validated: a second model of the same shape, which holds the weights that are validated.
         optimizer: of the model's parameters.
         precision: type of the matrix products, with the reason.
+        data: hash of all training and validation pairs, in their order.
         peak: the machine's best measured FLOP/s in that type.
         facts: what is known before the run.
         notes: sentences that a person should read.
@@ -57,6 +59,7 @@ class Parts:
     validated: Seq2SeqTransformer
     optimizer: torch.optim.Optimizer
     precision: Precision
+    data: str
     peak: float
     facts: Mapping[str, Any]
     notes: tuple[str, ...]
@@ -83,6 +86,8 @@ def set_up(recipe: Recipe, base: Path, folder: RunFolder, tell: Callable[[str], 
     recipe = _resolve(recipe, base)
     if (folder.path / RECIPE).exists():
         recipe = _as_begun(recipe, folder)
+    elif folder.checkpoints.steps() or (folder.path / WEIGHTS).exists():
+        raise CheckpointError(f"{folder.path / RECIPE}: expected the recipe of the run to go on with, found none; put it back")
     training, precision, threads = recipe.training, choose_precision(recipe.training.precision, device), choose_threads()
     keep_freed_memory()
     torch.set_num_threads(threads.count)
@@ -105,22 +110,26 @@ def set_up(recipe: Recipe, base: Path, folder: RunFolder, tell: Callable[[str], 
         accumulate=training.accumulate,
     )
     report = report_data(splits, tokenizers, loader)
+    valid_batches = ordered_batches(splits.valid, tokenizers, training.batch_tokens, max_seq_len)
+    refuse_larger_than_memory(count_parameters(recipe.model).total, device)
     tell("measuring the machine")
     peak = measure_peak(device)
     model = cast(Seq2SeqTransformer, build_model(recipe.model)).to(device)
-    folder.write_config(recipe.model)
+    folder.write(TOKENIZER, tokenizers.to_bytes())  # only now: what could not begin leaves nothing
     folder.write(RECIPE, dump_recipe(recipe).encode())
+    folder.write_config(recipe.model)
     return Parts(
         recipe=recipe,
         folder=folder,
         tokenizers=tokenizers,
         loader=loader,
         valid=splits.valid,
-        valid_batches=ordered_batches(splits.valid, tokenizers, training.batch_tokens, max_seq_len),
+        valid_batches=valid_batches,
         model=model,
         validated=copy.deepcopy(model).eval(),
         optimizer=build_optimizer(model, training.optimizer),
         precision=precision,
+        data=fingerprint(splits.train, splits.valid),
         peak=peak.flops[precision.dtype],
         facts=_facts(model, report, precision, threads, peak),
         notes=tuple(report.lines()),
@@ -173,12 +182,10 @@ def _as_begun(recipe: Recipe, folder: RunFolder) -> Recipe:
 
 
 def _tokenizers(recipe: Recipe, splits: Splits, folder: RunFolder) -> Tokenizers:
-    """Load the run's tokenizers, or train them on the training pairs and save them."""
-    path = folder.path / TOKENIZER
-    if not path.exists():
-        tokenizers = Tokenizers.train(splits.train, recipe.tokenizer)
-        folder.write(TOKENIZER, tokenizers.to_bytes())
-    return Tokenizers.load(path)
+    """Load the run's tokenizers, or train them on the training pairs."""
+    if (folder.path / RECIPE).exists():
+        return Tokenizers.load(folder.path / TOKENIZER)
+    return Tokenizers.train(splits.train, recipe.tokenizer)
 
 
 def _with_choices(recipe: Recipe, tokenizers: Tokenizers, precision: Precision) -> Recipe:
