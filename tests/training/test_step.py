@@ -1,12 +1,13 @@
 """One step: slices give the same update, padding counts nothing, bad samples are named and change nothing."""
 
 import copy
+from typing import Literal
 
 import pytest
 import torch
 
 from transom.config.model import Seq2Seq
-from transom.config.training import Adam, Training
+from transom.config.training import Adam, Sgd, Training
 from transom.inputs.loader import translation_batch
 from transom.models.build import build_model
 from transom.models.seq2seq import Seq2SeqTransformer
@@ -17,7 +18,7 @@ N = 32
 TRAINING = Training(optimizer=Adam(), label_smoothing=0.1, clip_norm=1.0)
 
 
-def tiny() -> Seq2SeqTransformer:
+def tiny(tie: Literal["all", "none"] = "all") -> Seq2SeqTransformer:
     torch.manual_seed(1)
     config = Seq2Seq(
         d_model=8,
@@ -29,6 +30,7 @@ def tiny() -> Seq2SeqTransformer:
         target_vocab_size=12,
         max_seq_len=16,
         dropout=0,
+        tie=tie,
     )
     model = build_model(config)
     assert isinstance(model, Seq2SeqTransformer)
@@ -60,6 +62,19 @@ def test_one_batch_of_32_is_4_of_8_is_8_of_4_is_32_of_1(n_slices: int) -> None:
         assert torch.allclose(a, b, rtol=0, atol=1e-9)
 
 
+@pytest.mark.parametrize("clip_norm", [None, 0.05, 1e3])
+def test_an_update_is_no_longer_than_the_clipped_gradient(clip_norm: float | None) -> None:
+    model = tiny()
+    before = [p.detach().clone() for p in model.parameters()]
+    training = Training(optimizer=Sgd(momentum=0.0), clip_norm=clip_norm)
+    result = Stepper(model, build_optimizer(model, training.optimizer), training, torch.float32).step(
+        [translation_batch(SOURCES, TARGETS, range(N))], 0.5
+    )
+    moved = torch.cat([(a - b).flatten() for a, b in zip(model.parameters(), before, strict=True)]).norm().item()
+    assert 0.05 < result.grad_norm < 1e3, "the norm that is told is that before clipping"
+    assert moved == pytest.approx(0.5 * min(result.grad_norm, clip_norm or result.grad_norm), rel=1e-4)
+
+
 def test_padding_counts_nothing() -> None:
     model = tiny()
     together = translation_batch(SOURCES, TARGETS, range(N))
@@ -70,7 +85,7 @@ def test_padding_counts_nothing() -> None:
 
 
 def test_a_non_finite_gradient_skips_the_step_and_names_the_sample() -> None:
-    model = tiny()
+    model = tiny(tie="none")  # or the spoilt symbol would be in every sample's logits
     stepper = Stepper(model, build_optimizer(model, TRAINING.optimizer), TRAINING, torch.float32)
     stepper.step([translation_batch(SOURCES, TARGETS, range(N))], 0.01)
     before = copy.deepcopy((dict(model.named_parameters()), stepper.optimizer.state_dict()))
@@ -79,7 +94,7 @@ def test_a_non_finite_gradient_skips_the_step_and_names_the_sample() -> None:
         model.source_embedding.tokens.weight[11] = float("nan")
     sources, targets = [[5, 6], [5, 7], [6, 11]], [[4], [5], [6]]
     result = stepper.step([translation_batch(sources[:2], targets[:2], [70, 71]), translation_batch(sources[2:], targets[2:], [72])], 0.01)
-    assert 72 in result.skipped
+    assert result.skipped == (72,)
     with torch.no_grad():
         model.source_embedding.tokens.weight.copy_(spoilt)
     for name, p in model.named_parameters():
