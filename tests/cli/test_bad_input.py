@@ -143,6 +143,27 @@ def test_a_run_that_cannot_begin_leaves_nothing_in_the_way(
     assert [path.name for path in (tmp_path / "run").iterdir()] == [".transom.lock"]
 
 
+def test_paths_with_a_tilde(trained: Trained, transom: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The shell reads ``~`` on the command line, transom in a recipe."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(trained.source.parent))
+    (tmp_path / "~nobody.s").write_text("ab\n")
+    assert transom("score", trained.folder, "--source", "~nobody.s", "--target", "~nobody.s", "--json").code == 0
+    files = f'data.train={{ source = "{trained.source.name}", target = "{trained.target.name}" }}'
+    command = ("train", "translation", *sets(*TINY, files, "training.max_steps=1"), "--json")
+    assert transom(*command, "--out", "run", "--set", "data.root=~").code == 0
+    assert f'root = "{trained.source.parent}"' in (tmp_path / "run" / "recipe.toml").read_text()
+    assert "a home folder that cannot be told" in transom(*command, "--out", "other", "--set", "data.root=~nobody-at-all/x").error
+
+
+def test_a_file_name_that_is_not_utf8(trained: Trained, transom: Call, tmp_path: Path) -> None:
+    odd = tmp_path / "odd\udcff"
+    shutil.copy(trained.source, odd)
+    assert (
+        "found half a surrogate pair" in transom("train", "translation", "--source", odd, "--target", odd, "--out", tmp_path / "run").error
+    )
+
+
 def test_a_recipe_with_a_typo(transom: Call, tmp_path: Path) -> None:
     (tmp_path / "my.toml").write_text('[data]\ngenerate = "copy"\n[training]\nmax_stps = 3\n')
     error = transom("train", tmp_path / "my.toml", "--out", tmp_path / "run").error

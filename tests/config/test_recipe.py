@@ -212,6 +212,7 @@ def test_an_unknown_name_lists_or_suggests_recipes(monkeypatch: pytest.MonkeyPat
         ("training.max_steps=true", "training.max_steps: expected a whole number, found True"),
         ("training.max_steps='3'", "training.max_steps: expected a whole number, found '3'"),
         ("training.seed=9223372036854775808", "training.seed: expected a number less than 9223372036854775808"),
+        ("tokenizer.vocab_size=100000000", "tokenizer.vocab_size: expected a number less than or equal to 1000000"),
         ("tokenizer.joint=1", "tokenizer.joint: expected true or false, found 1"),
         ("model.n_encoder_layers=10000000", "model.n_encoder_layers: expected a number less than or equal to 1000"),
         ("model.preset=[1]", "expected a preset, found [1]"),

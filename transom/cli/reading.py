@@ -22,7 +22,7 @@ def read_test_set(runs: Iterable[Path], source: Path, target: Path, verb: str) -
         TransomError: a folder is no run, the files cannot be read or do not fit together, or there is nothing in them.
     """
     folders = [RunFolder.open(run) for run in runs]
-    pairs = load_pairs(PairFiles(source=str(source), target=str(target)), Path.cwd())
+    pairs = load_pairs(PairFiles(source=str(source.absolute()), target=str(target.absolute())), Path.cwd())
     if not pairs.source:
         raise DataError(f"{source}: expected at least one line, found none")
     for folder in folders:

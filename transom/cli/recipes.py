@@ -1,5 +1,6 @@
 """``transom recipes``: list, show or copy the packaged recipes."""
 
+import os
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,7 +10,7 @@ from typer.core import TyperGroup
 from transom.cli.answers import Json, answer
 from transom.config.names import nearest
 from transom.config.recipe import packaged_recipes
-from transom.errors import ConfigError, DiskError
+from transom.errors import ConfigError
 
 EXAMPLES = """
 transom recipes
@@ -56,14 +57,12 @@ def copy(
     as_json: Json = False,
 ) -> None:
     """Copy a recipe to a file of your own."""
+    from transom.weights.durable import write_file
+
     text = _recipe(name)
-    try:
-        with file.open("x", encoding="utf-8") as out:
-            out.write(text)
-    except FileExistsError:
-        raise ConfigError(f"{file} is there already; give another name or remove it first") from None
-    except OSError as error:
-        raise DiskError(f"cannot write {file}: {(error.strerror or str(error)).lower()}; give another path") from None
+    if os.path.lexists(file):
+        raise ConfigError(f"{file} is there already; give another name or remove it first")
+    write_file(file, text.encode())
     answer({"name": name, "file": str(file)}, as_json, [f"wrote {file}; train it with: transom train {file} --out runs/{file.stem}"])
 
 

@@ -74,7 +74,7 @@ class Tokenizer(Brick):
     """How text becomes tokens: byte-pair encoding (Sennrich et al. 2016), characters, or white-space words."""
 
     kind: Literal["bpe", "char", "whitespace"] = Field("bpe", description="the symbols: sub-words, characters or words")
-    vocab_size: int = Field(10000, ge=8, description="largest number of symbols a side, special symbols included")
+    vocab_size: int = Field(10000, ge=8, le=1_000_000, description="largest number of symbols a side, special symbols included")
     joint: bool = Field(True, description="one vocabulary for both sides")
     lowercase: bool = Field(False, description="lower-case all text before anything else; the round trip is then exact only up to case")
     dropout: float = Field(

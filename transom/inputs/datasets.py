@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from transom.config.data import Data, Phrasebook
-from transom.inputs.pairs import Splits, load_pairs, split_validation
+from transom.inputs.pairs import Splits, expanded, load_pairs, split_validation
 from transom.inputs.phrasebook.generate import generate
 from transom.inputs.tasks import generate_sequences
 
@@ -25,7 +25,7 @@ def load_data(data: Data, base: Path) -> Splits:
     if data.generate is not None:
         return generate(data.generate) if isinstance(data.generate, Phrasebook) else generate_sequences(data.generate)
     assert data.train is not None
-    root = base / Path(data.root).expanduser()
+    root = base / expanded(data.root)
     train = load_pairs(data.train, root)
     if data.valid is None:
         return Splits(*split_validation(train))

@@ -133,8 +133,21 @@ def fingerprint(*parts: Pairs) -> str:
     return total.hexdigest()
 
 
+def expanded(path: str) -> Path:
+    """Read a path of a recipe: ``~`` is the home folder.
+
+    Raises:
+        DataError: there is no such home, or the name is not UTF-8, which a recipe cannot hold.
+    """
+    check_text(path, f"the name {path!a}")
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:
+        raise DataError(f"{path}: expected a path, found a home folder that cannot be told ({error}); spell the path out") from error
+
+
 def _resolve(path: str, root: Path) -> Path:
-    return root / Path(path).expanduser()
+    return root / expanded(path)
 
 
 def _hash(source: str, target: str) -> int:

@@ -14,7 +14,7 @@ from transom.errors import CheckpointError, ConfigError
 from transom.inputs.batch import TranslationBatch
 from transom.inputs.datasets import load_data
 from transom.inputs.loader import Loader, ordered_batches
-from transom.inputs.pairs import Pairs, Splits, fingerprint
+from transom.inputs.pairs import Pairs, Splits, expanded, fingerprint
 from transom.inputs.report import DataReport, report_data
 from transom.inputs.tokenizer import Tokenizers
 from transom.models.build import build_model
@@ -151,7 +151,7 @@ def _facts(model: Seq2SeqTransformer, report: DataReport, precision: Precision, 
 
 def _resolve(recipe: Recipe, base: Path) -> Recipe:
     """Make ``data.root`` absolute, so that the run's recipe means the same wherever it is read."""
-    root = str((base / recipe.data.root).resolve())
+    root = str((base / expanded(recipe.data.root)).resolve())
     return recipe.model_copy(update={"data": recipe.data.model_copy(update={"root": root})})
 
 
