@@ -50,7 +50,7 @@ def test_cached_batched_padded_greedy_equals_a_slow_greedy_alone(fields: dict[st
         assert ours.log_p == pytest.approx(theirs.log_p, abs=1e-9)
 
 
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=6)
 @given(
     st.integers(0, 10**4),
     st.lists(st.lists(st.integers(3, VOCAB - 1), min_size=1, max_size=8).map(lambda row: [*row, EOS]), min_size=2, max_size=4),

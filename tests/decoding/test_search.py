@@ -37,7 +37,7 @@ alphas = st.sampled_from([0.0, 0.3, 0.6, 1.0, 2.0])
 sharpnesses = st.sampled_from([0.3, 1.0, 3.0, 8.0])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(seeds, batches, st.integers(1, 6), st.integers(1, 4), alphas, sharpnesses, st.integers(4, 7))
 def test_beam_equals_a_slow_beam_that_never_stops_early(
     seed: int, rows: list[tuple[list[int], tuple[int, int]]], n_beams: int, n_best: int, alpha: float, sharpness: float, n_symbols: int
@@ -48,7 +48,7 @@ def test_beam_equals_a_slow_beam_that_never_stops_early(
         same(ours, slow_beam(table, tuple(source), n_beams, shortest, longest, alpha)[:n_best])
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(seeds, st.lists(bounds.filter(lambda b: b[1] <= 5), min_size=1, max_size=3), st.integers(1, 5), alphas, sharpnesses)
 def test_a_beam_as_wide_as_the_space_equals_exhaustive_search(
     seed: int, limits: Bounds, n_best: int, alpha: float, sharpness: float
@@ -60,7 +60,7 @@ def test_a_beam_as_wide_as_the_space_equals_exhaustive_search(
         same(ours, every_hypothesis(table, tuple(source), shortest, longest, alpha)[:n_best])
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(seeds, batches, alphas, sharpnesses)
 def test_greedy_equals_a_slow_greedy(seed: int, rows: list[tuple[list[int], tuple[int, int]]], alpha: float, sharpness: float) -> None:
     table = Table(6, seed, sharpness)
@@ -69,7 +69,7 @@ def test_greedy_equals_a_slow_greedy(seed: int, rows: list[tuple[list[int], tupl
         same(ours, [slow_greedy(table, tuple(source), shortest, longest, alpha)])
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(seeds, batches, st.sampled_from([Greedy(EOS, 0.6), Beam(EOS, 3, 2, 0.6)]))
 def test_a_source_gets_the_same_answer_alone_and_in_company(
     seed: int, rows: list[tuple[list[int], tuple[int, int]]], strategy: Strategy

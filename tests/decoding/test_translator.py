@@ -28,7 +28,7 @@ def translator(dtype: torch.dtype = torch.float64, letters: str = LETTERS, max_s
     return Translator(model, tokenizers, SETTINGS)
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(st.lists(st.text("abcd e.!\n", max_size=40), max_size=8))
 def test_one_line_out_for_each_in(texts: list[str]) -> None:
     found = translator().translate(texts, beam_size=1)

@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from transom.errors import CheckpointError, ConfigError
@@ -27,7 +27,6 @@ typed = st.sampled_from(
 texts = st.lists(st.one_of(typed, st.text(st.characters(codec="utf-8"), max_size=8)), max_size=12).map("".join)
 
 
-@settings(deadline=None)
 @given(texts)
 @example(" leading and trailing ")
 @example("\u0000\ufeff\ufffd")
@@ -37,7 +36,6 @@ def test_round_trip_is_exact(text: str) -> None:
     assert all(3 <= number < len(BPE.symbols) for number in numbers)
 
 
-@settings(deadline=None)
 @given(texts)
 def test_symbols_say_what_they_stand_for(text: str) -> None:
     (numbers,) = BPE.encode_batch([text])
@@ -114,7 +112,6 @@ def test_nothing_to_learn_from() -> None:
     assert len(BytePairs.learn([], 300).symbols) == len(BytePairs.learn(["", ""], 300).symbols) == LEAST_SIZE
 
 
-@settings(deadline=None)
 @given(texts)
 def test_written_and_read_it_is_the_same(text: str) -> None:
     again = BytePairs.from_dict(json.loads(json.dumps(BPE.to_dict())))

@@ -1,7 +1,7 @@
 """Vocabularies of characters and of words."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from transom.errors import CheckpointError, ConfigError
@@ -11,7 +11,6 @@ from transom.inputs.special import UNK
 SEEN = ["the dog [EOS]", "the  cat\té", "a dog"]
 
 
-@settings(deadline=None)
 @given(st.text("".join(SEEN), max_size=30))
 def test_seen_characters_come_back(text: str) -> None:
     characters = Characters.learn(SEEN, 100)
@@ -20,7 +19,6 @@ def test_seen_characters_come_back(text: str) -> None:
     assert characters.join(numbers) == text
 
 
-@settings(deadline=None)
 @given(st.lists(st.sampled_from(" ".join(SEEN).split())))
 def test_seen_words_come_back(chosen: list[str]) -> None:
     words = Words.learn(SEEN, 100)

@@ -82,7 +82,7 @@ def read(dropout: float, position: int, n_batches: int) -> list[Row]:
 WHOLE = {dropout: read(dropout, 0, 45) for dropout in (0.0, 0.2)}
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.integers(0, 110), st.sampled_from([0.0, 0.2]))
 def test_any_position_gives_the_same_remainder(position: int, dropout: float) -> None:
     rest = read(dropout, position, 8)

@@ -5,7 +5,7 @@ from collections import Counter
 from itertools import islice
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.inputs.test_bpe import BPE, SENTENCES, texts
@@ -19,19 +19,16 @@ def toy() -> MergeDropout:
     return MergeDropout(AB, lambda text: [text], lambda word: ["abc".index(letter) for letter in word.strip()])
 
 
-@settings(deadline=None)
 @given(texts)
 def test_without_dropout_it_is_the_library(text: str) -> None:
     assert BPE.encode_with_dropout([text], 0.0, (1,), [0]) == BPE.encode_batch([text])
 
 
-@settings(deadline=None)
 @given(st.text("ab dogsne.  \t\u00a0", max_size=40))
 def test_without_dropout_it_is_the_library_on_many_merges_and_spaces(text: str) -> None:
     assert BPE.encode_with_dropout([text], 0.0, (1,), [0]) == BPE.encode_batch([text])
 
 
-@settings(deadline=None)
 @given(texts, st.floats(0.01, 0.99), st.integers(0, 5))
 def test_every_segmentation_is_of_the_text(text: str, p: float, sample: int) -> None:
     (numbers,) = BPE.encode_with_dropout([text], p, (1, 2), [sample])
@@ -39,7 +36,6 @@ def test_every_segmentation_is_of_the_text(text: str, p: float, sample: int) -> 
     assert len(numbers) >= len(BPE.encode_batch([text])[0])
 
 
-@settings(deadline=None)
 @given(st.floats(0.01, 0.9), st.integers(0, 3), st.integers(0, 3))
 def test_draws_depend_on_the_key_alone(p: float, seed: int, epoch: int) -> None:
     order = list(range(len(SENTENCES)))

@@ -6,7 +6,7 @@ import random
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from transom.config.data import PairFiles
@@ -127,7 +127,6 @@ def test_a_file_that_ends_too_early(cut: int) -> None:
     assert abs(first_suspicious_line(source, target[:-cut]) - (1001 - cut)) <= 3
 
 
-@settings(deadline=None)
 @given(st.lists(st.text("ab ", max_size=9), min_size=1, max_size=9), st.lists(st.text("ab ", max_size=9), min_size=1, max_size=9))
 def test_any_two_files_have_a_suspicious_line(source: list[str], target: list[str]) -> None:
     if len(source) != len(target):
@@ -147,7 +146,6 @@ def test_unequal_counts_are_told_with_the_place(tmp_path: Path) -> None:
         load_pairs(PairFiles(source=names[0], target=names[1]), tmp_path)
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.sampled_from("abcdef"), st.sampled_from("xyz")), min_size=2, max_size=60))
 def test_split_keeps_all_and_never_shares_a_pair(drawn: list[tuple[str, str]]) -> None:
     pairs = Pairs([s for s, _ in drawn], [t for _, t in drawn], "drawn")

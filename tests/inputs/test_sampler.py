@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from transom.inputs.sampler import Indices, cut_batches, padding_waste, plan_epoch
@@ -15,7 +15,6 @@ def sides(drawn: list[tuple[int, int]]) -> tuple[Indices, Indices]:
     return table[:, 0], table[:, 1]
 
 
-@settings(deadline=None)
 @given(lengths, st.integers(40, 400), st.integers(0, 2**63), st.integers(0, 1000))
 def test_every_sample_once_within_the_limit(drawn: list[tuple[int, int]], batch_tokens: int, seed: int, epoch: int) -> None:
     source, target = sides(drawn)
@@ -25,7 +24,6 @@ def test_every_sample_once_within_the_limit(drawn: list[tuple[int, int]], batch_
         assert 0 < len(batch) * max(source[batch].max(), target[batch].max()) <= batch_tokens
 
 
-@settings(deadline=None)
 @given(lengths, st.integers(0, 9), st.integers(0, 9))
 def test_the_plan_is_a_pure_function(drawn: list[tuple[int, int]], seed: int, epoch: int) -> None:
     plans = [plan_epoch(*sides(drawn), batch_tokens=100, seed=seed, epoch=epoch) for _ in range(2)]

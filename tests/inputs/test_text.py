@@ -7,7 +7,7 @@ import tracemalloc
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from transom.errors import DataError
@@ -29,7 +29,6 @@ def message_of(path: Path) -> str:
     return message.replace(str(path), "FILE")
 
 
-@settings(deadline=None)
 @given(st.lists(clean, min_size=1), st.sampled_from(["\n", "\r\n"]), st.booleans())
 def test_lines_come_back(lines: list[str], end: str, ended: bool) -> None:
     content = end.join(lines) + (end if ended or not lines[-1] else "")

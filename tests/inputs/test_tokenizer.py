@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.inputs.test_bpe import SENTENCES, texts
@@ -72,14 +72,12 @@ BPE = Tokenizer.train(SENTENCES, TokenizerConfig(vocab_size=500))
 LOWER = Tokenizer.train(SENTENCES, TokenizerConfig(vocab_size=500, lowercase=True))
 
 
-@settings(deadline=None)
 @given(texts)
 def test_any_text_comes_back(text: str) -> None:
     assert BPE.decode(BPE.encode(text)) == text
     assert LOWER.decode(LOWER.encode(text)) == text.lower()
 
 
-@settings(deadline=None)
 @given(texts, st.floats(0, 0.9))
 def test_dropout_keeps_the_text(text: str, p: float) -> None:
     (numbers,) = LOWER.encode_with_dropout([text], p, (1,), [3])
@@ -88,7 +86,6 @@ def test_dropout_keeps_the_text(text: str, p: float) -> None:
         assert numbers == LOWER.encode(text)
 
 
-@settings(deadline=None)
 @given(st.lists(st.sampled_from(["dogs", "unseen", "Größe,", "x-y", "😀"]), min_size=1))
 def test_words_are_found_again(words: list[str]) -> None:
     numbers = BPE.encode(" ".join(words))

@@ -32,7 +32,7 @@ CONFIGS = st.fixed_dictionaries(
 )
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(CONFIGS, SIZES)
 def test_counts_are_those_of_the_model(sizes, source_vocab_size):
     source = sizes["target_vocab_size"] if sizes["tie"] == "all" else source_vocab_size

@@ -10,7 +10,7 @@ from transom.training import loss as module
 from transom.training.loss import cross_entropy, linear_cross_entropy
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     st.integers(1, 9), st.integers(2, 12), st.integers(1, 5), st.sampled_from([0.0, 0.1, 0.7]), st.integers(1, 40), st.integers(0, 2**31)
 )

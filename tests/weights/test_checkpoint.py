@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.weights.checking import one_line
 from transom.errors import CheckpointError, DiskError
 from transom.weights import checkpoint, durable
 from transom.weights.checkpoint import Checkpoints, Latest
@@ -34,13 +35,6 @@ def saved(folder: Path, *steps: int) -> Checkpoints:
     return checkpoints
 
 
-def one_line(error: pytest.ExceptionInfo[Exception], *words: str) -> None:
-    message = str(error.value)
-    assert "\n" not in message
-    for word in words:
-        assert word in message
-
-
 def test_what_is_saved_comes_back_bit_for_bit(tmp_path):
     checkpoints, given_groups = Checkpoints(tmp_path / "run" / "checkpoints"), groups(5)
     checkpoints.save(5, given_groups, STATE)
@@ -55,7 +49,7 @@ def test_what_is_saved_comes_back_bit_for_bit(tmp_path):
             assert torch.equal(found.reshape(-1).view(torch.uint8), tensor.reshape(-1).view(torch.uint8))
 
 
-@settings(deadline=None, max_examples=10)
+@settings(max_examples=10)
 @given(
     st.dictionaries(st.text(), st.recursive(st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(), st.lists))
 )

@@ -10,21 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.weights.checking import names, one_line
 from transom.errors import DiskError
 from transom.weights import durable
 from transom.weights.checked import read_manifest, verify
 from transom.weights.durable import append_line, make_folder, remove, remove_leftovers, write_file, write_folder
-
-
-def names(folder: Path) -> set[str]:
-    return {path.name for path in folder.iterdir()}
-
-
-def one_line(error: pytest.ExceptionInfo[DiskError], *words: str) -> None:
-    message = str(error.value)
-    assert "\n" not in message
-    for word in words:
-        assert word in message
 
 
 def test_a_file_is_replaced_whole(tmp_path):

@@ -84,7 +84,7 @@ def test_a_full_disk_keeps_the_history(tmp_path, limited_files):
     assert len(metrics.read()) == 2
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(st.lists(st.dictionaries(st.text(), st.text() | st.integers() | st.none()).map(lambda d: d | {"step": 1}), max_size=4))
 def test_any_text_keeps_to_its_line(tmp_path_factory, records):
     """U+2028, U+0085, lone carriage returns and the like must not make a line of their own."""

@@ -67,7 +67,7 @@ def test_every_type_and_shape_comes_back_bit_for_bit(tmp_path, dtype, shape):
     assert read_specs(path) == {"x": (dtype, shape)}
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(
     st.dictionaries(
         st.text(min_size=1).filter(lambda name: name != "__metadata__"),
@@ -151,7 +151,7 @@ def test_a_file_cut_anywhere_is_refused(tmp_path):
             read_tensors(path)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(st.binary(max_size=300))
 def test_random_bytes_are_refused(tmp_path_factory, data):
     path = tmp_path_factory.mktemp("any") / "a.safetensors"
