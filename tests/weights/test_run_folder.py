@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.weights.checking import names, one_line
 from transom.config.model import Seq2Seq
 from transom.errors import CheckpointError, ConfigError, DiskError
 from transom.models.build import build_model
@@ -34,17 +35,6 @@ def begun(path: Path) -> Path:
         run.write("README.md", b"# card")
         run.checkpoints.save(1, {"model": {"w": torch.ones(1)}}, {})
     return path
-
-
-def names(folder: Path) -> set[str]:
-    return {path.name for path in folder.iterdir()}
-
-
-def one_line(error: pytest.ExceptionInfo[Exception], *words: str) -> None:
-    message = str(error.value)
-    assert "\n" not in message
-    for word in words:
-        assert word in message
 
 
 def test_the_model_comes_back(tmp_path):
@@ -226,10 +216,10 @@ def test_a_config_that_does_not_fit_the_schema_is_named(tmp_path):
     path = begun(tmp_path / "a")
     good = config().model_dump(mode="json")
     for model, words in [
-        (good | {"d_model": "wide"}, "model.d_model: Input should be a valid integer"),
-        (good | {"colour": "red"}, "model.colour: Extra inputs are not permitted"),
+        (good | {"d_model": "wide"}, "model.d_model: expected what transom writes, found 'wide' (Input should be a valid integer"),
+        (good | {"colour": "red"}, "model.colour: expected what transom writes, found 'red' (Extra inputs are not permitted)"),
         (good | {"norm": {"kind": "os.system"}}, "model.norm.kind"),
-        (good | {"d_model": -1}, "model.d_model: Input should be greater than or equal to 1"),
+        (good | {"d_model": -1}, "model.d_model: expected what transom writes, found -1 (Input should be greater than or equal to 1)"),
         (None, "model: "),
         ([], "model: "),
         ("x" * 10**5, "model"),
@@ -237,7 +227,7 @@ def test_a_config_that_does_not_fit_the_schema_is_named(tmp_path):
         put_config(path, model)
         with pytest.raises(CheckpointError) as error:
             RunFolder.open(path).load_config()
-        one_line(error, "config.json: ", words, "this is not what transom wrote")
+        one_line(error, "config.json: ", words, "expected what transom writes")
         assert len(str(error.value)) < 700
 
 

@@ -180,7 +180,9 @@ class RunFolder:
         except ValidationError as error:
             first = error.errors()[0]
             field = ".".join(["model", *map(str, first["loc"])])
-            raise CheckpointError(f"{path}: {field[:200]}: {first['msg'][:200]}; this is not what transom wrote") from error
+            raise CheckpointError(
+                f"{path}: {field[:200]}: expected what transom writes, found {first['input']!r:.80} ({first['msg'][:200]})"
+            ) from error
         if config.source_vocab_size is None or config.target_vocab_size is None:
             raise CheckpointError(f"{path}: expected model.source_vocab_size and model.target_vocab_size, found none")
         return config
