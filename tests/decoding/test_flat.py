@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tests.decoding.models import tiny_model
+from tests.decoding.models import letter_tokenizers, tiny_model
 from tests.decoding.tables import EOS, FORBIDDEN, SOS
 from transom.decoding.beam import Beam
 from transom.decoding.filters import Forbid
@@ -12,6 +12,7 @@ from transom.decoding.greedy import Greedy
 from transom.decoding.limits import Limits
 from transom.decoding.loop import search
 from transom.decoding.roles import Strategy
+from transom.decoding.translator import Translation, Translator
 from transom.inputs.batch import Sequences
 
 VOCAB = 9
@@ -112,3 +113,14 @@ def test_eight_bits_are_near_and_only_for_few_rows() -> None:
     few, few_rounded = logits(exact, FEW // 2), logits(rounded, FEW // 2)
     assert 0 < (few - few_rounded).abs().max().item() < 0.1 * few.std().item()
     assert torch.equal(logits(exact, FEW // 2 + 1), logits(rounded, FEW // 2 + 1))
+
+
+def test_a_translator_answers_the_same_with_a_searcher() -> None:
+    tokenizers = letter_tokenizers()
+    model = tiny_model(tokenizers.target.vocab_size)
+    texts = ["a", "bad cab", "", "fed. abc!", "had a cab"]
+    plain = Translator(model, tokenizers).n_best(texts, 3, beam_size=4, max_length=9)
+    assert Translator(model, tokenizers, searcher=FlatSeq2Seq(model)).n_best(texts, 3, beam_size=4, max_length=9) == [
+        [Translation(t.text, pytest.approx(t.score), pytest.approx(t.log_p)) for t in of_text] for of_text in plain
+    ]
+    assert len({t.text for of_text in plain for t in of_text}) > 6

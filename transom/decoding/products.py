@@ -93,5 +93,5 @@ INT8 = Arithmetic(Quantised, torch.float32)
 
 def arithmetic_of(weight: Tensor) -> Arithmetic:
     """Choose the fastest arithmetic that keeps the type of ``weight``, on its device."""
-    packs = weight.dtype == torch.bfloat16 and weight.device.type == "cpu" and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
+    packs = weight.dtype == torch.bfloat16 and weight.device.type == "cpu" and torch.ops.mkldnn._is_mkldnn_bf16_supported()
     return Arithmetic(Packed if packs else Plain, weight.dtype)

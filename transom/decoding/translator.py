@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Literal, NamedTuple, TypedDict, Unpack, cast
+from typing import Any, Literal, NamedTuple, TypedDict, Unpack, cast
 
 import numpy as np
 import torch
@@ -14,11 +14,13 @@ from transom.config.recipe import load_recipe
 from transom.config.training import Decoding
 from transom.decoding.beam import Beam
 from transom.decoding.filters import Forbid
+from transom.decoding.flat import FlatSeq2Seq
 from transom.decoding.greedy import Greedy
 from transom.decoding.hypothesis import Hypothesis
 from transom.decoding.inference import evaluating, prepare
 from transom.decoding.limits import limits_of
 from transom.decoding.loop import log_probabilities, search
+from transom.decoding.roles import StepModel
 from transom.decoding.sentences import split_text
 from transom.errors import CheckpointError, ConfigError, DataError
 from transom.inputs.batch import Sequences
@@ -87,7 +89,12 @@ class Translator:
     """A trained model with its tokenizers and its way of searching."""
 
     def __init__(
-        self, model: Seq2SeqTransformer, tokenizers: Tokenizers, decoding: Decoding | None = None, precision: Precision | None = None
+        self,
+        model: Seq2SeqTransformer,
+        tokenizers: Tokenizers,
+        decoding: Decoding | None = None,
+        precision: Precision | None = None,
+        searcher: FlatSeq2Seq | None = None,
     ) -> None:
         """Join what is needed to translate.
 
@@ -96,7 +103,9 @@ class Translator:
             tokenizers: of both sides.
             decoding: default settings of the search.
             precision: of the model's matrix products, with the reason, for whoever asks.
+            searcher: the model laid out for searching; left out, the model itself, which may still be learning.
         """
+        self._searcher: StepModel[Any, Any] = searcher or model
         self.model, self.tokenizers, self.precision = model, tokenizers, precision
         self.decoding = decoding or Decoding()
 
@@ -220,18 +229,19 @@ class Translator:
         strategy = Greedy(EOS, alpha) if decoding.beam_size == 1 else Beam(EOS, decoding.beam_size, n, alpha)
         limits = limits_of([len(source) for source in sources], decoding, self.model.config.max_seq_len, device)
         rows = Sequences.pad([[*source, EOS] for source in sources]).to(device)
-        return search(self.model, rows, strategy, limits, SOS, EOS, [Forbid(torch.tensor([PAD, SOS], device=device))])
+        return search(self._searcher, rows, strategy, limits, SOS, EOS, [Forbid(torch.tensor([PAD, SOS], device=device))])
 
     def _translations(self, hypotheses: list[Hypothesis]) -> list[Translation]:
         return [Translation(one_line(self.tokenizers.target.decode(h.tokens)), h.score, h.log_p) for h in hypotheses]
 
 
-def load(folder: str | Path, precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto") -> Translator:
+def load(folder: str | Path, precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto", int8: bool = False) -> Translator:
     """Load a run's model to translate with; the caller's random numbers stay as they were.
 
     Args:
         folder: the ``--out`` of a training.
         precision: type of the matrix products; auto chooses by measuring.
+        int8: on a CPU, search with the decoder's weights in 8 bits where only a few hypotheses are live: faster, a little less exact.
 
     Raises:
         CheckpointError: there is no intact run in the folder.
@@ -254,7 +264,7 @@ def load(folder: str | Path, precision: Literal["auto", "fp32", "bf16", "fp16"] 
     chosen = choose_precision(precision, device)
     prepare(model, chosen.dtype, device)
     decoding = load_recipe(run.path / RECIPE)[0].decoding if (run.path / RECIPE).exists() else None
-    return Translator(model, tokenizers, decoding, chosen)
+    return Translator(model, tokenizers, decoding, chosen, FlatSeq2Seq(model, int8=int8 and device.type == "cpu"))
 
 
 def perplexity(scores: Sequence[PairScore]) -> float:
