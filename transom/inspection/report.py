@@ -20,7 +20,6 @@ from transom.inspection.tables import facts_table, table
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 """Content security policy: whatever the data hold, the page loads nothing and runs nothing."""
 
-
 _VALIDATED = (("Loss", "loss", 3), ("Perplexity", "perplexity", 2), ("BLEU", "bleu", 2), ("chrF", "chrf", 2))
 
 _UNITS = {"peak_share": 100.0}
@@ -46,7 +45,7 @@ def report(facts: Facts) -> str:
     head = node("header", node("h1", facts.name), node("p", _lead(facts), class_="lead"), node("nav", *links, aria_label="Sections"))
     main = node("main", _tiles(facts), *_skipped(facts))
     main.extend(node("section", node("h2", title), *content, id=anchor) for anchor, title, content in filled)
-    page = node("html", _head(facts), node("body", head, main, _footer(facts)), lang="en")
+    page = node("html", _head(facts), node("body", head, main, _footer()), lang="en")
     return f"<!DOCTYPE html>\n{to_html(page)}\n"
 
 
@@ -199,9 +198,9 @@ def _time(facts: Facts) -> list[Element]:
     rows = [("Training time", duration(facts.seconds)), ("Steps", whole(facts.steps))]
     if facts.steps:
         rows.append(("Time a step, validation included", f"{1000 * facts.seconds / facts.steps:,.0f} ms"))
-    if speeds:
-        low, middle, high = (speeds[round(share * (len(speeds) - 1))] for share in (0.1, 0.5, 0.9))
-        rows.append(("Target tokens a second, median", whole(middle)))
+    if facts.throughput is not None:
+        low, high = (speeds[round(share * (len(speeds) - 1))] for share in (0.1, 0.9))
+        rows.append(("Target tokens a second, median", whole(facts.throughput)))
         rows.append(("… nine in ten above, nine in ten below", f"{whole(low)}, {whole(high)}"))
     if facts.peak_share is not None:
         rows.append(("Share of the measured peak, median", percent(facts.peak_share, 1)))
@@ -210,5 +209,5 @@ def _time(facts: Facts) -> list[Element]:
     return [node("div", node("div", facts_table(rows)), node("div", *machine), class_="columns")]
 
 
-def _footer(facts: Facts) -> Element:
+def _footer() -> Element:
     return node("footer", f"Written by transom {__version__} from the run's metrics.jsonl. This page loads nothing and runs no script.")
