@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from benchmarks import measure, ours, translation
+from benchmarks import measure, ours, tables, translation
 from benchmarks.peers import ct2, marian, torch_transformer
 from benchmarks.shapes import BASE, TINY, Task, tasks
 from transom.decoding.flat import FlatSeq2Seq
@@ -101,3 +101,16 @@ def test_a_quick_run_writes_figures_with_their_facts(tmp_path: Path, capsys: pyt
         assert len(peers) < len(rows)
         assert all(row["low"] <= row["tokens_per_second"] <= row["high"] for row in rows)
     assert "training tiny" in capsys.readouterr().out
+
+
+def test_the_readme_shows_the_results() -> None:
+    assert tables.section(tables.README.read_text(encoding="utf-8")) == tables.current()
+
+
+def test_results_become_tables() -> None:
+    row = {"system": "transom", "tokens_per_second": 1234.5, "ratio_to_best_peer": 1.5}
+    facts = {"matmul_gflops": {"float32": 1000}, "versions": {"torch": "2.13.0"}, "read_gbytes": 30.5, "command": "c", "date": "d"}
+    facts |= {"processor": "p", "cores": 2, "threads": 2, "load_before": 0.1}
+    text = tables.markdown({"facts": facts, "train": {"base": [row]}, "decode": {"greedy": [row]}})
+    assert "| system | tokens per second | ratio to best peer |\n| --- | --- | --- |\n| transom | 1,234 | 1.5 |\n" in text
+    assert "### Training, base" in text and "### Translating, greedy" in text and "float32 1,000 GFLOP/s" in text
