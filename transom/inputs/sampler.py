@@ -1,4 +1,4 @@
-"""The order of samples: a pure function of (seed, epoch), so that one integer is the loader's whole state."""
+"""Batches of samples: their order a pure function of (seed, epoch), so that one integer is the loader's whole state."""
 
 from collections.abc import Iterator, Sequence
 

@@ -1,4 +1,4 @@
-"""How the C library hands out memory: large blocks that are freed and asked for again, thousands of times a step."""
+"""Memory: whether a model fits in it, and how the C library hands it out, in large blocks, thousands of times a step."""
 
 import ctypes
 import os
@@ -7,12 +7,11 @@ import torch
 
 from transom.errors import ConfigError
 
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
-_LARGEST_ON_HEAP, _NEVER = 1 << 30, (1 << 31) - 1
-
-
 BYTES_PER_PARAMETER = 12
 """What training holds at the least: weights, gradients and the weights that are validated, in float32."""
+
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
+_LARGEST_ON_HEAP, _NEVER = 1 << 30, (1 << 31) - 1
 
 
 def refuse_larger_than_memory(n_parameters: int, device: torch.device) -> None:
