@@ -171,3 +171,8 @@ def test_a_recipe_with_a_typo(transom: Call, tmp_path: Path) -> None:
         error
         == f"error: {tmp_path / 'my.toml'}:4: unknown field training.max_stps; did you mean training.max_steps or training.max_minutes?"
     )
+
+
+def test_an_out_that_is_not_utf8_is_refused_before_training(trained: Trained, transom: Call, tmp_path: Path) -> None:
+    assert "expected a folder whose name is UTF-8" in transom(*trained.command, "--out", tmp_path / "odd\udcff").error
+    assert not list(tmp_path.iterdir())

@@ -226,3 +226,9 @@ def test_absurd_values_are_refused(write: Load, override: str, message: str) -> 
         write(DATA, override)
     assert message in str(caught.value)
     assert f"--set {override}: " in str(caught.value)
+
+
+@pytest.mark.parametrize("override", ["data.generate.n_train=1000000000000", "data.generate.max_length=1000000000"])
+def test_more_than_can_be_generated_is_refused(override: str) -> None:
+    with pytest.raises(ConfigError, match="expected a number less than or equal to"):
+        load_recipe("copy", [override])

@@ -31,9 +31,9 @@ class Phrasebook(Brick):
     """English-Spanish sentence pairs from the built-in grammar."""
 
     kind: Literal["phrasebook"] = "phrasebook"
-    n_train: int = Field(50000, ge=100, description="training pairs")
-    n_valid: int = Field(1000, ge=10, description="validation pairs")
-    n_test: int = Field(2000, ge=10, description="test pairs, whole word combinations of which are held out of training")
+    n_train: int = Field(50000, ge=100, le=10_000_000, description="training pairs")
+    n_valid: int = Field(1000, ge=10, le=10_000_000, description="validation pairs")
+    n_test: int = Field(2000, ge=10, le=10_000_000, description="test pairs, whole word combinations of which are held out of training")
     seed: int = Field(1, description="seed of the draw")
 
 
@@ -41,12 +41,12 @@ class SequenceTask(Brick):
     """Random symbol sequences with a rule for the target: the same, reversed, or sorted."""
 
     kind: Literal["copy", "reverse", "sort"] = Field(..., description="the rule")
-    n_train: int = Field(20000, ge=100, description="training pairs")
-    n_valid: int = Field(500, ge=10, description="validation pairs")
-    n_test: int = Field(1000, ge=10, description="test pairs, none of which is in the training set")
+    n_train: int = Field(20000, ge=100, le=10_000_000, description="training pairs")
+    n_valid: int = Field(500, ge=10, le=10_000_000, description="validation pairs")
+    n_test: int = Field(1000, ge=10, le=10_000_000, description="test pairs, none of which is in the training set")
     n_symbols: int = Field(20, ge=2, le=26, description="different symbols")
     min_length: int = Field(1, ge=1, description="shortest sequence")
-    max_length: int = Field(12, ge=1, description="longest sequence")
+    max_length: int = Field(12, ge=1, le=10_000, description="longest sequence")
     seed: int = Field(1, description="seed of the draw")
 
 

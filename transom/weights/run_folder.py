@@ -4,6 +4,7 @@ import fcntl
 import json
 import math
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
@@ -63,6 +64,8 @@ class RunFolder:
             ConfigError: there is a run and neither was asked for, another training is writing it, or the folder is something else.
             DiskError: it cannot be written.
         """
+        if re.search("[\ud800-\udfff]", str(path)):
+            raise ConfigError(f"{str(path)!a}: expected a folder whose name is UTF-8, found other bytes in it; give another --out")
         make_folder(path)
         if not _is_ours(path) and (foreign := sorted(entry.name for entry in path.iterdir())):
             raise ConfigError(f"{path} is not empty and not a run's folder (it holds {foreign[0][:80]!r}); give another --out")
