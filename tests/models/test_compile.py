@@ -9,8 +9,15 @@ from transom.config.model import Seq2Seq
 from transom.inputs.batch import Sequences, TranslationBatch
 from transom.models.build import build_model
 
+TRACER = "ignore:.*torch.autograd.function.Function.* should not be instantiated:DeprecationWarning"
+"""PyTorch's tracer makes such an instance for each of our functions with a gradient of its own; nothing of ours does."""
+
+INDUCTOR = "ignore:`torch.jit.script_method` is deprecated:DeprecationWarning"
+"""PyTorch's compiler uses it when it is imported; nothing of ours does."""
+
 
 @pytest.mark.compile
+@pytest.mark.filterwarnings(TRACER, INDUCTOR)
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.long)])
 @pytest.mark.parametrize("placement", ["post", "pre"])
 def test_logits_and_gradients_agree(backend: str, placement: str) -> None:
