@@ -241,7 +241,7 @@ def load(folder: str | Path, precision: Literal["auto", "fp32", "bf16", "fp16"] 
     Args:
         folder: the ``--out`` of a training.
         precision: type of the matrix products; auto chooses by measuring.
-        int8: on a CPU, search with the decoder's weights in 8 bits where only a few hypotheses are live: faster, a little less exact.
+        int8: on a CPU, multiply by the decoder's weights in 8 bits where only a few hypotheses are live: faster, a little less exact.
 
     Raises:
         CheckpointError: there is no intact run in the folder.
