@@ -21,9 +21,9 @@ PLAIN := -o addopts="--strict-markers --strict-config --import-mode=importlib"
 .DEFAULT_GOAL := help
 
 help:
-	@echo "make demo    train the built-in phrasebook translator, translate, write a report (3 minutes on 2 cores)"
-	@echo "make test    all checks and the first tier of tests (8 minutes on 2 cores)"
-	@echo "make ci      make test and the long checks (40 minutes)"
+	@echo "make demo    train the built-in phrasebook translator, translate, write a report"
+	@echo "make test    all checks and the first tier of tests"
+	@echo "make ci      make test and the long checks"
 	@echo "make check   ruff and mypy"
 	@echo "make chaos   kill trainings at random moments, resume, compare bit for bit"
 	@echo "make bench   speed beside the peers, in one process"
