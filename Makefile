@@ -26,7 +26,7 @@ help:
 	@echo "make ci      make test and the long checks"
 	@echo "make check   ruff and mypy"
 	@echo "make chaos   kill trainings at random moments, resume, compare bit for bit"
-	@echo "make bench   speed beside the peers, in one process"
+	@echo "make bench   speed beside the peers, in one run"
 	@echo "make docs    write docs/config.md anew from the schema"
 	@echo "make size    lines a file and a room"
 	@echo "make clean   remove .venv and caches, never runs/"

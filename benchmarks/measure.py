@@ -34,11 +34,11 @@ class Spread:
         return cls(median, low, high)
 
 
-def interleave(systems: Mapping[Name, Callable[[], object]], rounds: int, warm: int = 1) -> dict[Name, Spread]:
+def interleave(systems: Mapping[Name, Callable[[], float]], rounds: int, warm: int = 1) -> dict[Name, Spread]:
     """Time every system once a round, so that a change in the machine's speed meets all of them.
 
     Args:
-        systems: name to the work.
+        systems: name to the work, which returns the seconds it took.
         rounds: how often each is timed.
         warm: how often each is run before.
     """
@@ -48,10 +48,19 @@ def interleave(systems: Mapping[Name, Callable[[], object]], rounds: int, warm: 
     seconds: dict[Name, list[float]] = {name: [] for name in systems}
     for _ in range(rounds):
         for name, work in systems.items():
-            start = time.perf_counter()
-            work()
-            seconds[name].append(time.perf_counter() - start)
+            seconds[name].append(work())
     return {name: Spread.of(times) for name, times in seconds.items()}
+
+
+def timed(work: Callable[[], object]) -> Callable[[], float]:
+    """Make work return its seconds."""
+
+    def run() -> float:
+        start = time.perf_counter()
+        work()
+        return time.perf_counter() - start
+
+    return run
 
 
 def facts(command: str, threads: int, peak: MachinePeak) -> dict[str, object]:

@@ -1,19 +1,23 @@
 """transom's own side of the comparison, through the functions that training and translating use."""
 
-import copy
 from collections.abc import Callable
-from typing import cast
+from functools import partial
+from typing import Any, cast
 
+import numpy as np
 import torch
 
 from benchmarks.shapes import FIRST, LEARNING_RATE, TRAINING, Shape, Task, symbols
 from transom.decoding.beam import Beam
+from transom.decoding.deal import deal_out
 from transom.decoding.filters import Forbid
-from transom.decoding.flat import FEW, FlatSeq2Seq
+from transom.decoding.flat import searcher_of
 from transom.decoding.greedy import Greedy
 from transom.decoding.limits import Limits
 from transom.decoding.loop import search
+from transom.decoding.roles import StepModel
 from transom.inputs.batch import Sequences, TranslationBatch
+from transom.inputs.sampler import Indices, cut_batches
 from transom.inputs.special import EOS, PAD, SOS
 from transom.models.build import build_model
 from transom.models.seq2seq import Seq2SeqTransformer
@@ -45,21 +49,24 @@ def training_steps(shape: Shape) -> dict[str, Callable[[], float]]:
     return {precision.name: step}
 
 
-def translators(task: Task) -> dict[str, Callable[[], list[list[int]]]]:
-    """Give searches that return each row's new symbols, the end symbol included."""
-    model = fresh_model(task.shape).eval()
-    source = Sequences.pad(symbols(task.rows, task.shape.source, task.shape.vocab, 3).tolist())
-    length = task.shape.target
-    limits = Limits(torch.full((task.rows,), length - 1), torch.full((task.rows,), length))
-    strategy = Greedy(EOS) if task.beams == 1 else Beam(EOS, task.beams)
-    forbid = [Forbid(torch.tensor([PAD, SOS]))]
+def translators(tasks: list[Task], threads: int) -> dict[tuple[str, str], Callable[[], list[list[int]]]]:
+    """Give searches by task and mode, dealt out to the threads as a translator deals them; they return each row's new symbols."""
+    model = fresh_model(tasks[0].shape).eval()
+    searchers = {"bf16": searcher_of(model, torch.bfloat16), "fp32": searcher_of(model)}
+    return {(task.name, mode): partial(_translate, searcher, task, threads) for task in tasks for mode, searcher in searchers.items()}
+
+
+def _translate(searcher: StepModel[Any, Any], task: Task, threads: int) -> list[list[int]]:
     assert FIRST > EOS
+    source, length = symbols(task.rows, task.shape.source, task.shape.vocab, 3).tolist(), task.shape.target
+    strategy = Greedy(EOS) if task.beams == 1 else Beam(EOS, task.beams)
 
-    def translate(stepper: FlatSeq2Seq) -> Callable[[], list[list[int]]]:
-        return lambda: [[*found[0].tokens, EOS] for found in search(stepper, source, strategy, limits, SOS, EOS, forbid)]
+    def search_part(part: Indices) -> list[list[int]]:
+        limits = Limits(torch.full((len(part),), length - 1), torch.full((len(part),), length))
+        rows = Sequences.pad([source[i] for i in part])
+        found = search(searcher, rows, strategy, limits, SOS, EOS, [Forbid(torch.tensor([PAD, SOS]))])
+        return [[*of_source[0].tokens, EOS] for of_source in found]
 
-    short = copy.deepcopy(model).to(torch.bfloat16)
-    modes = {"bf16": translate(FlatSeq2Seq(short)), "fp32": translate(FlatSeq2Seq(model))}
-    if task.rows * task.beams <= FEW:
-        modes["int8"] = translate(FlatSeq2Seq(short, int8=True))
-    return modes
+    most = -(-task.rows // threads) * task.shape.source
+    parts = list(cut_batches(np.arange(task.rows), np.full(task.rows, task.shape.source), most))
+    return [row for _, found in deal_out(search_part, parts, threads) for row in found]

@@ -1,4 +1,4 @@
-"""Speed of training, translating and starting beside the peers, in one process run, at equal shapes.
+"""Speed of training, translating and starting beside the peers, in one run, at equal shapes.
 
     python -m benchmarks.translation [--train] [--decode] [--start] [--quick] [--rounds N] [--out FILE]
 
@@ -10,23 +10,27 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from benchmarks import ours, start
-from benchmarks.measure import Spread, facts, interleave
-from benchmarks.peers import ct2, marian, torch_transformer
+from benchmarks import start
+from benchmarks.measure import Spread, facts, interleave, timed
 from benchmarks.shapes import BASE, SMALL, TINY, Shape, Task, tasks
+from benchmarks.worker import Worker
 from transom.planning.machine import MachinePeak, measure_peak
-from transom.planning.memory import keep_freed_memory
 from transom.planning.precision import choose_threads
 
 BYTES = {"fp32": 4, "float32": 4, "bf16": 2, "bfloat16": 2, "int8": 1, "int16": 2}
 """Bytes a weight takes in memory, by the first word of a mode."""
 
-Work = Callable[[], object]
+Turn = Callable[[], tuple[float, Any]]
+"""Does a system's work once; gives its seconds and its result."""
+
 Row = dict[str, object]
 
 
@@ -36,7 +40,6 @@ def main(arguments: list[str] | None = None) -> None:
     everything = not (asked.train or asked.decode or asked.start)
     threads = asked.threads or choose_threads().count
     torch.set_num_threads(threads)
-    keep_freed_memory()  # as transom's training does; it serves the peers in this process as well
     peak = measure_peak()
     result: dict[str, object] = {
         "facts": facts(" ".join(["python -m benchmarks.translation", *(arguments or sys.argv[1:])]), threads, peak)
@@ -46,7 +49,7 @@ def main(arguments: list[str] | None = None) -> None:
         result["start"] = start_table(asked.rounds or (2 if asked.quick else 7), TINY if asked.quick else BASE)
     if asked.train or everything:
         shapes = (TINY,) if asked.quick else (BASE, SMALL)
-        result["train"] = {shape.name: training_table(shape, asked.rounds, peak, not asked.no_compile) for shape in shapes}
+        result["train"] = {shape.name: training_table(shape, asked.rounds, peak, threads, not asked.no_compile) for shape in shapes}
     if asked.decode or everything:
         result["decode"] = decoding_tables(TINY if asked.quick else BASE, asked.rounds, peak, threads)
     result["load_after"] = round(os.getloadavg()[0], 2)
@@ -56,14 +59,16 @@ def main(arguments: list[str] | None = None) -> None:
         print(f"written: {asked.out}")
 
 
-def training_table(shape: Shape, rounds: int | None, peak: MachinePeak, compiled: bool) -> list[Row]:
+def training_table(shape: Shape, rounds: int | None, peak: MachinePeak, threads: int, compiled: bool) -> list[Row]:
     """Time a training step of every system; the figure is target tokens a second."""
-    systems: dict[tuple[str, str], Callable[[], float]] = {}
-    systems |= {("transom", mode): step for mode, step in ours.training_steps(shape).items()}
-    systems |= {("transformers Marian", mode): step for mode, step in marian.training_steps(shape, compiled).items()}
-    systems |= {("torch.nn.Transformer", mode): step for mode, step in torch_transformer.training_steps(shape, compiled).items()}
-    first = {name: step() for name, step in systems.items()}
-    spreads = interleave(systems, rounds or 5)
+    systems = {
+        "transom": ("benchmarks.ours", "training_steps", shape),
+        "transformers Marian": ("benchmarks.peers.marian", "training_steps", shape, compiled),
+        "torch.nn.Transformer": ("benchmarks.peers.torch_transformer", "training_steps", shape, compiled),
+    }
+    with workers(systems, threads) as turns:
+        first = {name: turn()[1] for name, turn in turns.items()}
+        spreads = interleave({name: seconds_of(turn) for name, turn in turns.items()}, rounds or 5)
     rows = []
     for (system, mode), spread in spreads.items():
         rate = shape.training_flops / spread.median
@@ -78,18 +83,34 @@ def training_table(shape: Shape, rounds: int | None, peak: MachinePeak, compiled
 def decoding_tables(shape: Shape, rounds: int | None, peak: MachinePeak, threads: int) -> dict[str, list[Row]]:
     """Time every system's translation; the figure is new symbols a second."""
     tables = {}
-    with tempfile.TemporaryDirectory() as folder:
-        peer = marian.fresh_model(shape).eval()
-        ct2.convert(peer, Path(folder))
+    systems = {
+        "transom": ("benchmarks.ours", "translators", tasks(shape), threads),
+        "CTranslate2": ("benchmarks.peers.ct2", "translators", tasks(shape), threads),
+        "transformers Marian": ("benchmarks.peers.marian", "translators", tasks(shape)),
+    }
+    with workers(systems, threads) as turns:
         for task in tasks(shape):
-            systems: dict[tuple[str, str], Work] = {}
-            systems |= {("transom", mode): work for mode, work in ours.translators(task).items()}
-            systems |= {("CTranslate2", mode): work for mode, work in ct2.translators(task, Path(folder), threads).items()}
-            systems |= {("transformers Marian", mode): work for mode, work in marian.translators(task, peer).items()}
-            spreads = interleave(systems, rounds or task.rounds)
+            of_task = {(system, mode): seconds_of(turn) for (system, (name, mode)), turn in turns.items() if name == task.name}
+            spreads = interleave(of_task, rounds or task.rounds)
             rows = [decoding_row(task, system, mode, spread, peak) for (system, mode), spread in spreads.items()]
             tables[task.name] = show(f"translating {shape.name}: {task.name}", with_ratios(rows))
     return tables
+
+
+@contextmanager
+def workers(systems: Mapping[str, tuple[Any, ...]], threads: int) -> Iterator[dict[tuple[str, Any], Turn]]:
+    """Start a process for each system, given as the module and function that make its works and the function's arguments."""
+    with ExitStack() as stack:
+        turns: dict[tuple[str, Any], Turn] = {}
+        for system, make in systems.items():
+            worker = stack.enter_context(Worker(*make, threads=threads))
+            turns |= {(system, name): partial(worker.turn, name) for name in worker.names}
+        yield turns
+
+
+def seconds_of(turn: Turn) -> Callable[[], float]:
+    """Drop the result."""
+    return lambda: turn()[0]
 
 
 def decoding_row(task: Task, system: str, mode: str, spread: Spread, peak: MachinePeak) -> Row:
@@ -105,7 +126,7 @@ def decoding_row(task: Task, system: str, mode: str, spread: Spread, peak: Machi
 def start_table(rounds: int, shape: Shape) -> list[Row]:
     """Time whole processes; the figure is seconds."""
     with tempfile.TemporaryDirectory() as folder:
-        spreads = interleave(start.commands(start.make_run(Path(folder), shape.config)), rounds)
+        spreads = interleave({name: timed(run) for name, run in start.commands(start.make_run(Path(folder), shape.config)).items()}, rounds)
     rows: list[Row] = [
         {"command": name, "seconds": round(s.median, 3), "low": round(s.low, 3), "high": round(s.high, 3)} for name, s in spreads.items()
     ]

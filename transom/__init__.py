@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from transom.cli.training_run import train as train
-    from transom.decoding.translator import load as load
+    from transom.decoding.load import load as load
 
 __all__ = ["load", "train"]
 __version__ = "0.1.0.dev0"
 
-_HOMES = {"load": "transom.decoding.translator", "train": "transom.cli.training_run"}
+_HOMES = {"load": "transom.decoding.load", "train": "transom.cli.training_run"}
 
 
 def __getattr__(name: str) -> Any:

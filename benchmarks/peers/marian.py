@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -55,25 +56,23 @@ def training_steps(shape: Shape, compiled: bool) -> dict[str, Callable[[], float
     return steps(model, logits, labels, compiled)
 
 
-def translators(task: Task, model: MarianMTModel) -> dict[str, Callable[[], list[list[int]]]]:
-    """Give ``generate`` in float32 and bfloat16; it returns each row's new symbols."""
-    source = symbols(task.rows, task.shape.source, task.shape.vocab, 3)
+def translators(tasks: list[Task]) -> dict[tuple[str, str], Callable[[], list[list[int]]]]:
+    """Give ``generate`` by task in float32 and bfloat16; it returns each row's new symbols."""
+    model = fresh_model(tasks[0].shape).eval()
+    models = {"bf16": copy.deepcopy(model).to(torch.bfloat16), "fp32": model}
+    return {(task.name, mode): partial(_generate, model, task) for task in tasks for mode, model in models.items()}
+
+
+@torch.inference_mode()
+def _generate(model: MarianMTModel, task: Task) -> list[list[int]]:
     length = task.shape.target
-
-    def translate(model: MarianMTModel) -> Callable[[], list[list[int]]]:
-        @torch.inference_mode()
-        def generate() -> list[list[int]]:
-            found: Tensor = model.generate(
-                input_ids=source,
-                num_beams=task.beams,
-                do_sample=False,
-                min_new_tokens=length,
-                max_new_tokens=length,
-                pad_token_id=task.shape.vocab - 1,
-            )
-            rows: list[list[int]] = found[:, 1:].tolist()
-            return rows
-
-        return generate
-
-    return {"bf16": translate(copy.deepcopy(model).to(torch.bfloat16)), "fp32": translate(model)}
+    found: Tensor = model.generate(
+        input_ids=symbols(task.rows, task.shape.source, task.shape.vocab, 3),
+        num_beams=task.beams,
+        do_sample=False,
+        min_new_tokens=length,
+        max_new_tokens=length,
+        pad_token_id=task.shape.vocab - 1,
+    )
+    rows: list[list[int]] = found[:, 1:].tolist()
+    return rows

@@ -12,7 +12,8 @@ from torch import nn
 
 from benchmarks import measure, ours, tables, translation
 from benchmarks.peers import ct2, marian, torch_transformer
-from benchmarks.shapes import BASE, TINY, Task, tasks
+from benchmarks.shapes import BASE, TINY, Shape, tasks
+from benchmarks.worker import Worker
 from transom.decoding.flat import FlatSeq2Seq
 
 TRAINERS: dict[str, Callable[[], dict[str, Callable[[], float]]]] = {
@@ -41,21 +42,20 @@ def test_models_are_of_one_size() -> None:
     assert count(torch_transformer.Model(TINY)) == own + 2 * 2 * TINY.config.d_model  # its two final norms
 
 
-@pytest.mark.parametrize("task", tasks(TINY, rows=3), ids=lambda task: task.name)
-def test_answers_are_of_one_length(task: Task, tmp_path: Path) -> None:
-    peer = marian.fresh_model(TINY).eval()
-    ct2.convert(peer, tmp_path)
-    systems = ours.translators(task) | ct2.translators(task, tmp_path, threads=2) | marian.translators(task, peer)
-    assert len(systems) > 5
-    for name, translate in systems.items():
-        found = translate()
-        assert [len(row) for row in found] == [TINY.target] * task.rows, name
-        assert all(0 <= token < TINY.vocab for row in found for token in row), name
-        assert sum(map(len, found)) == task.tokens
+def test_answers_are_of_one_length() -> None:
+    few = tasks(TINY, rows=3)
+    systems = [ours.translators(few, threads=2), ct2.translators(few, threads=2), marian.translators(few)]
+    for task in few:
+        works = [(mode, translate) for works in systems for (name, mode), translate in works.items() if name == task.name]
+        assert len(works) > 5
+        for mode, translate in works:
+            found = translate()
+            assert [len(row) for row in found] == [TINY.target] * task.rows, mode
+            assert all(0 <= token < TINY.vocab for row in found for token in row), mode
+            assert sum(map(len, found)) == task.tokens
 
 
-@pytest.mark.parametrize("task", tasks(TINY, rows=3), ids=lambda task: task.name)
-def test_decoders_run_as_often_on_as_many_rows(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_decoders_run_as_often_on_as_many_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     rows_of: dict[str, list[int]] = {"transom": [], "Marian": []}
     step = FlatSeq2Seq.step
 
@@ -64,19 +64,39 @@ def test_decoders_run_as_often_on_as_many_rows(task: Task, monkeypatch: pytest.M
         return step(self, tokens, cache)
 
     monkeypatch.setattr(FlatSeq2Seq, "step", counting)
-    peer = marian.fresh_model(TINY).eval()
+    peer = marian.fresh_model(TINY)
     peer.lm_head.register_forward_hook(lambda module, inputs, output: rows_of["Marian"].append(len(output)))
-    ours.translators(task)["fp32"]()
-    marian.translators(task, peer)["fp32"]()
-    assert rows_of["transom"] == rows_of["Marian"] == [task.rows * task.beams] * TINY.target
+    monkeypatch.setattr(marian, "fresh_model", lambda shape: peer)
+    few = tasks(TINY, rows=3)
+    own, peers = ours.translators(few, threads=1), marian.translators(few)
+    for task in few:
+        own[task.name, "fp32"]()
+        peers[task.name, "fp32"]()
+    assert rows_of["transom"] == rows_of["Marian"] == [task.rows * task.beams for task in few for _ in range(TINY.target)]
 
 
 def test_systems_take_turns() -> None:
     turns: list[str] = []
-    spreads = measure.interleave({"a": lambda: turns.append("a"), "b": lambda: turns.append("b")}, rounds=3)
+    work = {name: measure.timed(lambda name=name: turns.append(name)) for name in "ab"}
+    spreads = measure.interleave(work, rounds=3)
     assert turns == ["a", "b"] * 4
     assert all(spread.low <= spread.median <= spread.high for spread in spreads.values())
     assert measure.Spread.of([3.0, 1.0, 2.0]) == measure.Spread(2.0, 1.5, 2.5)
+
+
+def counted(shape: Shape, start: float) -> dict[str, Callable[[], float]]:
+    return {"threads": lambda: float(torch.get_num_threads()), "start": lambda: start + shape.pairs, "broken": lambda: 1 / 0}
+
+
+def test_a_system_works_in_a_process_of_its_own_and_its_errors_come_back(capfd: pytest.CaptureFixture[str]) -> None:
+    with Worker(__name__, "counted", TINY, 5.0, threads=1) as worker:
+        assert worker.names == ["threads", "start", "broken"]
+        assert worker.turn("threads")[1] == 1.0
+        seconds, result = worker.turn("start")
+        assert result == 5.0 + TINY.pairs and 0 <= seconds < 1
+        with pytest.raises(RuntimeError, match="its process has printed why"):
+            worker.turn("broken")
+    assert "ZeroDivisionError" in capfd.readouterr().err
 
 
 def test_work_is_counted_as_by_hand() -> None:

@@ -1,20 +1,29 @@
 """The flat layout gives what the model gives, alone and in a search."""
 
+from collections.abc import Iterator
+from typing import get_args
+
 import pytest
 import torch
 
 from tests.decoding.models import letter_tokenizers, tiny_model
 from tests.decoding.tables import EOS, FORBIDDEN, SOS
+from transom.config.brick import Brick
+from transom.config.model import Seq2Seq
+from transom.decoding.answers import Translation
 from transom.decoding.beam import Beam
 from transom.decoding.filters import Forbid
-from transom.decoding.flat import FEW, FlatSeq2Seq
+from transom.decoding.flat import FlatSeq2Seq, searcher_of
 from transom.decoding.greedy import Greedy
 from transom.decoding.limits import Limits
 from transom.decoding.loop import search
-from transom.decoding.products import Packed, Plain, Quantised
+from transom.decoding.products import Packed, Plain
 from transom.decoding.roles import Strategy
-from transom.decoding.translator import Translation, Translator
+from transom.decoding.translator import Translator
 from transom.inputs.batch import Sequences
+from transom.layers.feed_forward import FeedForward
+from transom.layers.tap import Scope
+from transom.models.seq2seq import Seq2SeqTransformer
 
 VOCAB = 9
 VARIANTS: list[dict[str, object]] = [
@@ -96,38 +105,13 @@ def test_bfloat16_is_as_near_to_the_truth_as_the_models_own(rows: int) -> None:
     assert 0 < our_error < 1.5 * own_error < 0.1 * truth.abs().max().item()
 
 
-@pytest.mark.parametrize("n_beams", [FEW // 2, FEW])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_eight_bits_are_near_and_only_for_few_rows(n_beams: int, dtype: torch.dtype) -> None:
-    model = tiny_model(40, d_model=64, d_ff=96, dtype=dtype)
-    draw = torch.Generator().manual_seed(1)
-    tokens = torch.randint(3, 40, (2 * n_beams, 1), generator=draw)
-
-    def logits(flat: FlatSeq2Seq) -> torch.Tensor:
-        memory = flat.encode(Sequences.pad([[5, 6, 7, EOS], [8, EOS]]))
-        cache = flat.start(memory, n_beams, 6)
-        steps = []
-        for _ in range(6):
-            steps.append(flat.step(tokens, cache))
-            cache.reorder(torch.arange(2 * n_beams))
-        return torch.stack(steps).float()
-
-    exact, rounded = logits(FlatSeq2Seq(model)), logits(FlatSeq2Seq(model, int8=True))
-    if 2 * n_beams > FEW:
-        assert torch.equal(exact, rounded)
-        return
-    assert 0 < (exact - rounded).abs().mean().item() < 0.03 * exact.std().item()
-
-
-@pytest.mark.parametrize("kind", [Packed, Quantised])
 @pytest.mark.parametrize("relu", [False, True])
 @pytest.mark.parametrize("biased", [False, True])
-def test_products_are_near_the_plain_one(kind: type[Packed | Quantised], relu: bool, biased: bool) -> None:
+def test_packed_products_are_near_the_plain_one(relu: bool, biased: bool) -> None:
     draw = torch.Generator().manual_seed(1)
-    dtype = torch.bfloat16 if kind is Packed else torch.float32
-    weight, bias, x, plus = (torch.randn(*shape, generator=draw).to(dtype) for shape in ((24, 16), (24,), (3, 5, 16), (3, 5, 24)))
+    weight, bias, x, plus = (torch.randn(*shape, generator=draw).bfloat16() for shape in ((24, 16), (24,), (3, 5, 16), (3, 5, 24)))
     weight[3] = 0
-    expected, found = (make(weight, bias if biased else None, relu) for make in (Plain, kind))
+    expected, found = (make(weight, bias if biased else None, relu) for make in (Plain, Packed))
     for added in (None,) if relu else (None, plus):
         assert (expected(x, added) - found(x, added)).abs().max().item() < 0.02 * expected(x, added).abs().max().item()
     assert (found(x) < 0).any().item() != relu
@@ -142,3 +126,35 @@ def test_a_translator_answers_the_same_with_a_searcher() -> None:
         [Translation(t.text, pytest.approx(t.score), pytest.approx(t.log_p)) for t in of_text] for of_text in plain
     ]
     assert len({t.text for of_text in plain for t in of_text}) > 6
+
+
+def test_a_module_without_a_flat_form_is_searched_as_it_is() -> None:
+    class Doubled(FeedForward):
+        def forward(self, x: torch.Tensor, taps: Scope | None = None) -> torch.Tensor:
+            return 2 * super().forward(x, taps)
+
+    model = tiny_model(VOCAB)
+    assert isinstance(searcher_of(model), FlatSeq2Seq)
+    model.decoder.blocks[1].ff.__class__ = Doubled
+    assert searcher_of(model) is model
+    short = searcher_of(model, torch.bfloat16)
+    assert isinstance(short, Seq2SeqTransformer) and short.unembedding.weight.dtype == torch.bfloat16
+    assert model.unembedding.weight.dtype == torch.float64
+
+
+def bricks() -> Iterator[tuple[str, Brick]]:
+    """Every kind of every brick of the model, by its field."""
+    for name, field in Seq2Seq.model_fields.items():
+        for kind in get_args(field.annotation) or (field.annotation,):
+            if isinstance(kind, type) and issubclass(kind, Brick):
+                yield name, kind()
+
+
+@pytest.mark.parametrize(("field", "brick"), list(bricks()), ids=lambda x: x if isinstance(x, str) else x.kind)
+@torch.inference_mode()
+def test_every_brick_searches_as_it_trains(field: str, brick: Brick) -> None:
+    model = tiny_model(VOCAB, **{field: brick})
+    searcher, source = searcher_of(model), Sequences.pad(SOURCES)
+    tokens = torch.tensor([[3], [4], [5], [6], [7]])
+    expected = model.step(tokens, model.start(model.encode(source), 1, 3))
+    assert torch.allclose(searcher.step(tokens, searcher.start(searcher.encode(source), 1, 3)), expected, rtol=0, atol=1e-10)

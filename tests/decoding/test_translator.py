@@ -12,8 +12,10 @@ from tests.decoding.models import LETTERS, Uncached, letter_tokenizers, tiny_mod
 from tests.decoding.tables import EOS
 from transom.config.recipe import Recipe, dump_recipe
 from transom.config.training import Decoding
+from transom.decoding.answers import PairScore, one_line, perplexity
 from transom.decoding.inference import evaluating
-from transom.decoding.translator import PairScore, Translator, load, one_line, perplexity
+from transom.decoding.load import load
+from transom.decoding.translator import Translator
 from transom.errors import CheckpointError, ConfigError, DataError
 from transom.inputs.tokenizer import Tokenizers
 from transom.models.seq2seq import Seq2SeqTransformer

@@ -25,6 +25,14 @@ def test_files_under_the_root(tmp_path: Path) -> None:
         load_data(data, tmp_path / "elsewhere")
 
 
+def test_a_test_set_is_read_for_the_report(tmp_path: Path) -> None:
+    data = Data(root=str(tmp_path), train=files(tmp_path, "train", 300), test=files(tmp_path, "test", 5))
+    test = load_data(data, Path("/nowhere")).test
+    assert test is not None and test.source[4] == "test 4"
+    with pytest.raises(ValueError, match=r"remove data\.test"):
+        Data(generate=Phrasebook(), test=PairFiles(pairs="test.tsv"))
+
+
 def test_validation_is_split_off_by_hash(tmp_path: Path) -> None:
     splits = load_data(Data(root=str(tmp_path), train=files(tmp_path, "all", 1000)), Path("/nowhere"))
     assert 1 <= len(splits.valid) <= 30 and len(splits.train) + len(splits.valid) == 1000

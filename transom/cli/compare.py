@@ -31,7 +31,7 @@ def compare(
     """Paired bootstrap resampling (Koehn 2004) of BLEU on the same sentences; each model searches as its own recipe says."""
     from transom.cli.progress import counting
     from transom.cli.reading import read_test_set
-    from transom.decoding.translator import load
+    from transom.decoding.load import load
     from transom.training.evaluation import compare as bootstrap
 
     pairs = read_test_set([a, b], source, target, "compare")

@@ -30,7 +30,7 @@ def demo(
     from transom.cli.progress import TrainingProgress
     from transom.cli.training_run import run_training
     from transom.config.recipe import load_recipe
-    from transom.decoding.translator import load
+    from transom.decoding.load import load
     from transom.inputs.datasets import load_data
     from transom.inputs.nearest import nearest_baseline
     from transom.training.evaluation import exact_match

@@ -34,7 +34,7 @@ def evaluate(
 ) -> None:
     """Each reading of a test file is noted in the run's ledger: choose by validation data, report test data once."""
     from transom.cli.reading import read_test_set
-    from transom.decoding.translator import load
+    from transom.decoding.load import load
     from transom.training import evaluation
     from transom.weights.durable import write_file
 

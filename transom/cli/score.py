@@ -19,7 +19,8 @@ app = typer.Typer(add_completion=False)
 def score(run: Run, source: Source, target: Target, precision: Precision = "auto", as_json: Json = False) -> None:
     """One line a pair, log p(target | source) in nats with the end symbol included; the perplexity a token at the end."""
     from transom.cli.reading import read_test_set
-    from transom.decoding.translator import load, perplexity
+    from transom.decoding.answers import perplexity
+    from transom.decoding.load import load
 
     pairs = read_test_set([run], source, target, "score")
     scores: list[Any] = load(run, precision).score(pairs.source, pairs.target, name=pairs.name)

@@ -46,7 +46,7 @@ def translate(
     texts, name = _texts(sentence, input_file)
 
     from transom.cli.progress import counting
-    from transom.decoding.translator import load
+    from transom.decoding.load import load
 
     with counting("sentences", quiet=as_json or sentence is not None) as tell:
         found = load(run, precision).n_best(

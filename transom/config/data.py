@@ -56,6 +56,7 @@ class Data(Schema):
     root: str = Field(".", description="folder that relative paths start from; itself relative to the recipe file")
     train: PairFiles | None = Field(None, description="training pairs")
     valid: PairFiles | None = Field(None, description="validation pairs; left out, 1 % of train is split off by hash")
+    test: PairFiles | None = Field(None, description="test pairs: only the data report reads them, to tell which stand in train")
     generate: Annotated[Phrasebook | SequenceTask | None, Field(discriminator="kind")] = Field(
         None, description="generated pairs instead of files"
     )
@@ -65,8 +66,9 @@ class Data(Schema):
     def _one_origin(self) -> "Data":
         if (self.train is None) == (self.generate is None):
             raise ValueError("expected exactly one of data.train and data.generate; name your own files with --source and --target")
-        if self.generate is not None and self.valid is not None:
-            raise ValueError("data.generate makes its own validation pairs; remove data.valid")
+        for name in ("valid", "test"):
+            if self.generate is not None and getattr(self, name) is not None:
+                raise ValueError(f"data.generate makes its own {name} pairs; remove data.{name}")
         return self
 
 

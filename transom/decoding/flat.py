@@ -4,26 +4,46 @@ At a token a step the time goes into reading weights and into calling operations
 biases and residuals themselves, and a step is a plain loop over blocks. All of it is derived from a model and never saved.
 """
 
-from typing import NamedTuple
+import copy
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from transom.decoding.products import INT8, Arithmetic, Product, arithmetic_of
+from transom.decoding.products import Arithmetic, Product, arithmetic_of
+from transom.decoding.roles import StepModel
 from transom.inputs.batch import Sequences
 from transom.layers import mask as masks
 from transom.layers.attention import Attention, attend_explicit
 from transom.layers.block import Block
+from transom.layers.dropout import Dropout
 from transom.layers.embedding import Embedding
+from transom.layers.feed_forward import FeedForward
 from transom.layers.norm import LayerNorm
-from transom.layers.residual import PostNorm, Residual
+from transom.layers.position import Sinusoidal
+from transom.layers.residual import PostNorm, PreNorm, Residual
 from transom.layers.stack import Stack
 from transom.models.seq2seq import Memory, Seq2SeqTransformer
 
-FEW = 8
-"""Rows up to which 8-bit products are the faster ones."""
+KNOWN = {
+    *(Seq2SeqTransformer, Embedding, Sinusoidal, Stack, Block, Attention, FeedForward, LayerNorm, PostNorm, PreNorm, Dropout),
+    *(nn.Embedding, nn.Linear, nn.Identity, nn.ModuleList),
+}
+"""The modules that have a flat form, by their exact type."""
+
+
+def searcher_of(model: Seq2SeqTransformer, dtype: torch.dtype | None = None) -> StepModel[Any, Any]:
+    """Give what searches fastest with ``model``: its flat layout or, if a module has no flat form, the model itself.
+
+    Args:
+        model: whose weights are used as they are now, frozen; a later change of them is not seen.
+        dtype: type of the matrix products; left out, that of the weights.
+    """
+    if dtype not in (None, model.unembedding.weight.dtype):
+        model = copy.deepcopy(model).to(dtype).eval()
+    return FlatSeq2Seq(model) if all(type(module) in KNOWN for module in model.modules()) else model
 
 
 class SourceKeys(NamedTuple):
@@ -39,9 +59,9 @@ class FlatCache:
     A step's keys and values are stored by one copy. Reordering copies what is filled to a second buffer, whole rows at a time.
     """
 
-    def __init__(self, decoder: "_Decoder", memories: list[SourceKeys], bias: Tensor | None, buffers: list[Tensor]) -> None:
-        """Gather who reads it, the sources' keys and values a block, what to add to their scores, and a buffer a block."""
-        self.decoder, self.memories, self.bias = decoder, memories, bias
+    def __init__(self, memories: list[SourceKeys], bias: Tensor | None, buffers: list[Tensor]) -> None:
+        """Gather the sources' keys and values a block, what to add to their scores, and a buffer a block."""
+        self.memories, self.bias = memories, bias
         self.length = 0
         self._buffers = buffers
         self._spare: Tensor | None = None
@@ -71,17 +91,11 @@ class FlatCache:
 class FlatSeq2Seq:
     """A model to search with: ``encode``, ``start`` and ``step`` give what those of ``Seq2SeqTransformer`` give."""
 
-    def __init__(self, model: Seq2SeqTransformer, int8: bool = False) -> None:
-        """Lay out the weights of ``model``, in their type and on their device; later changes of the model are not seen.
-
-        Args:
-            model: the model.
-            int8: read the decoder's weights in 8 bits where a search has at most ``FEW`` rows, and time goes into reading them.
-        """
+    def __init__(self, model: Seq2SeqTransformer) -> None:
+        """Lay out the weights of ``model``, in their type and on their device; later changes of the model are not seen."""
         arithmetic = arithmetic_of(model.unembedding.weight)
         self._embed, self._encoder = _Embedding(model.source_embedding, arithmetic.dtype), _Stack(model.encoder, arithmetic)
         self._decoder = _Decoder(model, arithmetic)
-        self._decoder_of_few = _Decoder(model, INT8) if int8 else self._decoder
 
     @torch.inference_mode()
     def encode(self, source: Sequences) -> Memory:
@@ -96,17 +110,17 @@ class FlatSeq2Seq:
     def start(self, memory: Memory, n_beams: int, max_length: int) -> FlatCache:
         """Project the memory once a source and reserve room for ``max_length`` tokens a row."""
         n_rows = n_beams * len(memory.states)
-        decoder = self._decoder_of_few if n_rows <= FEW else self._decoder
+        decoder = self._decoder
         dtype = decoder.dtype if n_beams == 1 else torch.promote_types(decoder.dtype, torch.float32)
         memories = [block.source_keys(memory.states, dtype, n_beams) for block in self._decoder.stack.blocks]
         bias = _bias(masks.not_padding(memory.segments), dtype)
         buffers = [memory.states.new_empty(max_length, n_rows, block.width, dtype=decoder.dtype) for block in decoder.stack.blocks]
-        return FlatCache(decoder, memories, bias, buffers)
+        return FlatCache(memories, bias, buffers)
 
     @torch.inference_mode()
     def step(self, tokens: Int[Tensor, "rows new"], cache: FlatCache) -> Float[Tensor, "rows new vocab"]:
         """Read the rows' next symbols; return the logits of what follows each."""
-        end, decoder = cache.length + tokens.shape[1], cache.decoder
+        end, decoder = cache.length + tokens.shape[1], self._decoder
         x = decoder.embed(tokens, slice(cache.length, end))
         bias = _bias(masks.causal(tokens.shape[1], end, x.device), x.dtype) if tokens.shape[1] > 1 else None
         for i, block in enumerate(decoder.stack.blocks):

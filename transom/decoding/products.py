@@ -1,6 +1,5 @@
 """Linear maps made ready to be applied thousands of times: weights laid out once as the processor's matrix units want them."""
 
-import warnings
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -54,29 +53,6 @@ class Packed:
         return y
 
 
-class Quantised:
-    """The map in 8 bits by FBGEMM: a quarter of float32's bytes to read, which is what counts when there are few rows.
-
-    W_ij is rounded to s_i w_ij with w_ij an integer in [-127, 127] and s_i = max_j |W_ij| / 127 for each output i; x is rounded likewise,
-    with one scale and zero point for all of its rows, anew at each call. Sums are exact, input and output are float32.
-    """
-
-    def __init__(self, weight: Float[Tensor, "outer inner"], bias: Float[Tensor, "outer"] | None, relu: bool = False) -> None:
-        """Round and pack the weights."""
-        weight = weight.float()
-        steps = weight.abs().amax(1).clamp_(min=torch.finfo(torch.float32).tiny).double() / 127
-        with warnings.catch_warnings():  # PyTorch means to drop tensors of quantised type; the products have no other way in yet
-            warnings.filterwarnings("ignore", ".*quantized tensor creation functions.*", UserWarning)
-            rounded = torch.quantize_per_channel(weight, steps, torch.zeros_like(steps, dtype=torch.int64), 0, torch.qint8)
-        self.weight = torch.ops.quantized.linear_prepack(rounded, None if bias is None else bias.float())
-        self.apply = torch.ops.quantized.linear_relu_dynamic.default if relu else torch.ops.quantized.linear_dynamic.default
-
-    def __call__(self, x: Float[Tensor, "*axes inner"], plus: Float[Tensor, "*axes outer"] | None = None) -> Float[Tensor, "*axes outer"]:
-        """Apply it."""
-        y: Tensor = self.apply(x, self.weight)
-        return y if plus is None else y.add_(plus)
-
-
 _ROWS = 32
 """Rows of x that the packing has in mind; others work as well, at nearly the same speed."""
 
@@ -84,11 +60,8 @@ _ROWS = 32
 class Arithmetic(NamedTuple):
     """How products are made and the type of what flows between them."""
 
-    make: type[Plain] | type[Packed] | type[Quantised]
+    make: type[Plain] | type[Packed]
     dtype: torch.dtype
-
-
-INT8 = Arithmetic(Quantised, torch.float32)
 
 
 def arithmetic_of(weight: Tensor) -> Arithmetic:

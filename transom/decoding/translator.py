@@ -1,64 +1,34 @@
 """What people call: sentences in, translations and their probabilities out."""
 
-import math
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypedDict, Unpack, cast
+from typing import Any, Literal, TypedDict, Unpack
 
 import numpy as np
 import torch
 from pydantic import ValidationError
 
 from transom.config.explaining import explain
-from transom.config.recipe import load_recipe
 from transom.config.training import Decoding
+from transom.decoding.answers import PairScore, Translation, joined, one_line
 from transom.decoding.beam import Beam
+from transom.decoding.deal import deal_out
 from transom.decoding.filters import Forbid
-from transom.decoding.flat import FlatSeq2Seq
 from transom.decoding.greedy import Greedy
 from transom.decoding.hypothesis import Hypothesis
-from transom.decoding.inference import evaluating, prepare
+from transom.decoding.inference import evaluating
 from transom.decoding.limits import limits_of
 from transom.decoding.loop import log_probabilities, search
 from transom.decoding.roles import StepModel
 from transom.decoding.sentences import split_text
-from transom.errors import CheckpointError, ConfigError, DataError
+from transom.errors import ConfigError, DataError
 from transom.inputs.batch import Sequences
 from transom.inputs.loader import ordered_batches
 from transom.inputs.pairs import Pairs
 from transom.inputs.sampler import cut_batches
 from transom.inputs.special import EOS, PAD, SOS
 from transom.inputs.tokenizer import Tokenizers
-from transom.models.build import build_model
 from transom.models.seq2seq import Seq2SeqTransformer
-from transom.planning.precision import Precision, choose_precision
-from transom.weights.run_folder import CONFIG, RECIPE, TOKENIZER, RunFolder
-
-
-class Translation(NamedTuple):
-    """A translation with what the model thinks of it.
-
-    Attributes:
-        text: one line.
-        score: log p over the length penalty; of a text in several pieces, the sum.
-        log_p: natural logarithm of p(translation | source); of a text in several pieces, the sum.
-    """
-
-    text: str
-    score: float
-    log_p: float
-
-
-class PairScore(NamedTuple):
-    """How probable the model finds a given translation.
-
-    Attributes:
-        log_p: natural logarithm of p(target | source), the end symbol included.
-        n_tokens: target tokens, the end symbol included.
-    """
-
-    log_p: float
-    n_tokens: int
+from transom.planning.precision import Precision
 
 
 class Options(TypedDict, total=False):
@@ -94,7 +64,7 @@ class Translator:
         tokenizers: Tokenizers,
         decoding: Decoding | None = None,
         precision: Precision | None = None,
-        searcher: FlatSeq2Seq | None = None,
+        searcher: StepModel[Any, Any] | None = None,
     ) -> None:
         """Join what is needed to translate.
 
@@ -131,7 +101,7 @@ class Translator:
         pieces = self._pieces(texts, options.get("too_long") or "split", options.get("name") or "text")
         sources = [piece for of_text in pieces for piece in of_text]
         found = iter(self._search_all(sources, decoding, n, options.get("batch_tokens") or 1024, options.get("tell")))
-        return [_joined([self._translations(next(found)) for _ in of_text]) for of_text in pieces]
+        return [joined([self._translations(next(found)) for _ in of_text]) for of_text in pieces]
 
     @torch.inference_mode()
     def score(self, sources: Sequence[str], targets: Sequence[str], batch_tokens: int = 2048, name: str = "pairs") -> list[PairScore]:
@@ -212,13 +182,19 @@ class Translator:
     def _search_all(
         self, sources: list[list[int]], decoding: Decoding, n: int, batch_tokens: int, tell: Callable[[int, int], None] | None
     ) -> list[list[Hypothesis]]:
-        """Search in batches of like length, the longest first; give the answers in the sources' order."""
+        """Search in batches of like length, the longest first; give the answers in the sources' order.
+
+        On a CPU batches are dealt out to as many workers as PyTorch has threads, and are small enough for each to have one.
+        """
         found: list[list[Hypothesis]] = [[] for _ in sources]
         lengths, n_done = np.array([len(source) + 1 for source in sources], np.int64), 0
+        n_workers = torch.get_num_threads() if self._device.type == "cpu" else 1
+        batch_tokens = min(batch_tokens, -(-int(lengths.sum()) // n_workers))
+        batches = [batch.tolist() for batch in cut_batches(np.argsort(-lengths, kind="stable"), lengths, batch_tokens)]
         with evaluating(self.model):
-            for batch in map(np.ndarray.tolist, cut_batches(np.argsort(-lengths, kind="stable"), lengths, batch_tokens)):
-                for place, hypotheses in zip(batch, self._search([sources[i] for i in batch], decoding, n), strict=True):
-                    found[place] = hypotheses
+            for batch, hypotheses in deal_out(lambda rows: self._search([sources[i] for i in rows], decoding, n), batches, n_workers):
+                for place, of_source in zip(batch, hypotheses, strict=True):
+                    found[place] = of_source
                 n_done += len(batch)
                 if tell is not None:
                     tell(n_done, len(sources))
@@ -233,66 +209,3 @@ class Translator:
 
     def _translations(self, hypotheses: list[Hypothesis]) -> list[Translation]:
         return [Translation(one_line(self.tokenizers.target.decode(h.tokens)), h.score, h.log_p) for h in hypotheses]
-
-
-def load(folder: str | Path, precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto", int8: bool = False) -> Translator:
-    """Load a run's model to translate with; the caller's random numbers stay as they were.
-
-    Args:
-        folder: the ``--out`` of a training.
-        precision: type of the matrix products; auto chooses by measuring.
-        int8: on a CPU, multiply by the decoder's weights in 8 bits where only a few hypotheses are live: faster, a little less exact.
-
-    Raises:
-        CheckpointError: there is no intact run in the folder.
-    """
-    run = RunFolder.open(Path(folder))
-    config = run.load_config()
-    tokenizers = Tokenizers.from_bytes(run.read(TOKENIZER), str(run.path / TOKENIZER))
-    for side, found, expected in (
-        ("source", tokenizers.source.vocab_size, config.source_vocab_size),
-        ("target", tokenizers.target.vocab_size, config.target_vocab_size),
-    ):
-        if found != expected:
-            raise CheckpointError(
-                f"{run.path / TOKENIZER}: expected {expected} {side} symbols by {CONFIG}, found {found}; they are of different runs"
-            )
-    with torch.random.fork_rng(devices=[]):
-        model = cast(Seq2SeqTransformer, build_model(config))
-    run.load_weights(model)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    chosen = choose_precision(precision, device)
-    prepare(model, chosen.dtype, device)
-    decoding = load_recipe(run.path / RECIPE)[0].decoding if (run.path / RECIPE).exists() else None
-    return Translator(model, tokenizers, decoding, chosen, FlatSeq2Seq(model, int8=int8 and device.type == "cpu"))
-
-
-def perplexity(scores: Sequence[PairScore]) -> float:
-    """Return exp(-sum log p / sum n), over the tokens of all targets, end symbols included.
-
-    Raises:
-        DataError: there is nothing to measure.
-    """
-    n_tokens = sum(score.n_tokens for score in scores)
-    if n_tokens == 0:
-        raise DataError("expected at least one pair to score, found none")
-    return math.exp(min(-sum(score.log_p for score in scores) / n_tokens, 700.0))
-
-
-def one_line(text: str) -> str:
-    r"""Turn every kind of line break into a space, so that an output has as many lines as its input.
-
-    >>> one_line("one\r\ntwo\u2028three")
-    'one two three'
-    """
-    return " ".join(text.splitlines())
-
-
-def _joined(pieces: list[list[Translation]]) -> list[Translation]:
-    """Join the k-th best translations of a text's pieces, for every k that all have; a text without pieces gives the empty line."""
-    if not pieces:
-        return [Translation("", 0.0, 0.0)]
-    return [
-        Translation(" ".join(part.text for part in parts if part.text), sum(p.score for p in parts), sum(p.log_p for p in parts))
-        for parts in zip(*pieces, strict=False)
-    ]

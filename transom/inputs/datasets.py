@@ -16,7 +16,7 @@ def load_data(data: Data, base: Path) -> Splits:
         base: folder that ``data.root`` is relative to, the recipe's own.
 
     Returns:
-        Training and validation pairs, and test pairs where they are generated. Without ``data.valid``, 1 % of the training pairs is split
+        Training and validation pairs, and test pairs where there are any. Without ``data.valid``, 1 % of the training pairs is split
         off by hash, and the validation pairs' name says so.
 
     Raises:
@@ -27,6 +27,5 @@ def load_data(data: Data, base: Path) -> Splits:
     assert data.train is not None
     root = base / expanded(data.root)
     train = load_pairs(data.train, root)
-    if data.valid is None:
-        return Splits(*split_validation(train))
-    return Splits(train, load_pairs(data.valid, root))
+    train, valid = split_validation(train) if data.valid is None else (train, load_pairs(data.valid, root))
+    return Splits(train, valid, None if data.test is None else load_pairs(data.test, root))

@@ -1,6 +1,10 @@
 """From a configuration to a model: the only table of families."""
 
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from transom.config.model import Model
 from transom.models.initialise import initialise
@@ -14,3 +18,19 @@ def build_model(config: Model) -> nn.Module:
     model = FAMILIES[config.kind](config)
     initialise(model, config)
     return model
+
+
+def build_empty(config: Model) -> nn.Module:
+    """Build the same with weights of any value, for saved ones to be put in: no random number is drawn, which takes longer than reading."""
+    with _NoDraws():
+        return FAMILIES[config.kind](config)
+
+
+class _NoDraws(TorchFunctionMode):
+    """Leaves out what PyTorch's layers draw when they are made."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Iterable[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        return kwargs["tensor"] if func in (nn.init.kaiming_uniform_, nn.init.uniform_, nn.init.normal_) else func(*args, **kwargs)

@@ -1,19 +1,32 @@
 """Initial weights."""
 
+import math
+
 from torch import nn
 
 from transom.config.model import Seq2Seq
+from transom.layers.attention import Attention
+
+QUERY_KEY_VALUE_GAIN = 1 / math.sqrt(2)
+"""W_Q, W_K and W_V are drawn as one map of d_model to twice d_model would be; as large as others, alignments form much later."""
 
 
 def initialise(model: nn.Module, config: Seq2Seq) -> None:
     """Draw all weights from the default generator.
 
-    Linear maps: Xavier uniform (Glorot & Bengio 2010), biases zero. Embeddings: normal with deviation d_model^-0.5 where they are
-    scaled by sqrt(d_model) or serve as the output map, so that logits and scaled embeddings both start near unit variance.
+    Linear maps: Xavier uniform (Glorot & Bengio 2010), W_Q, W_K and W_V smaller; biases zero. Embeddings: normal with deviation
+    d_model^-0.5 where they are scaled by sqrt(d_model) or serve as the output map, so that logits and scaled embeddings both start
+    near unit variance.
     """
+    gains = {
+        m: QUERY_KEY_VALUE_GAIN
+        for attention in model.modules()
+        if isinstance(attention, Attention)
+        for m in (attention.q, attention.k, attention.v)
+    }
     for module in model.modules():
         if isinstance(module, nn.Linear):
-            nn.init.xavier_uniform_(module.weight)
+            nn.init.xavier_uniform_(module.weight, gains.get(module, 1.0))
             if module.bias is not None:
                 nn.init.zeros_(module.bias)
     for module in model.modules():  # after the linear maps: a tied output map is an embedding

@@ -176,7 +176,8 @@ class _Run:
         figures = validation_loss(parts.validated, parts.valid_batches, self.stepper.autocast())
         samples: tuple[Any, ...] = ()
         if t.validate_bleu:
-            scores, samples = validation_scores(parts.validated, parts.valid, t.validate_bleu, parts.tokenizers, parts.recipe.decoding)
+            decoding, dtype = parts.recipe.decoding, parts.precision.dtype
+            scores, samples = validation_scores(parts.validated, parts.valid, t.validate_bleu, parts.tokenizers, decoding, dtype)
             figures |= scores
         best = not p.best or _better(figures, p.best, t.select_by)
         p.validations_since_best = 0 if best else p.validations_since_best + 1

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from transom.config.training import Decoding
+from transom.decoding.flat import searcher_of
 from transom.decoding.translator import Translator
 from transom.inputs.batch import TranslationBatch
 from transom.inputs.pairs import Pairs
@@ -32,14 +33,14 @@ def validation_loss(model: Seq2SeqTransformer, batches: Sequence[TranslationBatc
 
 
 def validation_scores(
-    model: Seq2SeqTransformer, pairs: Pairs, n_sentences: int, tokenizers: Tokenizers, decoding: Decoding
+    model: Seq2SeqTransformer, pairs: Pairs, n_sentences: int, tokenizers: Tokenizers, decoding: Decoding, dtype: torch.dtype
 ) -> tuple[dict[str, float], tuple[Mapping[str, str], ...]]:
-    """Translate the first sentences of the validation set; return bleu and chrf, and a few of the translations.
+    """Translate the first sentences of the validation set by products in ``dtype``; return bleu and chrf, and a few of the translations.
 
     Case is ignored where the model has none.
     """
     sources, references = pairs.source[:n_sentences], pairs.target[:n_sentences]
-    translations = Translator(model, tokenizers, decoding).translate(sources)
+    translations = Translator(model, tokenizers, decoding, searcher=searcher_of(model, dtype)).translate(sources)
     scores = corpus_scores(translations, references, lowercase=tokenizers.target.lowercase)
     rows = zip(sources[:SHOWN], references, translations, strict=False)
     return scores, tuple({"source": s, "reference": r, "translation": t} for s, r, t in rows)

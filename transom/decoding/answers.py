@@ -1,0 +1,64 @@
+"""What a translator answers with: translations, and the probabilities of given ones."""
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from transom.errors import DataError
+
+
+class Translation(NamedTuple):
+    """A translation with what the model thinks of it.
+
+    Attributes:
+        text: one line.
+        score: log p over the length penalty; of a text in several pieces, the sum.
+        log_p: natural logarithm of p(translation | source); of a text in several pieces, the sum.
+    """
+
+    text: str
+    score: float
+    log_p: float
+
+
+class PairScore(NamedTuple):
+    """How probable the model finds a given translation.
+
+    Attributes:
+        log_p: natural logarithm of p(target | source), the end symbol included.
+        n_tokens: target tokens, the end symbol included.
+    """
+
+    log_p: float
+    n_tokens: int
+
+
+def perplexity(scores: Sequence[PairScore]) -> float:
+    """Return exp(-sum log p / sum n), over the tokens of all targets, end symbols included.
+
+    Raises:
+        DataError: there is nothing to measure.
+    """
+    n_tokens = sum(score.n_tokens for score in scores)
+    if n_tokens == 0:
+        raise DataError("expected at least one pair to score, found none")
+    return math.exp(min(-sum(score.log_p for score in scores) / n_tokens, 700.0))
+
+
+def joined(pieces: list[list[Translation]]) -> list[Translation]:
+    """Join the k-th best translations of a text's pieces, for every k that all have; a text without pieces gives the empty line."""
+    if not pieces:
+        return [Translation("", 0.0, 0.0)]
+    return [
+        Translation(" ".join(part.text for part in parts if part.text), sum(p.score for p in parts), sum(p.log_p for p in parts))
+        for parts in zip(*pieces, strict=False)
+    ]
+
+
+def one_line(text: str) -> str:
+    r"""Turn every kind of line break into a space, so that an output has as many lines as its input.
+
+    >>> one_line("one\r\ntwo\u2028three")
+    'one two three'
+    """
+    return " ".join(text.splitlines())
