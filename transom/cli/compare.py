@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from transom.cli.answers import Json, answer, table
+from transom.cli.imports import lasting_imports
 from transom.cli.options import Source, Target
 
 EXAMPLES = """
@@ -29,10 +30,11 @@ def compare(
     as_json: Json = False,
 ) -> None:
     """Paired bootstrap resampling (Koehn 2004) of BLEU on the same sentences; each model searches as its own recipe says."""
-    from transom.cli.progress import counting
-    from transom.cli.reading import read_test_set
-    from transom.decoding.load import load
-    from transom.training.evaluation import compare as bootstrap
+    with lasting_imports():
+        from transom.cli.progress import counting
+        from transom.cli.reading import read_test_set
+        from transom.decoding.load import load
+        from transom.training.evaluation import compare as bootstrap
 
     pairs = read_test_set([a, b], source, target, "compare")
     translations = {}

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from transom.cli.answers import Json, answer, table
+from transom.cli.imports import lasting_imports
 from transom.cli.options import Alpha, Beam, Precision, Run, Source, Target
 
 EXAMPLES = """
@@ -33,10 +34,11 @@ def evaluate(
     as_json: Json = False,
 ) -> None:
     """Each reading of a test file is noted in the run's ledger: choose by validation data, report test data once."""
-    from transom.cli.reading import read_test_set
-    from transom.decoding.load import load
-    from transom.training import evaluation
-    from transom.weights.durable import write_file
+    with lasting_imports():
+        from transom.cli.reading import read_test_set
+        from transom.decoding.load import load
+        from transom.training import evaluation
+        from transom.weights.durable import write_file
 
     pairs = read_test_set([run], source, target, "evaluate")
     translations = _translated(load(run, precision), pairs.source, beam_size, length_penalty, as_json)

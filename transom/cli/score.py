@@ -5,6 +5,7 @@ from typing import Any
 import typer
 
 from transom.cli.answers import Json, answer
+from transom.cli.imports import lasting_imports
 from transom.cli.options import Precision, Run, Source, Target
 
 EXAMPLES = """
@@ -18,9 +19,10 @@ app = typer.Typer(add_completion=False)
 @app.command()
 def score(run: Run, source: Source, target: Target, precision: Precision = "auto", as_json: Json = False) -> None:
     """One line a pair, log p(target | source) in nats with the end symbol included; the perplexity a token at the end."""
-    from transom.cli.reading import read_test_set
-    from transom.decoding.answers import perplexity
-    from transom.decoding.load import load
+    with lasting_imports():
+        from transom.cli.reading import read_test_set
+        from transom.decoding.answers import perplexity
+        from transom.decoding.load import load
 
     pairs = read_test_set([run], source, target, "score")
     scores: list[Any] = load(run, precision).score(pairs.source, pairs.target, name=pairs.name)

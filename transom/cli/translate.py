@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from transom.cli.answers import Json, answer, note
+from transom.cli.imports import lasting_imports
 from transom.cli.options import Alpha, Beam, Precision, Run
 from transom.errors import ConfigError
 
@@ -45,8 +46,9 @@ def translate(
         raise ConfigError("expected a SENTENCE or --input, found both; remove one")
     texts, name = _texts(sentence, input_file)
 
-    from transom.cli.progress import counting
-    from transom.decoding.load import load
+    with lasting_imports():
+        from transom.cli.progress import counting
+        from transom.decoding.load import load
 
     with counting("sentences", quiet=as_json or sentence is not None) as tell:
         found = load(run, precision).n_best(

@@ -17,7 +17,9 @@ from transom.weights.checked import plain_file
 MAX_HEADER_BYTES = 16 * 2**20
 """Most bytes of a safetensors header that are read; a thousand layers need about one million."""
 
-_TIED, _SEAL = "tied", "sha256"
+_NOTE = "transom"
+"""The one entry of a file's metadata; of several, the library would write another order each time."""
+
 _DTYPES = {
     "BOOL": torch.bool,
     "U8": torch.uint8,
@@ -63,8 +65,7 @@ def pack(tensors: Mapping[str, Tensor], sealed: bool = False) -> bytes:
             own[name] = _alone(tensor, storages)
         else:
             tied[name] = kept
-    metadata = {_TIED: json.dumps(tied)} | ({_SEAL: digest(tensors)} if sealed else {})
-    return save(own, metadata)
+    return save(own, {_NOTE: json.dumps({"tied": tied} | ({"sha256": digest(tensors)} if sealed else {}))})
 
 
 def digest(tensors: Mapping[str, Tensor]) -> str:
@@ -137,10 +138,9 @@ def _open(path: Path) -> _Opened:
         handle: Any = safe_open(path, framework="pt")
     except (SafetensorError, OSError) as error:
         raise CheckpointError(f"{path}: damaged, not a whole safetensors file ({error})") from error
-    metadata = handle.metadata() or {}
     specs = {name: _spec(path, name, handle) for name in handle.keys()}  # noqa: SIM118 - the handle is no mapping
-    tied = _read_tied(path, metadata.get(_TIED, "{}"), specs)
-    return _Opened(handle, specs | {name: specs[kept] for name, kept in tied.items()}, tied, metadata.get(_SEAL))
+    tied, seal = _read_note(path, (handle.metadata() or {}).get(_NOTE, "{}"), specs)
+    return _Opened(handle, specs | {name: specs[kept] for name, kept in tied.items()}, tied, seal)
 
 
 def _identity(tensor: Tensor) -> object:
@@ -182,14 +182,18 @@ def _spec(path: Path, name: str, handle: Any) -> Spec:
     return Spec(dtype, tuple(described.get_shape()))
 
 
-def _read_tied(path: Path, text: str, specs: Mapping[str, Spec]) -> dict[str, str]:
+def _read_note(path: Path, text: str, specs: Mapping[str, Spec]) -> tuple[dict[str, str], str | None]:
+    """Read the table of tied tensors and the seal, if there is one."""
     try:
-        tied = json.loads(text)
+        note = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}: damaged, its table of tied tensors cannot be read") from error
+    if not isinstance(note, dict) or note.keys() - {"tied", "sha256"}:
+        raise CheckpointError(f"{path}: damaged, its table of tied tensors cannot be read")
+    tied, seal = note.get("tied", {}), note.get("sha256")
     if not isinstance(tied, dict) or not all(isinstance(kept, str) and kept in specs and name not in specs for name, kept in tied.items()):
         raise CheckpointError(f"{path}: damaged, its table of tied tensors does not fit its tensors")
-    return tied
+    return tied, seal
 
 
 def _fit(path: Path, found: Mapping[str, Spec], expected: Mapping[str, Spec]) -> None:

@@ -1,0 +1,19 @@
+"""Importing what a verb needs, quickly."""
+
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def lasting_imports() -> Iterator[None]:
+    """Keep the garbage collector off what is imported here: PyTorch's million objects live as long as the process.
+
+    Looking through them while more are made, and once more at the end of the process, takes about a fifth of a short command's time.
+    """
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
