@@ -117,6 +117,10 @@ def test_a_resumed_run_keeps_its_data(transom: Call, tmp_path: Path) -> None:
     assert "a resumed run keeps its data" in error
     write_pairs(tmp_path, 120)
     assert transom(*command, "--resume", "--set", "training.max_steps=7").json["step"] == 7
+    (tmp_path / "moved").mkdir()
+    moved = [path.rename(tmp_path / "moved" / path.name) for path in (source, target)]
+    elsewhere = [moved[0] if part == source else moved[1] if part == target else part for part in command]
+    assert transom(*elsewhere, "--resume", "--set", "training.max_steps=9").json["step"] == 9
 
 
 def test_a_run_without_its_recipe_does_not_go_on(copied: Path, trained: Trained, transom: Call) -> None:

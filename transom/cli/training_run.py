@@ -105,9 +105,9 @@ def run_training(
         boards = [tensorboard_observer(out)] if recipe.training.tensorboard else []
         with Stop() as stop:
             finished = train(parts, [*boards, *observers], stop.wanted)
-        stopped = finished.reason == "stopped"
-        if not stopped:
-            write_pages(parts, finished)
+            stopped = finished.reason == "stopped"
+            if not stopped:
+                write_pages(parts, finished)
     return Sitting(out, finished.step, finished.reason, dict(finished.best), finished.seconds, stop.signal if stopped else 0)
 
 

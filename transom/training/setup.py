@@ -155,8 +155,11 @@ def _resolve(recipe: Recipe, base: Path) -> Recipe:
     return recipe.model_copy(update={"data": recipe.data.model_copy(update={"root": root})})
 
 
-MAY_CHANGE = frozenset({"max_steps", "max_minutes", "patience", "log_every", "tensorboard"})
-"""Fields of ``training`` that a resumed run may change; any other would make another run of it."""
+MAY_CHANGE = {
+    "training": {"max_steps", "max_minutes", "patience", "log_every", "tensorboard"},
+    "data": {"root", "train", "valid", "test"},
+}
+"""Fields that a resumed run may change; any other would make another run of it. Files may move: what counts is the hash of their pairs."""
 
 
 def _as_begun(recipe: Recipe, folder: RunFolder) -> Recipe:
@@ -173,7 +176,7 @@ def _as_begun(recipe: Recipe, folder: RunFolder) -> Recipe:
             continue
         names = type(new).model_fields if isinstance(new, Schema) else ()
         for name in names:
-            if getattr(old, name, None) != getattr(new, name) and not (part == "training" and name in MAY_CHANGE):
+            if getattr(old, name, None) != getattr(new, name) and name not in MAY_CHANGE.get(part, ()):
                 raise ConfigError(
                     f"{folder.path}: the run was begun with {part}.{name} = {getattr(old, name, None)}, found {getattr(new, name)};"
                     " a resumed run keeps its recipe: change the field back or give another --out"
