@@ -10,6 +10,7 @@ from typing import Any
 from transom.cli.answers import note
 from transom.inspection.figures import compact, duration, percent, whole
 from transom.training.events import Event, Finished, Started, Stepped, Validated
+from transom.training.figures import spelled
 
 SECONDS_BETWEEN_LINES = 10.0
 """Between two lines of progress where there is no terminal."""
@@ -97,10 +98,7 @@ _ENDS = {
 
 
 def _validation(event: Validated) -> str:
-    figures = event.figures
-    parts = [f"loss {figures['loss']:.4f}", f"perplexity {compact(figures['perplexity'])}"]
-    parts += [f"{name} {figures[key]:.2f}" for key, name in (("bleu", "BLEU"), ("chrf", "chrF")) if key in figures]
-    return f"step {whole(event.step)}: validation {', '.join(parts)}{' (best so far)' if event.best else ''}"
+    return f"step {whole(event.step)}: validation {', '.join(spelled(event.figures))}{' (best so far)' if event.best else ''}"
 
 
 @contextmanager

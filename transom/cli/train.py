@@ -12,6 +12,7 @@ from transom.cli.answers import Json, answer, note, table
 from transom.cli.options import RecipeName, Set, TrainSource, TrainTarget, ValidSource, ValidTarget, file_overrides
 from transom.cli.training_run import Sitting, default_folder, run_training
 from transom.config.recipe import Recipe, load_recipe
+from transom.training.figures import VALIDATED, spelled
 
 app = typer.Typer(add_completion=False)
 
@@ -23,8 +24,6 @@ transom train my.toml --set training.max_steps=300 --set training.optimizer=adam
 transom train my.toml --out runs/mine --resume
 transom train my.toml --seeds 3
 """
-
-FIGURES = ("loss", "perplexity", "bleu", "chrf")
 
 
 @app.command()
@@ -82,7 +81,7 @@ def _asked_to_overwrite(folder: Path) -> bool:
 def _told(sitting: Sitting) -> list[str]:
     if sitting.stopped_by:
         return [f"stopped at step {sitting.step:,}; saved in {sitting.folder}; the same command with --resume goes on"]
-    best = "  ".join(f"{name} {sitting.best[name]:.4g}" for name in FIGURES if name in sitting.best)
+    best = ", ".join(spelled(sitting.best))
     return [
         f"best validation, step {sitting.best['step']:,.0f}: {best}" if sitting.best else "no validation",
         f"model in {sitting.folder}, report in {sitting.folder / 'report.html'}",
@@ -92,7 +91,7 @@ def _told(sitting: Sitting) -> list[str]:
 
 def _summary(sittings: Sequence[Sitting]) -> dict[str, dict[str, float]]:
     """Return mean and sample standard deviation of each figure."""
-    columns = {name: [sitting.best[name] for sitting in sittings] for name in FIGURES if name in sittings[0].best}
+    columns = {key: [sitting.best[key] for sitting in sittings] for key, *_ in VALIDATED if key in sittings[0].best}
     spread = {name: statistics.stdev(values) if len(values) > 1 else 0.0 for name, values in columns.items()}
     return {"mean": {name: statistics.fmean(values) for name, values in columns.items()}, "spread": spread}
 

@@ -7,8 +7,7 @@ from transom.config.recipe import Recipe, dump_recipe
 from transom.inspection.facts import Facts
 from transom.inspection.figures import duration, percent, whole
 from transom.inspection.markup import visible
-
-_FIGURES = {"loss": "loss {:.4f} nats a token", "perplexity": "perplexity {:.3f}", "bleu": "BLEU {:.2f}", "chrf": "chrF {:.2f}"}
+from transom.training.figures import spelled
 
 
 def card(facts: Facts) -> str:
@@ -48,7 +47,7 @@ def _scores(facts: Facts) -> str:
     lines = [f"{score.metric} **{score.value:.2f}** on {_code(score.data)}, signature {_code(score.signature)}" for score in facts.scores]
     kept = facts.kept
     if kept is not None:
-        figures = ", ".join(text.format(kept[key]) for key, text in _FIGURES.items() if kept.get(key) is not None)
+        figures = ", ".join(spelled(kept))
         case = ", upper and lower case aside" if facts.recipe.tokenizer.lowercase else ""
         n_pairs = whole(facts.recipe.training.validate_bleu)
         translated = f" (BLEU and chrF on its first {n_pairs} pairs at most{case})" if "bleu" in kept else ""

@@ -16,11 +16,10 @@ from transom.inspection.markup import node, preformatted, style_sheet, to_html
 from transom.inspection.pictures import alignment_picture
 from transom.inspection.style import COLOURS, PAGE, PICTURES
 from transom.inspection.tables import facts_table, table
+from transom.training.figures import VALIDATED
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 """Content security policy: whatever the data hold, the page loads nothing and runs nothing."""
-
-_VALIDATED = (("Loss", "loss", 3), ("Perplexity", "perplexity", 2), ("BLEU", "bleu", 2), ("chrF", "chrf", 2))
 
 _UNITS = {"peak_share": 100.0}
 """What a field is multiplied by to be drawn."""
@@ -138,13 +137,13 @@ def _curves(facts: Facts) -> list[Element]:
 def _validations(facts: Facts) -> list[Element]:
     if not facts.validations:
         return []
-    columns = [(name, key, digits) for name, key, digits in _VALIDATED if any(key in record for record in facts.validations)]
+    columns = [figure for figure in VALIDATED if any(figure.key in record for record in facts.validations)]
     rows = [
-        [whole(record["step"]), duration(record["seconds"]), *(_figure(record, key, digits) for _, key, digits in columns)]
+        [whole(record["step"]), duration(record["seconds"]), *(_figure(record, figure.key, figure.digits) for figure in columns)]
         for record in facts.validations
     ]
     summary = node("summary", f"All {len(rows)} validations as a table")
-    return [node("details", summary, node("div", table(["Step", "Time", *(name for name, _, _ in columns)], rows), class_="scroll"))]
+    return [node("details", summary, node("div", table(["Step", "Time", *(figure.name for figure in columns)], rows), class_="scroll"))]
 
 
 def _samples(facts: Facts) -> list[Element]:

@@ -1,0 +1,39 @@
+"""What a validation measures, as people read it."""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+
+class Figure(NamedTuple):
+    """One figure of a validation.
+
+    Attributes:
+        key: its field in ``metrics.jsonl``.
+        name: for people.
+        digits: behind the point.
+        unit: where it has one.
+    """
+
+    key: str
+    name: str
+    digits: int
+    unit: str = ""
+
+
+VALIDATED = (
+    Figure("loss", "loss", 4, "nats a token"),
+    Figure("perplexity", "perplexity", 3),
+    Figure("bleu", "BLEU", 2),
+    Figure("chrf", "chrF", 2),
+)
+"""The figures, the most general first; a validation has some of them."""
+
+
+def spelled(figures: Mapping[str, float | None]) -> list[str]:
+    """Write those figures that there are.
+
+    >>> spelled({"chrf": 51.234, "loss": 1.5, "step": 300})
+    ['loss 1.5000 nats a token', 'chrF 51.23']
+    """
+    found = [(figure, value) for figure in VALIDATED if (value := figures.get(figure.key)) is not None]
+    return [f"{figure.name} {value:.{figure.digits}f} {figure.unit}".rstrip() for figure, value in found]
