@@ -28,7 +28,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     for folder in (tmp_path, tmp_path / "data" / "multi30k"):
         folder.mkdir(parents=True, exist_ok=True)
-        for seed, name in enumerate(("train", "val", "test")):
+        for seed, name in enumerate(("train", "val", "test", "test_2016_flickr")):
             for written, language in zip(write_pairs(folder, 60, seed), ("en", "de"), strict=True):
                 written.rename(folder / f"{name}.{language}")
     return tmp_path

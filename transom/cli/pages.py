@@ -32,6 +32,6 @@ def _alignments(parts: Parts, samples: Iterable[Mapping[str, str]]) -> Iterator[
     for sample in samples:
         if sample["translation"].strip():
             try:
-                yield align(parts.validated, parts.tokenizers, sample["source"], sample["translation"])
+                yield align(parts.validated, parts.task.tokenizers, sample["source"], sample["translation"])
             except DataError:
                 continue

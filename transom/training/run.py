@@ -3,7 +3,6 @@
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 from torch import Tensor
 
@@ -24,7 +23,6 @@ from transom.training.state import (
     restore_parameters,
 )
 from transom.training.step import Stepper, StepResult
-from transom.training.validation import validation_loss, validation_scores
 
 SKIPS_ALLOWED = 20
 """Steps in a row that may be skipped for a non-finite loss or gradient before the run stops."""
@@ -73,7 +71,7 @@ class _Run:
             self.parts.folder.metrics.cut(None)
             return
         groups, state = checkpoints.load(newest.step)
-        if state.get("data", self.parts.data) != self.parts.data:
+        if state.get("data", self.parts.task.data) != self.parts.task.data:
             raise DataError(
                 f"{self.parts.folder.path}: expected the pairs that the run was begun with, found others in the same files;"
                 " a resumed run keeps its data: put them back or give another --out"
@@ -94,11 +92,11 @@ class _Run:
         """Step until something ends the run."""
         self.parts.model.train()
         p, t = self.progress, self.training
-        self.tell(Started(self.parts.folder.path, p.step, t.max_steps, self.parts.facts, (*self.parts.notes, *self.notes)))
+        self.tell(Started(self.parts.folder.path, p.step, t.max_steps, self.parts.facts, (*self.parts.task.report.lines(), *self.notes)))
         reason = self.ending(lambda: False)
         if reason and p.validated_at < p.step:  # stopped at what is its end now
             self.milestones(reason)
-        batches = self.parts.loader.batches_from(p.position)
+        batches = self.parts.task.loader.batches_from(p.position)
         while not reason:
             start = time.perf_counter()
             position, slices = next(batches)
@@ -123,14 +121,14 @@ class _Run:
         p.skips_in_a_row = p.skips_in_a_row + 1 if result.skipped else 0
         if not result.skipped:
             self.averager.stepped()
-        flops = self.parts.step_flops(slices)
+        flops = sum(map(self.parts.task.flops, slices))
         self.window.add(result, seconds, flops)
         left = (t.max_steps - p.step) * p.seconds / p.step
         if t.max_minutes is not None:
             left = min(left, max(t.max_minutes * 60 - p.seconds, 0.0))
         n = result.n_target_tokens
         share = flops / seconds / self.parts.peak
-        lines = tuple(map(self.parts.loader.pairs.line, result.skipped))
+        lines = tuple(map(self.parts.task.loader.pairs.line, result.skipped))
         self.tell(Stepped(p.step, result.loss / n, result.nll / n, rate, result.grad_norm, n, n / seconds, share, left, lines))
         if lines:
             self.parts.folder.metrics.append({"step": p.step, "kind": "skipped", "lines": list(lines)})
@@ -173,12 +171,7 @@ class _Run:
         """Read the validation set with the averaged weights and keep them if they are the best so far."""
         p, t, parts = self.progress, self.training, self.parts
         restore_parameters(parts.validated, self.averager.weights(p.step))
-        figures = validation_loss(parts.validated, parts.valid_batches, self.stepper.autocast())
-        samples: tuple[Any, ...] = ()
-        if t.validate_bleu:
-            decoding, dtype = parts.recipe.decoding, parts.precision.dtype
-            scores, samples = validation_scores(parts.validated, parts.valid, t.validate_bleu, parts.tokenizers, decoding, dtype)
-            figures |= scores
+        figures, samples = parts.task.validate(parts.validated, self.stepper.autocast(), parts.precision)
         best = not p.best or _better(figures, p.best, t.select_by)
         p.validations_since_best = 0 if best else p.validations_since_best + 1
         p.validated_at = p.step
@@ -202,7 +195,7 @@ class _Run:
         if self.averager.ema:
             groups["ema"] = self.averager.ema
         snapshots = sorted(self.averager.snapshots)
-        state = {"progress": p.to_json(), "scaler": self.stepper.scaler.state_dict(), "snapshots": snapshots, "data": self.parts.data}
+        state = {"progress": p.to_json(), "scaler": self.stepper.scaler.state_dict(), "snapshots": snapshots, "data": parts.task.data}
         parts.folder.metrics.sync()
         parts.folder.checkpoints.save(p.step, groups, state)
         parts.folder.checkpoints.prune(keep_full=2, keep_weights={*self.averaged, *snapshots})  # what both whole ones go on from

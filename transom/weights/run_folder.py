@@ -51,6 +51,11 @@ class RunFolder:
         self.ledger = Ledger(path / LEDGER)
         self._lock = lock
 
+    @property
+    def holds_recipe(self) -> bool:
+        """Whether a run was begun here."""
+        return (self.path / RECIPE).exists()
+
     @classmethod
     def create(cls, path: Path, resume: bool = False, overwrite: bool = False) -> Self:
         """Make a run's folder, or take one over.

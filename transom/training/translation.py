@@ -1,0 +1,110 @@
+"""Translation as a task: what the training loop learns from, and what a validation measures. Another task has the same face."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+
+from transom.config.recipe import Recipe
+from transom.inputs.batch import TranslationBatch
+from transom.inputs.datasets import load_data
+from transom.inputs.loader import Loader, ordered_batches
+from transom.inputs.pairs import Pairs, Splits, fingerprint
+from transom.inputs.report import DataReport, report_data
+from transom.inputs.tokenizer import Tokenizers
+from transom.models.seq2seq import Seq2SeqTransformer
+from transom.planning.flops import count_flops
+from transom.planning.precision import Precision
+from transom.training.validation import validation_loss, validation_scores
+from transom.weights.run_folder import TOKENIZER, RunFolder
+
+
+@dataclass(frozen=True)
+class TranslationTask:
+    """Sentence pairs, ready to be learnt from.
+
+    Attributes:
+        recipe: as resolved, vocabulary sizes filled in.
+        tokenizers: of both sides.
+        loader: training batches.
+        valid: validation pairs.
+        valid_batches: the same as batches.
+        report: what is known of the data.
+        data: hash of all training and validation pairs, in their order.
+    """
+
+    recipe: Recipe
+    tokenizers: Tokenizers
+    loader: Loader
+    valid: Pairs
+    valid_batches: Sequence[TranslationBatch]
+    report: DataReport
+    data: str
+
+    @classmethod
+    def read(cls, recipe: Recipe, base: Path, folder: RunFolder, tell: Callable[[str], None]) -> Self:
+        """Read the data, make or load the tokenizers, and examine all of it.
+
+        Args:
+            recipe: what to train.
+            base: folder that ``data.root`` is relative to.
+            folder: the run folder; the tokenizers of a run to go on with are there.
+            tell: is told what is being done, in a few words.
+
+        Raises:
+            TransomError: the data cannot be read, or do not fit the recipe.
+        """
+        tell("reading the data")
+        splits = load_data(recipe.data, base)
+        tell("preparing the tokenizer")
+        tokenizers = _tokenizers(recipe, splits, folder)
+        sizes = {"source_vocab_size": tokenizers.source.vocab_size, "target_vocab_size": tokenizers.target.vocab_size}
+        recipe = recipe.model_copy(update={"model": recipe.model.model_copy(update=sizes)})
+        training, max_seq_len = recipe.training, recipe.model.max_seq_len
+        loader = Loader(
+            splits.train,
+            tokenizers,
+            max_seq_len=max_seq_len,
+            batch_tokens=training.batch_tokens,
+            seed=training.seed,
+            dropout=recipe.tokenizer.dropout,
+            max_length_ratio=recipe.data.max_length_ratio,
+            accumulate=training.accumulate,
+        )
+        return cls(
+            recipe=recipe,
+            tokenizers=tokenizers,
+            loader=loader,
+            valid=splits.valid,
+            valid_batches=ordered_batches(splits.valid, tokenizers, training.batch_tokens, max_seq_len),
+            report=report_data(splits, tokenizers, loader),
+            data=fingerprint(splits.train, splits.valid),
+        )
+
+    def write(self, folder: RunFolder) -> None:
+        """Leave in the run folder what translating needs beside the model."""
+        folder.write(TOKENIZER, self.tokenizers.to_bytes())
+
+    def flops(self, batch: TranslationBatch) -> float:
+        """Count the floating-point operations of learning from a batch, forward and backward, padding included."""
+        return count_flops(self.recipe.model, len(batch.samples), batch.source.tokens.shape[1], batch.target.tokens.shape[1]).training
+
+    def validate(
+        self, model: Seq2SeqTransformer, autocast: torch.autocast, precision: Precision
+    ) -> tuple[dict[str, float], tuple[Mapping[str, Any], ...]]:
+        """Measure a model on the validation pairs; return the figures and, where it translated, a few translations."""
+        figures = validation_loss(model, self.valid_batches, autocast)
+        n_sentences = self.recipe.training.validate_bleu
+        if not n_sentences:
+            return figures, ()
+        scores, samples = validation_scores(model, self.valid, n_sentences, self.tokenizers, self.recipe.decoding, precision.dtype)
+        return figures | scores, samples
+
+
+def _tokenizers(recipe: Recipe, splits: Splits, folder: RunFolder) -> Tokenizers:
+    """Load the run's tokenizers, or train them on the training pairs."""
+    if folder.holds_recipe:
+        return Tokenizers.load(folder.path / TOKENIZER)
+    return Tokenizers.train(splits.train, recipe.tokenizer)
