@@ -1,0 +1,108 @@
+"""What a recipe learns from Multi30k in an hour: BLEU after 20, 40 and 60 minutes, seed by seed.
+
+    python -m benchmarks.multi30k --root data/multi30k [--target de] [--seeds 1 2 3] [--out runs/multi30k] [--set FIELD=VALUE ...]
+
+The time counts from the start of the set-up. The weights of a mark are those that a person who stopped then would have: the best so far
+by validation loss. The test set is read once a seed, at the end. benchmarks/results/multi30k-TARGET.json has a record a seed.
+"""
+
+import argparse
+import json
+import shutil
+import statistics
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import transom
+from benchmarks.measure import facts
+from transom.planning.machine import measure_peak
+from transom.planning.precision import choose_threads
+from transom.training.evaluation import Figure, bleu
+from transom.training.events import Event, Finished
+from transom.weights.run_folder import CONFIG, RECIPE, TOKENIZER, WEIGHTS
+
+RESULTS = Path(__file__).parent / "results"
+MARKS = (20, 40, 60)
+"""Minutes."""
+
+
+@dataclass
+class Marks:
+    """An observer that sets a run's best weights aside when a mark is passed, and at the end."""
+
+    folder: Path
+    start: float = field(default_factory=time.monotonic)
+    kept: dict[int, Path] = field(default_factory=dict)
+
+    def __call__(self, event: Event) -> None:
+        """Look at the clock."""
+        minutes = (time.monotonic() - self.start) / 60
+        for mark in MARKS:
+            if mark not in self.kept and (minutes >= mark or (isinstance(event, Finished) and mark == MARKS[-1])):
+                self.kept[mark] = self.folder.with_name(f"{self.folder.name}-at-{mark}")
+                self.kept[mark].mkdir(parents=True, exist_ok=True)
+                for name in (CONFIG, RECIPE, TOKENIZER, WEIGHTS):
+                    if (self.folder / name).exists():
+                        shutil.copy(self.folder / name, self.kept[mark])
+
+
+def one_seed(target: str, root: Path, seed: int, out: Path, overrides: list[str]) -> dict[str, Any]:
+    """Train a seed and score it on validation and test."""
+    folder = out / f"en-{target}-seed-{seed}"
+    marks = Marks(folder)
+    run = transom.train(
+        f"multi30k-en-{target}",
+        out=folder,
+        overrides=[f"data.root={root}", f"training.seed={seed}", *overrides],
+        overwrite=True,
+        observers=[marks],
+    )
+    record: dict[str, Any] = {"seed": seed, "minutes": round((time.monotonic() - marks.start) / 60, 2), "best": run.best, "steps": run.step}
+    for mark, kept in sorted(marks.kept.items()):
+        if (kept / WEIGHTS).exists():
+            for split, name in (("val", "val"), ("test", "test_2016_flickr")):
+                score = scored(kept, root / f"{name}.en", root / f"{name}.{target}")
+                record |= {f"{split} at {mark} minutes": round(score.value, 2), "signature": score.signature}
+    return record
+
+
+def scored(folder: Path, source: Path, target: Path) -> Figure:
+    """Translate a file as the recipe says and compute lower-cased BLEU."""
+    sources, references = (path.read_text(encoding="utf-8").splitlines() for path in (source, target))
+    return bleu(transom.load(folder).translate(sources), references, lowercase=True)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Train the seeds one after another and write what they reached."""
+    asked = _parser().parse_args(arguments)
+    path = asked.results or RESULTS / f"multi30k-{asked.target}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    machine = facts("python -m benchmarks.multi30k " + " ".join(arguments or sys.argv[1:]), choose_threads().count, measure_peak())
+    for seed in asked.seeds:
+        record = one_seed(asked.target, asked.root.resolve(), seed, asked.out, asked.overrides) | {"facts": machine}
+        records = [*(json.loads(path.read_text(encoding="utf-8")) if path.exists() else []), record]
+        path.write_text(json.dumps(records, indent=1) + "\n", encoding="utf-8")
+        print(json.dumps(record, indent=1))
+    for name in (name for name in records[-1] if " at " in name):
+        values = [each[name] for each in records if name in each]
+        spread = statistics.stdev(values) if len(values) > 1 else 0.0
+        print(f"{name}: mean {statistics.fmean(values):.2f}, spread {spread:.2f}, {len(values)} seeds in {path}")
+
+
+def _parser() -> argparse.ArgumentParser:
+    form = argparse.RawTextHelpFormatter
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.multi30k", description=__doc__, formatter_class=form)
+    parser.add_argument("--root", type=Path, required=True, help="folder with train, val and test_2016_flickr")
+    parser.add_argument("--target", choices=["de", "fr"], default="de", help="target language")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3], help="one run each")
+    parser.add_argument("--out", type=Path, default=Path("runs/multi30k"), help="folder for the runs")
+    parser.add_argument("--set", dest="overrides", action="append", default=[], metavar="FIELD=VALUE", help="change the recipe")
+    parser.add_argument("--results", type=Path, help="JSON file; default benchmarks/results/multi30k-TARGET.json")
+    return parser
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,43 @@
+"""The hour on Multi30k, in seconds: marks are kept when they pass, each is scored, and records add up."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks import multi30k
+from tests.cli.conftest import write_pairs
+from transom.training.events import Saved
+
+SHORT = {
+    "model": {"d_model": 8, "n_heads": 2, "d_ff": 8, "n_encoder_layers": 1, "n_decoder_layers": 1},
+    "training": {"max_steps": 6, "validate_every": 3, "validate_bleu": 0, "checkpoint_every": 3},
+    "tokenizer": {"vocab_size": 300},
+}
+
+
+def test_marks_are_kept_as_they_pass(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    marks = multi30k.Marks(folder, start=0.0)
+    for minute, text in ((19.9, "early"), (20.1, "twenty"), (41.0, "forty"), (59.0, "late")):
+        (folder / "model.safetensors").write_text(text)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(multi30k.time, "monotonic", lambda minute=minute: 60 * minute)
+            marks(Saved(1, folder))
+    assert {mark: (kept / "model.safetensors").read_text() for mark, kept in marks.kept.items()} == {20: "twenty", 40: "forty"}
+
+
+def test_seeds_add_up_to_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    for seed, name in enumerate(("train", "val", "test_2016_flickr")):
+        for written, language in zip(write_pairs(tmp_path, 60, seed), ("en", "de"), strict=True):
+            written.rename(tmp_path / f"{name}.{language}")
+    results = tmp_path / "results.json"
+    arguments = ["--root", str(tmp_path), "--out", str(tmp_path / "runs"), "--results", str(results)]
+    fields = [part for room, of_room in SHORT.items() for name, value in of_room.items() for part in ("--set", f"{room}.{name}={value}")]
+    multi30k.main([*arguments, "--seeds", "1", "2", *fields])
+    records = json.loads(results.read_text())
+    assert [record["seed"] for record in records] == [1, 2]
+    assert all(record["steps"] == 6 and "case:lc" in record["signature"] and record["facts"]["cores"] for record in records)
+    assert all({"val at 60 minutes", "test at 60 minutes"} <= record.keys() and "test at 20 minutes" not in record for record in records)
+    assert "2 seeds" in capsys.readouterr().out
