@@ -69,7 +69,7 @@ ci: test
 	$(TEST) $(SESSION) $(PLAIN) -m long tests
 
 chaos: $(VENV)/dev.stamp
-	$(TEST) $(PLAIN) -m chaos tests
+	$(TEST) $(PLAIN) -m chaos -s tests
 
 bench: $(VENV)/bench.stamp
 	$(BIN)/python -m benchmarks.translation --out benchmarks/results/translation.json

@@ -6,6 +6,7 @@ import random
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -59,11 +60,13 @@ def start(recipe: Path, out: Path) -> "subprocess.Popen[bytes]":
     return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environment)
 
 
-def run_to_the_end(recipe: Path, out: Path) -> None:
-    """Train without disturbance."""
+def run_to_the_end(recipe: Path, out: Path) -> float:
+    """Train without disturbance; return the seconds it took."""
+    begun = time.monotonic()
     process = start(recipe, out)
     _, errors = process.communicate()
     assert process.returncode == 0, errors.decode()
+    return time.monotonic() - begun
 
 
 def run_with_kills(recipe: Path, out: Path, seed: int, n_kills: int, longest: float) -> int:

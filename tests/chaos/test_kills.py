@@ -22,12 +22,12 @@ def test_two_kills_change_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.chaos
 def test_twenty_runs_killed_at_random_moments_end_as_the_run_left_alone(tmp_path: Path) -> None:
-    path = recipe(tmp_path, steps=200)
-    run_to_the_end(path, tmp_path / "alone")
-    hits = 0
+    path = recipe(tmp_path, steps=400)
+    seconds = run_to_the_end(path, tmp_path / "alone")
+    hits = []
     for seed in range(20):
         out = tmp_path / f"killed-{seed}"
-        hits += run_with_kills(path, out, seed, n_kills=1 + seed % 4, longest=25.0)
+        hits.append(run_with_kills(path, out, seed, n_kills=1 + seed % 4, longest=0.9 * seconds))
         assert differences(tmp_path / "alone", out) == [], f"seed {seed}"
-    assert hits >= 20
-    print(f"20 runs, {hits} kills: weights, optimizer state and history are the same, bit for bit")
+    assert min(hits) >= 1, f"kills that hit, a run: {hits}"
+    print(f"20 runs, {sum(hits)} kills: weights, optimizer state and history are the same, bit for bit")
