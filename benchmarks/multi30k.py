@@ -18,6 +18,8 @@ from typing import Any
 
 import transom
 from benchmarks.measure import facts
+from transom.config.data import PairFiles
+from transom.inputs.pairs import load_pairs
 from transom.planning.machine import measure_peak
 from transom.planning.precision import choose_threads
 from transom.training.evaluation import Figure, bleu
@@ -64,15 +66,15 @@ def one_seed(target: str, root: Path, seed: int, out: Path, overrides: list[str]
     for mark, kept in sorted(marks.kept.items()):
         if (kept / WEIGHTS).exists():
             for split, name in (("val", "val"), ("test", "test_2016_flickr")):
-                score = scored(kept, root / f"{name}.en", root / f"{name}.{target}")
+                score = scored(kept, PairFiles(source=f"{name}.en", target=f"{name}.{target}"), root)
                 record |= {f"{split} at {mark} minutes": round(score.value, 2), "signature": score.signature}
     return record
 
 
-def scored(folder: Path, source: Path, target: Path) -> Figure:
-    """Translate a file as the recipe says and compute lower-cased BLEU."""
-    sources, references = (path.read_text(encoding="utf-8").splitlines() for path in (source, target))
-    return bleu(transom.load(folder).translate(sources), references, lowercase=True)
+def scored(folder: Path, files: PairFiles, root: Path) -> Figure:
+    """Translate files under ``root`` as the recipe says and compute lower-cased BLEU."""
+    pairs = load_pairs(files, root)
+    return bleu(transom.load(folder).translate(pairs.source), pairs.target, lowercase=True)
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -112,7 +112,7 @@ class FlatSeq2Seq:
         n_rows = n_beams * len(memory.states)
         decoder = self._decoder
         dtype = decoder.dtype if n_beams == 1 else torch.promote_types(decoder.dtype, torch.float32)
-        memories = [block.source_keys(memory.states, dtype, n_beams) for block in self._decoder.stack.blocks]
+        memories = [block.source_keys(memory.states, dtype, n_beams) for block in decoder.stack.blocks]
         bias = _bias(masks.not_padding(memory.segments), dtype)
         buffers = [memory.states.new_empty(max_length, n_rows, block.width, dtype=decoder.dtype) for block in decoder.stack.blocks]
         return FlatCache(memories, bias, buffers)
@@ -196,7 +196,7 @@ class _Block:
         self.attn_wiring = _Wiring.of(block.attn_residual, dtype)
         if cross is not None and block.cross_residual is not None:
             self.q, self.cross_o = _joined(arithmetic, cross.q), _output(arithmetic, cross)
-            self.kv = _joined(arithmetic_of(cross.k.weight), cross.k, cross.v)
+            self.kv = _joined(arithmetic, cross.k, cross.v)
             self.cross_wiring = _Wiring.of(block.cross_residual, dtype)
         self.up, self.down = _joined(arithmetic, ff.up, relu=True), _joined(arithmetic, ff.down)
         self.ff_wiring = _Wiring.of(block.ff_residual, dtype)

@@ -8,7 +8,7 @@ from transom.config.model import Seq2Seq
 from transom.layers.attention import Attention
 
 QUERY_KEY_VALUE_GAIN = 1 / math.sqrt(2)
-"""W_Q, W_K and W_V are drawn as one map of d_model to twice d_model would be; as large as others, alignments form much later."""
+"""Square W_Q, W_K and W_V are drawn as one map of d_model to 3 d_model would be; if larger, a translator learns much more slowly."""
 
 
 def initialise(model: nn.Module, config: Seq2Seq) -> None:

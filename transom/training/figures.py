@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 
-class Figure(NamedTuple):
+class Measured(NamedTuple):
     """One figure of a validation.
 
     Attributes:
@@ -21,10 +21,10 @@ class Figure(NamedTuple):
 
 
 VALIDATED = (
-    Figure("loss", "loss", 4, "nats a token"),
-    Figure("perplexity", "perplexity", 3),
-    Figure("bleu", "BLEU", 2),
-    Figure("chrf", "chrF", 2),
+    Measured("loss", "loss", 4, "nats a token"),
+    Measured("perplexity", "perplexity", 3),
+    Measured("bleu", "BLEU", 2),
+    Measured("chrf", "chrF", 2),
 )
 """The figures, the most general first; a validation has some of them."""
 
