@@ -27,7 +27,7 @@ help:
 	@echo "make check   ruff and mypy"
 	@echo "make chaos   kill trainings at random moments, resume, compare bit for bit"
 	@echo "make bench   speed beside the peers, in one run"
-	@echo "make docs    write docs/config.md anew from the schema"
+	@echo "make docs    write docs/config.md and docs/bricks.md anew from the schema"
 	@echo "make size    lines a file and a room"
 	@echo "make clean   remove .venv and caches, never runs/"
 
@@ -75,7 +75,7 @@ bench: $(VENV)/bench.stamp
 	$(BIN)/python -m benchmarks.translation --out benchmarks/results/translation.json
 
 docs: $(VENV)/core.stamp
-	$(BIN)/python -m transom.config.reference docs/config.md
+	$(BIN)/python -m transom.config.reference docs
 
 size: | $(BIN)/python
 	@$(BIN)/python tests/size.py

@@ -34,6 +34,7 @@ def make_run(folder: Path, config: Seq2Seq) -> Path:
 def commands(run: Path) -> dict[str, Callable[[], object]]:
     """Give the commands to time."""
     return {
+        "python -c 'import torch', which every verb that computes must do": lambda: run_python("-c", "import torch"),
         "transom --help": lambda: transom("--help"),
         "transom translate": lambda: transom("translate", str(run), SENTENCE),
     }
@@ -41,5 +42,10 @@ def commands(run: Path) -> dict[str, Callable[[], object]]:
 
 def transom(*arguments: str) -> str:
     """Run the command line in a process of its own and return what it printed."""
-    command: Sequence[str] = [sys.executable, "-m", "transom", *arguments]
+    return run_python("-m", "transom", *arguments)
+
+
+def run_python(*arguments: str) -> str:
+    """Run Python in a process of its own and return what it printed."""
+    command: Sequence[str] = [sys.executable, *arguments]
     return subprocess.run(command, check=True, capture_output=True, text=True, stdin=subprocess.DEVNULL).stdout

@@ -1,11 +1,14 @@
-"""Results as the tables of benchmarks/README.md: `python -m benchmarks.tables` writes them anew from results/translation.json."""
+"""Results as the tables of benchmarks/README.md: `python -m benchmarks.tables` writes them anew from results/."""
 
 import json
+import statistics
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
 RESULTS, README = HERE / "results" / "translation.json", HERE / "README.md"
+LEARNING = {language: HERE / "results" / f"multi30k-{language}.json" for language in ("de", "fr")}
 BEGIN, END = "<!-- results: written by python -m benchmarks.tables -->\n", "<!-- end of results -->\n"
 NOTHING = "Nothing is measured yet.\n"
 
@@ -19,11 +22,32 @@ def markdown(result: dict[str, Any]) -> str:
         f" before; {', '.join(f'{name} {version}' for name, version in facts['versions'].items())}; `{facts['command']}`."
         f" Measured peak: {peak}; memory read {facts['read_gbytes']} GB/s.\n"
     ]
-    for title, rows in _tables(result):
-        names = list(rows[0])
-        lines = [names, ["---"] * len(names), *([_cell(row[name]) for name in names] for row in rows)]
-        parts.append(f"### {title}\n\n" + "".join(f"| {' | '.join(name.replace('_', ' ') for name in line)} |\n" for line in lines))
+    parts += [f"### {title}\n\n{_laid_out(rows)}" for title, rows in _tables(result)]
     return "\n".join(parts)
+
+
+def learning(language: str, records: Sequence[dict[str, Any]]) -> str:
+    """Lay out what seeds learned from Multi30k, a row a seed, and their mean and spread."""
+    figures = [name for name in records[0] if " at " in name]
+    rows: list[dict[str, Any]] = [
+        {"seed": record["seed"], **{name: record[name] for name in figures}, "steps": record["steps"], "minutes": record["minutes"]}
+        for record in records
+    ]
+    if len(records) > 1:
+        for name, summary in (("mean", statistics.fmean), ("spread", statistics.stdev)):
+            values = {figure: round(summary([record[figure] for record in records]), 2) for figure in figures}
+            rows.append({"seed": name, **values, "steps": "", "minutes": ""})
+    commands = ", ".join(dict.fromkeys(f"`{record['facts']['command']}`" for record in records))
+    threads = ", ".join(dict.fromkeys(str(record["facts"]["threads"]) for record in records))
+    facts, target = records[0]["facts"], {"de": "German", "fr": "French"}[language]
+    told = f"{facts['date']}; {facts['processor']}; {threads} thread a run; {commands}; {records[0]['signature']}."
+    return f"### Learning, Multi30k English to {target}, BLEU\n\n{told}\n\n{_laid_out(rows)}"
+
+
+def _laid_out(rows: Sequence[dict[str, Any]]) -> str:
+    names = list(rows[0])
+    lines = [names, ["---"] * len(names), *([_cell(row[name]) for name in names] for row in rows)]
+    return "".join(f"| {' | '.join(name.replace('_', ' ') for name in line)} |\n" for line in lines)
 
 
 def _tables(result: dict[str, Any]) -> list[tuple[str, list[dict[str, Any]]]]:
@@ -43,7 +67,9 @@ def section(readme: str) -> str:
 
 def current() -> str:
     """Give what the README should show."""
-    return markdown(json.loads(RESULTS.read_text(encoding="utf-8"))) if RESULTS.exists() else NOTHING
+    parts = [markdown(json.loads(RESULTS.read_text(encoding="utf-8")))] if RESULTS.exists() else []
+    parts += [learning(language, json.loads(path.read_text(encoding="utf-8"))) for language, path in LEARNING.items() if path.exists()]
+    return "\n".join(parts) or NOTHING
 
 
 def main() -> None:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transom.config.model import LayerNorm
+from transom.config.bricks import LayerNorm
 from transom.config.recipe import Recipe, dump_recipe, load_recipe, packaged_presets, packaged_recipes
 from transom.config.training import Adam, AdamW, Ema, Sgd
 from transom.errors import ConfigError

@@ -1,11 +1,19 @@
-"""docs/config.md says what the schema says."""
+"""docs/config.md and docs/bricks.md say what the schema says."""
 
 from tests.size import ROOT
+from transom.config.brick import schemas
+from transom.config.catalogue import TITLES, catalogue
+from transom.config.model import Transformer
 from transom.config.reference import reference
 
 
-def test_the_page_is_current() -> None:
-    assert (ROOT / "docs" / "config.md").read_text(encoding="utf-8") == reference(), "run `make docs`"
+def test_the_pages_are_current() -> None:
+    for name, page in (("config.md", reference), ("bricks.md", catalogue)):
+        assert (ROOT / "docs" / name).read_text(encoding="utf-8") == page(), "run `make docs`"
+
+
+def test_every_brick_of_a_block_is_in_the_catalogue() -> None:
+    assert set(TITLES) == {name for name, field in Transformer.model_fields.items() if schemas(field.annotation)}
 
 
 def test_the_page_has_every_part_and_its_bounds() -> None:

@@ -1,5 +1,6 @@
 import pytest
 import torch
+from torch import nn
 
 from transom.config.model import Seq2Seq
 from transom.inputs.batch import Sequences, TranslationBatch
@@ -10,7 +11,7 @@ from transom.models.build import build_model
 ATTENTIONS = ["encoder.blocks.0.attn", "encoder.blocks.1.attn", "decoder.blocks.0.attn", "decoder.blocks.0.cross"]
 
 
-def record(grad: bool) -> tuple[dict[str, torch.Tensor], TranslationBatch]:
+def record(grad: bool) -> tuple[nn.Module, dict[str, torch.Tensor], TranslationBatch]:
     """Record every site of a random model over two pairs of unequal length."""
     torch.manual_seed(2)
     sizes = {"d_model": 8, "n_heads": 2, "d_ff": 12, "n_encoder_layers": 2, "n_decoder_layers": 1, "d_head": 3, "d_value": 5}
@@ -20,21 +21,21 @@ def record(grad: bool) -> tuple[dict[str, torch.Tensor], TranslationBatch]:
     recorder = Recorder(["*"])
     with torch.set_grad_enabled(grad):
         model(batch, recorder.taps)
-    return recorder.kept, batch
+    return model, recorder.kept, batch
 
 
 @pytest.mark.parametrize("attention", ATTENTIONS)
 @pytest.mark.parametrize("grad", [True, False], ids=["explicit", "fused"])
 def test_the_pattern_gathers_the_very_values_that_the_model_used(attention: str, grad: bool) -> None:
-    kept, batch = record(grad)
-    z = attention_pattern(attention, kept, batch) @ kept[f"{attention}.v"]
+    model, kept, batch = record(grad)
+    z = attention_pattern(model, attention, kept, batch) @ kept[f"{attention}.v"]
     assert torch.allclose(z, kept[f"{attention}.z"], rtol=0, atol=1e-14)
 
 
 @pytest.mark.parametrize("attention", ATTENTIONS)
 def test_rows_sum_to_one_and_padding_gets_nothing(attention: str) -> None:
-    kept, batch = record(grad=False)
-    pattern = attention_pattern(attention, kept, batch)
+    model, kept, batch = record(grad=False)
+    pattern = attention_pattern(model, attention, kept, batch)
     keys = batch.target if attention == "decoder.blocks.0.attn" else batch.source
     queries = batch.source if attention.startswith("encoder") else batch.target
     assert torch.allclose(pattern.sum(-1)[1, :, : queries.lengths[1]], torch.ones((), dtype=pattern.dtype))
@@ -42,5 +43,5 @@ def test_rows_sum_to_one_and_padding_gets_nothing(attention: str) -> None:
 
 
 def test_the_decoder_never_attends_ahead() -> None:
-    kept, batch = record(grad=False)
-    assert not attention_pattern("decoder.blocks.0.attn", kept, batch).triu(1)[0].any()
+    model, kept, batch = record(grad=False)
+    assert not attention_pattern(model, "decoder.blocks.0.attn", kept, batch).triu(1)[0].any()

@@ -8,9 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from transom.config.model import MultiHead
-from transom.layers.attention import Attention, attend, attend_explicit, attend_fused, attend_short, pattern, scores
+from transom.config.model import Seq2Seq
+from transom.layers.attention import Attention, Terms, attend, attend_explicit, attend_fused, attend_short, pattern, scores
 from transom.layers.cache import KeyValueCache, KeyValues
+from transom.layers.sight import Sight
 
 
 def draw(*shape: int, grad: bool = False) -> Tensor:
@@ -48,7 +49,7 @@ def test_all_paths_equal_the_equation_and_each_other_with_gradients(shape: tuple
     weights = draw(*expected.shape)
     gradients = []
     for path in (attend_explicit, attend_fused, attend_short):
-        z = path(q, k, v, mask, bias)
+        z = path(q, k, v, Terms(mask, bias))
         assert torch.allclose(z, expected, rtol=0, atol=1e-10)
         gradients.append(torch.autograd.grad((z * weights).sum(), (q, k, v)))
     for explicit, *others in zip(*gradients, strict=True):
@@ -61,7 +62,7 @@ def test_a_row_that_sees_nothing_gives_zero(path, dtype) -> None:  # type: ignor
     q, k, v = (torch.randn(2, 3, 4, 8, dtype=dtype, requires_grad=True) for _ in range(3))
     mask = torch.ones(2, 1, 4, 4, dtype=torch.bool)
     mask[0, 0, 1] = False
-    z = path(q, k, v, mask)
+    z = path(q, k, v, Terms(mask))
     assert (z[0, :, 1] == 0).all() and z[1].abs().min() > 0
     z.float().sum().backward()
     assert all(t.grad.isfinite().all() for t in (q, k, v))
@@ -76,11 +77,11 @@ def test_the_article_s_hand_calculation() -> None:
 
 def test_beams_share_their_source_s_keys() -> None:
     torch.manual_seed(1)
-    layer = Attention(MultiHead(), 6, 2, 3, 3, 0.0).double()
+    layer = Attention(Seq2Seq(d_model=6, n_heads=2)).double()
     memory, x = draw(2, 4, 6), draw(6, 1, 6)  # three beams a source
     mask = torch.tensor([[True] * 4, [True, True, False, False]])[:, None, None]
-    shared = layer(x, layer.keys_values(memory), mask)
-    apart = layer(x, memory.repeat_interleave(3, 0), mask.repeat_interleave(3, 0))
+    shared = layer(x, Sight(mask), layer.keys_values(memory))
+    apart = layer(x, Sight(mask.repeat_interleave(3, 0)), memory.repeat_interleave(3, 0))
     assert torch.allclose(shared, apart, rtol=0, atol=1e-12)
 
 
@@ -98,7 +99,7 @@ def test_the_cache_appends_reads_and_reorders() -> None:
 
 def test_dropout_acts_on_the_weights_in_training_only() -> None:
     torch.manual_seed(1)
-    layer = Attention(MultiHead(), 8, 2, 4, 4, dropout=0.5)
+    layer = Attention(Seq2Seq(d_model=8, n_heads=2, attention_dropout=0.5))
     x = torch.randn(2, 5, 8)
     assert not torch.equal(layer(x), layer(x))
     layer.eval()
@@ -111,7 +112,7 @@ def test_short_attention_drops_as_explicit_attention_does_with_the_same_draws() 
     for path in (attend_explicit, attend_short):
         torch.manual_seed(3)
         q, k, v = draw(2, 2, 3, 4, grad=True), draw(2, 2, 5, 4, grad=True), draw(2, 2, 5, 6, grad=True)
-        z = path(q, k, v, mask, None, 0.4)
+        z = path(q, k, v, Terms(mask, dropout=0.4))
         results.append([z, *torch.autograd.grad((z * torch.arange(6)).sum(), (q, k, v))])
     for a, b in zip(*results, strict=True):
         assert torch.allclose(a, b, rtol=0, atol=1e-12)
@@ -119,7 +120,7 @@ def test_short_attention_drops_as_explicit_attention_does_with_the_same_draws() 
 
 def test_a_learned_bias_gets_its_gradient() -> None:
     q, bias = draw(1, 2, 3, 4), draw(1, 2, 3, 3, grad=True)
-    attend(q, q, q, None, bias).sum().backward()
+    attend(q, q, q, Terms(bias=bias)).sum().backward()
     assert bias.grad.abs().max() > 0
 
 

@@ -11,60 +11,105 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 import transom.layers
-from transom.config.model import LayerNorm as LayerNormBrick
-from transom.config.model import MultiHead, Relu, Seq2Seq
-from transom.config.model import Sinusoidal as SinusoidalBrick
+from transom.config import bricks
+from transom.config.model import Seq2Seq
 from transom.layers.attention import Attention
-from transom.layers.block import Block
+from transom.layers.block import Block, ParallelBlock
 from transom.layers.dropout import Dropout
 from transom.layers.embedding import Embedding
-from transom.layers.feed_forward import FeedForward
-from transom.layers.norm import LayerNorm
-from transom.layers.position import Sinusoidal
-from transom.layers.residual import PostNorm, PreNorm, Residual
+from transom.layers.feed_forward import build_feed_forward
+from transom.layers.norm import build_norm
+from transom.layers.position import build_position
+from transom.layers.residual import PostNorm, PreNorm, Residual, Sandwich
+from transom.layers.sight import Sight, look
 from transom.layers.stack import Stack
 
 D_MODEL = 4
-CAUSAL = torch.ones(3, 3, dtype=torch.bool).tril()[None, None]
-MEMORY_MASK = torch.tensor([[True, True], [True, False]])[:, None, None]  # the second source is one token shorter
+POSITIONS = torch.arange(3)[None]
+CAUSAL = Sight(torch.ones(3, 3, dtype=torch.bool).tril()[None, None])
+MEMORY = Sight(torch.tensor([[True, True], [True, False]])[:, None, None])  # the second source is one token shorter
 
 
-def config(placement: Any) -> Seq2Seq:
+def config(placement: str = "post", **fields: Any) -> Seq2Seq:
     """Describe small blocks with every dropout on."""
     dropouts = {"dropout": 0.2, "attention_dropout": 0.2, "feed_forward_dropout": 0.2}
-    return Seq2Seq(d_model=D_MODEL, n_heads=2, d_ff=5, d_value=3, norm_placement=placement, **dropouts)  # type: ignore[arg-type]
+    sizes = {"d_model": D_MODEL, "n_heads": 2, "d_ff": 5, "d_value": 3, "max_seq_len": 6, "norm_placement": placement}
+    return Seq2Seq.model_validate(sizes | dropouts | fields)
 
 
-def embedding() -> Embedding:
-    return Embedding(nn.Embedding(5, D_MODEL), Sinusoidal(SinusoidalBrick(), 6, D_MODEL), scale=True, dropout=0.2)
+def embedding(position: str) -> Embedding:
+    return Embedding(nn.Embedding(5, D_MODEL), build_position(config(position=position), True), scale=True, dropout=0.2)
 
 
-def norm() -> LayerNorm:
-    return LayerNorm(LayerNormBrick(), D_MODEL)
+def norm() -> nn.Module:
+    return build_norm(bricks.LayerNorm(), D_MODEL)
 
 
-def attention(**brick: bool) -> Attention:
-    return Attention(MultiHead(**brick), D_MODEL, n_heads=2, d_head=3, d_value=2, dropout=0.2)
+def attention(brick: dict[str, Any] | None = None, **fields: Any) -> Attention:
+    return Attention(config(**{"d_head": 3, "d_value": 2} | fields, attention=brick or {}))
+
+
+class Placed(nn.Module):
+    """Attention with a position brick."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        c = config(position=kind)
+        self.position, self.attn = build_position(c, causal=kind == "alibi"), Attention(c)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.attn(x, look(self.position, POSITIONS, POSITIONS, CAUSAL.mask))
 
 
 Call = Callable[[Any, Tensor, Tensor], Tensor]
 LAYERS: dict[str, tuple[Callable[[], nn.Module], Call]] = {
-    "embedding": (embedding, lambda layer, x, memory: layer(torch.tensor([[4, 0, 4]]), torch.tensor([[0, 1, 5]]))),
-    "norm": (norm, lambda layer, x, memory: layer(x)),
+    "embedding": (
+        lambda: embedding("sinusoidal"),
+        lambda layer, x, memory: layer(torch.tensor([[4, 0, 4]]), torch.tensor([[0, 1, 5]])),
+    ),
+    "learned positions": (
+        lambda: embedding("learned"),
+        lambda layer, x, memory: layer(torch.tensor([[4, 0, 4]]), torch.tensor([[0, 5, 5]])),
+    ),
+    "no positions": (lambda: embedding("none"), lambda layer, x, memory: layer(torch.tensor([[4, 0, 4]]), POSITIONS)),
+    "layer norm": (norm, lambda layer, x, memory: layer(x)),
+    "layer norm without a shift": (lambda: build_norm(bricks.LayerNorm(bias=False), D_MODEL), lambda layer, x, memory: layer(x)),
+    "rms norm": (lambda: build_norm(bricks.RmsNorm(), D_MODEL), lambda layer, x, memory: layer(x)),
+    "no norm": (lambda: build_norm(bricks.NoNorm(), D_MODEL), lambda layer, x, memory: layer(x)),
     "dropout": (lambda: Dropout(0.4), lambda layer, x, memory: layer(x)),
     "dropout added": (lambda: Dropout(0.4), lambda layer, x, memory: layer.add(x, x * x)),
-    "feed-forward": (lambda: FeedForward(Relu(), D_MODEL, 5, 0.2), lambda layer, x, memory: layer(x)),
-    "self-attention": (attention, lambda layer, x, memory: layer(x, None, CAUSAL)),
-    "cross-attention": (attention, lambda layer, x, memory: layer(x, memory, MEMORY_MASK)),
-    "attention without biases": (lambda: attention(bias=False, output_bias=False), lambda layer, x, memory: layer(x, memory)),
-    "attention without an output map": (lambda: attention(output=False), lambda layer, x, memory: layer(x, memory)),
-    "post-norm": (lambda: PostNorm(norm(), 0.2), lambda layer, x, memory: layer(x, torch.sin)),
-    "pre-norm": (lambda: PreNorm(norm(), 0.2), lambda layer, x, memory: layer(x, torch.sin)),
-    "encoder block": (lambda: Block(config("post"), cross=False), lambda layer, x, memory: layer(x)),
-    "decoder block": (lambda: Block(config("post"), cross=True), lambda layer, x, memory: layer(x, CAUSAL, memory, MEMORY_MASK)),
-    "pre-norm block": (lambda: Block(config("pre"), cross=True), lambda layer, x, memory: layer(x, CAUSAL, memory, MEMORY_MASK)),
+    **{
+        kind: (lambda kind=kind: build_feed_forward(bricks.FeedForward(kind=kind), D_MODEL, 5, 0.2), lambda layer, x, memory: layer(x))
+        for kind in ("relu", "gelu", "gelu-tanh", "silu", "squared-relu")
+    },
+    **{
+        kind: (lambda kind=kind: build_feed_forward(bricks.Gated(kind=kind), D_MODEL, 5, 0.2), lambda layer, x, memory: layer(x))
+        for kind in ("glu", "reglu", "geglu", "swiglu")
+    },
+    "self-attention": (attention, lambda layer, x, memory: layer(x, CAUSAL)),
+    "cross-attention": (attention, lambda layer, x, memory: layer(x, MEMORY, memory)),
+    "attention without biases": (
+        lambda: attention({"bias": False, "output_bias": False}),
+        lambda layer, x, memory: layer(x, memory=memory),
+    ),
+    "attention without an output map": (
+        lambda: attention({"output": False}),
+        lambda layer, x, memory: layer(x, memory=memory),
+    ),
+    "grouped queries": (lambda: attention(n_kv_heads=1), lambda layer, x, memory: layer(x, CAUSAL)),
+    "normed queries and keys": (lambda: attention({"qk_norm": "rmsnorm"}), lambda layer, x, memory: layer(x, CAUSAL)),
+    "bounded scores": (lambda: attention({"softcap": 0.5}), lambda layer, x, memory: layer(x, CAUSAL)),
+    "sinks": (lambda: attention({"sinks": True}), lambda layer, x, memory: layer(x, CAUSAL)),
+    **{kind: (lambda kind=kind: Placed(kind), lambda layer, x, memory: layer(x)) for kind in ("rotary", "alibi", "relative")},
+    "post-norm": (lambda: PostNorm(norm, 0.2), lambda layer, x, memory: layer(x, torch.sin)),
+    "pre-norm": (lambda: PreNorm(norm, 0.2), lambda layer, x, memory: layer(x, torch.sin)),
+    "sandwich": (lambda: Sandwich(norm, 0.2), lambda layer, x, memory: layer(x, torch.sin)),
+    "encoder block": (lambda: Block(config(), cross=False), lambda layer, x, memory: layer(x)),
+    "decoder block": (lambda: Block(config(), cross=True), lambda layer, x, memory: layer(x, CAUSAL, memory, MEMORY)),
+    "pre-norm block": (lambda: Block(config("pre"), cross=True), lambda layer, x, memory: layer(x, CAUSAL, memory, MEMORY)),
+    "parallel block": (lambda: ParallelBlock(config("parallel"), cross=True), lambda layer, x, memory: layer(x, CAUSAL, memory, MEMORY)),
     "encoder": (lambda: Stack(config("pre"), 2, cross=False), lambda layer, x, memory: layer(x)),
-    "decoder": (lambda: Stack(config("post"), 2, cross=True), lambda layer, x, memory: layer(x, CAUSAL, memory, MEMORY_MASK)),
+    "decoder": (lambda: Stack(config(), 2, cross=True), lambda layer, x, memory: layer(x, CAUSAL, memory, MEMORY)),
 }
 
 
@@ -97,5 +142,5 @@ def test_gradients_by_finite_differences(name: str) -> None:
 def test_no_layer_is_forgotten() -> None:
     files = [import_module(f"transom.layers.{file.name}") for file in pkgutil.iter_modules(transom.layers.__path__)]
     classes = {thing for file in files for thing in vars(file).values() if isinstance(thing, type) and issubclass(thing, nn.Module)}
-    ours = {each for each in classes if each.__module__.startswith("transom")} - {Residual}  # what the two wirings have in common
+    ours = {each for each in classes if each.__module__.startswith("transom")} - {Residual}  # what the wirings have in common
     assert ours and ours <= {type(module) for build, _ in LAYERS.values() for module in build().modules()}

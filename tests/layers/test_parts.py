@@ -6,9 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from transom.config.model import LayerNorm as LayerNormBrick
-from transom.config.model import Relu
-from transom.config.model import Sinusoidal as SinusoidalBrick
+from transom.config import bricks
+from transom.config.model import Seq2Seq
 from transom.layers import mask
 from transom.layers.embedding import Embedding
 from transom.layers.feed_forward import FeedForward
@@ -19,7 +18,7 @@ from transom.layers.residual import PostNorm, PreNorm
 
 def test_layer_norm_is_its_equation() -> None:
     torch.manual_seed(1)
-    layer = LayerNorm(LayerNormBrick(eps=1e-3), 5).double()
+    layer = LayerNorm(bricks.LayerNorm(eps=1e-3), 5).double()
     nn.init.normal_(layer.weight), nn.init.normal_(layer.bias)
     x = torch.randn(2, 3, 5, dtype=torch.float64)
     for vector, out in zip(x.reshape(-1, 5).tolist(), layer(x).reshape(-1, 5), strict=True):
@@ -30,7 +29,7 @@ def test_layer_norm_is_its_equation() -> None:
 
 
 def test_layer_norm_keeps_float32_statistics_in_bf16() -> None:
-    layer = LayerNorm(LayerNormBrick(), 512)
+    layer = LayerNorm(bricks.LayerNorm(), 512)
     x = (1000 + torch.randn(4, 512)).bfloat16()
     assert torch.allclose(layer.bfloat16()(x).float(), layer.double()(x.double()).float(), atol=2e-2)
 
@@ -63,29 +62,31 @@ def test_odd_width_has_a_last_sine() -> None:
 @pytest.mark.parametrize("scale", [True, False])
 def test_embedding_scales_and_adds_positions(scale: bool) -> None:
     tokens = nn.Embedding(7, 4)
-    layer = Embedding(tokens, Sinusoidal(SinusoidalBrick(), 9, 4), scale, dropout=0.0)
+    layer = Embedding(tokens, Sinusoidal(Seq2Seq(d_model=4, n_heads=1, max_seq_len=9), True), scale, dropout=0.0)
     ids, positions = torch.tensor([[3, 5]]), torch.tensor([[6, 0]])
     expected = tokens.weight[[3, 5]] * (2.0 if scale else 1.0) + sinusoids(9, 4)[[6, 0]]
     assert torch.allclose(layer(ids, positions)[0], expected)
 
 
 def test_the_position_table_is_not_saved() -> None:
-    assert not Sinusoidal(SinusoidalBrick(), 9, 4).state_dict()
+    assert not Sinusoidal(Seq2Seq(d_model=4, n_heads=1, max_seq_len=9), True).state_dict()
 
 
 def test_feed_forward_is_its_equation() -> None:
     torch.manual_seed(1)
-    layer = FeedForward(Relu(), 3, 5, 0.0).double()
+    layer = FeedForward(bricks.FeedForward(), 3, 5, 0.0).double()
     x = torch.randn(2, 3, dtype=torch.float64)
     expected = torch.clamp(x @ layer.up.weight.T + layer.up.bias, min=0) @ layer.down.weight.T + layer.down.bias
     assert torch.allclose(layer(x), expected, rtol=0, atol=1e-12)
 
 
 def test_wiring_is_post_or_pre() -> None:
-    norm = LayerNorm(LayerNormBrick(), 4)
-    x, f = torch.randn(2, 3, 4), nn.Linear(4, 4)
-    assert torch.allclose(PostNorm(norm, 0.0)(x, f), norm(x + f(x)))
-    assert torch.allclose(PreNorm(norm, 0.0)(x, f), x + f(norm(x)))
+    def make() -> LayerNorm:
+        return LayerNorm(bricks.LayerNorm(), 4)
+
+    norm, x, f = make(), torch.randn(2, 3, 4), nn.Linear(4, 4)
+    assert torch.allclose(PostNorm(make, 0.0)(x, f), norm(x + f(x)))
+    assert torch.allclose(PreNorm(make, 0.0)(x, f), x + f(norm(x)))
 
 
 def test_masks() -> None:

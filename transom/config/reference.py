@@ -1,4 +1,4 @@
-"""The reference of all recipe fields, written from the schema: ``python -m transom.config.reference docs/config.md``."""
+"""The reference of all recipe fields, written from the schema: ``python -m transom.config.reference docs`` writes it and the catalogue."""
 
 import sys
 from collections.abc import Iterator
@@ -10,6 +10,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from transom.config.brick import Brick, Schema, members, schemas
+from transom.config.catalogue import catalogue
 from transom.config.recipe import Recipe
 
 HEAD = """# Every field of a recipe
@@ -90,4 +91,5 @@ def _cell(text: str) -> str:
 
 
 if __name__ == "__main__":
-    Path(sys.argv[1]).write_text(reference(), encoding="utf-8")
+    for name, page in (("config.md", reference), ("bricks.md", catalogue)):
+        (Path(sys.argv[1]) / name).write_text(page(), encoding="utf-8")

@@ -16,12 +16,13 @@ from transom.decoding.products import Arithmetic, Product, arithmetic_of
 from transom.decoding.roles import StepModel
 from transom.inputs.batch import Sequences
 from transom.layers import mask as masks
-from transom.layers.attention import Attention, attend_explicit
+from transom.layers.activation import relu
+from transom.layers.attention import Attention, Terms, attend_explicit
 from transom.layers.block import Block
 from transom.layers.dropout import Dropout
 from transom.layers.embedding import Embedding
 from transom.layers.feed_forward import FeedForward
-from transom.layers.norm import LayerNorm
+from transom.layers.norm import LayerNorm, Norm
 from transom.layers.position import Sinusoidal
 from transom.layers.residual import PostNorm, PreNorm, Residual
 from transom.layers.stack import Stack
@@ -31,7 +32,7 @@ KNOWN = {
     *(Seq2SeqTransformer, Embedding, Sinusoidal, Stack, Block, Attention, FeedForward, LayerNorm, PostNorm, PreNorm, Dropout),
     *(nn.Embedding, nn.Linear, nn.Identity, nn.ModuleList),
 }
-"""The modules that have a flat form, by their exact type."""
+"""The modules that have a flat form, by their exact type; ``_has_flat_form`` looks closer."""
 
 
 def searcher_of(model: Seq2SeqTransformer, dtype: torch.dtype | None = None) -> StepModel[Any, Any]:
@@ -43,7 +44,18 @@ def searcher_of(model: Seq2SeqTransformer, dtype: torch.dtype | None = None) -> 
     """
     if dtype not in (None, model.unembedding.weight.dtype):
         model = copy.deepcopy(model).to(dtype).eval()
-    return FlatSeq2Seq(model) if all(type(module) in KNOWN for module in model.modules()) else model
+    return FlatSeq2Seq(model) if all(map(_has_flat_form, model.modules())) else model
+
+
+def _has_flat_form(module: nn.Module) -> bool:
+    match module:
+        case Attention():
+            plain = module.q_norm is None and module.softcap is None and module.sinks is None
+            return type(module) is Attention and plain and module.n_kv_heads == module.n_heads
+        case FeedForward():
+            return type(module) is FeedForward and module.activation is relu
+        case _:
+            return type(module) in KNOWN
 
 
 class SourceKeys(NamedTuple):
@@ -145,6 +157,7 @@ class _Embedding:
     """sqrt(d_model) E[x] + p."""
 
     def __init__(self, embedding: Embedding, dtype: torch.dtype) -> None:
+        assert isinstance(embedding.position, Sinusoidal)
         self.table, self.scale = embedding.tokens.weight.detach(), embedding.scale
         self.positions = embedding.position.table.to(dtype)
 
@@ -155,11 +168,13 @@ class _Embedding:
 class _Norm:
     """Layer normalisation, or nothing."""
 
-    def __init__(self, norm: LayerNorm | None, dtype: torch.dtype) -> None:
+    def __init__(self, norm: Norm | None, dtype: torch.dtype) -> None:
+        assert norm is None or isinstance(norm, LayerNorm)
         self.norm = norm
         if norm is not None:
             self.shape, self.eps = norm.weight.shape, norm.eps
-            self.gain, self.shift = norm.weight.detach().to(dtype), norm.bias.detach().to(dtype)
+            self.gain = norm.weight.detach().to(dtype)
+            self.shift = None if norm.bias is None else norm.bias.detach().to(dtype)
 
     def __call__(self, x: Tensor) -> Tensor:
         return x if self.norm is None else torch.layer_norm(x, self.shape, self.gain, self.shift, self.eps)
@@ -181,7 +196,8 @@ class _Stack:
     """Blocks, and the norm behind them."""
 
     def __init__(self, stack: Stack, arithmetic: Arithmetic) -> None:
-        self.blocks, self.norm = [_Block(block, arithmetic) for block in stack.blocks], _Norm(stack.norm, arithmetic.dtype)
+        self.blocks = [_Block(block, arithmetic) for block in stack.blocks if isinstance(block, Block)]
+        self.norm = _Norm(stack.norm, arithmetic.dtype)
 
 
 class _Block:
@@ -189,6 +205,7 @@ class _Block:
 
     def __init__(self, block: Block, arithmetic: Arithmetic) -> None:
         attn, cross, ff, dtype = block.attn, block.cross, block.ff, arithmetic.dtype
+        assert isinstance(ff, FeedForward)
         self.n_heads, self.d_head, self.d_value = attn.n_heads, attn.d_head, attn.d_value
         self.split = [self.n_heads * width for width in (self.d_head, self.d_head, self.d_value)]
         self.width = self.split[1] + self.split[2]
@@ -221,7 +238,7 @@ class _Block:
         if q.shape[2] == 1:
             z = F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
         else:  # several short queries: the fused kernel is the slower one, and bfloat16 products of this size are slower than float32's
-            z = attend_explicit(q.to(k.dtype), k, v, None, bias).to(x.dtype)
+            z = attend_explicit(q.to(k.dtype), k, v, Terms(bias=bias)).to(x.dtype)
         return self.cross_wiring.after(_add(self.cross_o, z.transpose(1, 2).reshape(rows, n_new, -1), x))
 
     def feed_forward(self, x: Tensor) -> Tensor:

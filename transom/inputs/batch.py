@@ -18,13 +18,13 @@ class Sequences:
 
     Attributes:
         tokens: numbers of symbols, ``PAD`` where there is none.
-        positions: place of each token in its own sequence, from 0.
+        positions: place of each token in its own sequence, from 0; one row for all where they are the same.
         segments: number of the token's sequence in its row, from 1; 0 is padding. Tokens see each other only within a segment.
         lengths: real tokens a row.
     """
 
     tokens: Int[Tensor, "batch length"]
-    positions: Int[Tensor, "batch length"]
+    positions: Int[Tensor, "#batch length"]
     segments: Int[Tensor, "batch length"]
     lengths: Int[Tensor, "batch"]
 
@@ -34,7 +34,7 @@ class Sequences:
         longest = max(map(len, rows))
         lengths = torch.tensor([len(row) for row in rows])
         tokens = torch.tensor([list(row) + [PAD] * (longest - len(row)) for row in rows])
-        positions = torch.arange(longest).expand(len(rows), longest)
+        positions = torch.arange(longest)[None]
         return cls(tokens, positions, (positions < lengths[:, None]).long(), lengths)
 
     def to(self, device: torch.device) -> "Sequences":

@@ -52,7 +52,7 @@ def cross_attention(
     recorder = Recorder(["decoder.blocks.*.cross.q", "decoder.blocks.*.cross.k"])
     model(batch, recorder.taps)
     attentions = [address.removesuffix(".q") for address in recorder.kept if address.endswith(".q")]
-    return torch.cat([attention_pattern(attention, recorder.kept, batch).float().cpu() for attention in attentions])
+    return torch.cat([attention_pattern(model, attention, recorder.kept, batch).float().cpu() for attention in attentions])
 
 
 def clearest_layer(weights: Float[Tensor, "n_layers n_heads target source"]) -> int:

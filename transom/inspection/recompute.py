@@ -2,36 +2,40 @@
 
 from collections.abc import Mapping
 
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
 from transom.inputs.batch import TranslationBatch
-from transom.layers import mask as masks
-from transom.layers.attention import pattern, scores
+from transom.layers.attention import Attention, pattern, scores
+from transom.layers.sight import Sight
+from transom.models.seq2seq import Seq2SeqTransformer
 
 
-def mask_of(attention: str, batch: TranslationBatch) -> Bool[Tensor, "batch 1 query key"]:
-    """Return the mask that an attention of the encoder-decoder works under.
+def sight_of(model: Seq2SeqTransformer, attention: str, batch: TranslationBatch) -> Sight:
+    """Return what an attention's queries may see of a batch.
 
     Args:
-        attention: its address, as ``decoder.blocks.0.cross``.
+        model: an encoder-decoder.
+        attention: its address in the model, as ``decoder.blocks.0.cross``.
         batch: what the model reads.
     """
-    source, target = batch.source.segments, batch.target.segments
     if attention.endswith(".cross"):
-        return masks.same_segment(target, source)
-    if attention.startswith("encoder."):
-        return masks.same_segment(source, source)
-    length = target.shape[1]
-    return masks.same_segment(target, target) & masks.causal(length, length, target.device)
+        return model.memory_sight(batch.target, batch.source.segments)
+    return model.source_sight(batch.source) if attention.startswith("encoder.") else model.target_sight(batch.target)
 
 
-def attention_pattern(attention: str, kept: Mapping[str, Tensor], batch: TranslationBatch) -> Float[Tensor, "batch n_heads query key"]:
+def attention_pattern(
+    model: Seq2SeqTransformer, attention: str, kept: Mapping[str, Tensor], batch: TranslationBatch
+) -> Float[Tensor, "batch n_heads query key"]:
     """Derive attention weights from the tapped queries and keys: softmax(Q K^T / sqrt(d_k)) under the mask (Vaswani et al. 2017, eq. 1).
 
     Args:
+        model: what was run; its own rules of attention hold (position biases, bounded scores, sinks).
         attention: address of the attention, as ``encoder.blocks.3.attn``.
         kept: tapped tensors, those at its sites ``q`` and ``k`` among them.
         batch: what the model read.
     """
-    return pattern(scores(kept[f"{attention}.q"], kept[f"{attention}.k"]), mask_of(attention, batch))
+    module = model.get_submodule(attention)
+    assert isinstance(module, Attention)
+    terms = module.terms(sight_of(model, attention, batch))
+    return pattern(scores(kept[f"{attention}.q"], kept[f"{attention}.k"], terms), terms)

@@ -1,5 +1,7 @@
 """Activations of the feed-forward network."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -29,3 +31,21 @@ def relu(x: Float[Tensor, "*axes"]) -> Float[Tensor, "*axes"]:
         return F.relu(x)
     y: Tensor = _Relu.apply(x)  # type: ignore[no-untyped-call]
     return y
+
+
+def squared_relu(x: Float[Tensor, "*axes"]) -> Float[Tensor, "*axes"]:
+    """Rectify and square: max(0, x)^2 (So et al. 2021)."""
+    return relu(x).square()
+
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": relu,
+    "gelu": F.gelu,
+    "gelu-tanh": partial(F.gelu, approximate="tanh"),
+    "silu": F.silu,
+    "squared-relu": squared_relu,
+}
+"""The plain feed-forward networks' activations by their ``kind`` in a recipe."""
+
+GATES: dict[str, Callable[[Tensor], Tensor]] = {"glu": torch.sigmoid, "reglu": relu, "geglu": F.gelu, "swiglu": F.silu}
+"""The gated ones'."""

@@ -1,6 +1,6 @@
-"""Attention: one scores function, a readable reference, a fused path, and the multi-head module around them."""
+"""Attention: one scores function, a readable reference, fast paths, and the multi-head module around them."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float
@@ -8,67 +8,100 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from transom.config.model import MultiHead
+from transom.config.model import Transformer
 from transom.layers.cache import KeyValueCache, KeyValues
 from transom.layers.dropout import dropout as dropped
 from transom.layers.dropout import keep_mask, rounded
-from transom.layers.tap import Scope, tap
+from transom.layers.norm import build_norm
+from transom.layers.position import Rotation, turn
+from transom.layers.sight import EVERYTHING, Sight
+from transom.layers.tap import Scope, scope, tap
 
 SHORT = 128
 """Up to this many keys, training on a CPU computes attention explicitly: the fused kernel's backward is slower there."""
 
 
+class Terms(NamedTuple):
+    """What enters attention beside queries, keys and values.
+
+    Attributes:
+        mask: True where a query may attend to a key; None for everywhere.
+        bias: added to the scores.
+        dropout: probability of dropping an attention weight.
+        softcap: c of c tanh(S / c), which bounds the scores (Gemma Team 2024, section 2).
+        sinks: each head's score for attending to nothing, which takes its share of the softmax (Agarwal et al. 2025).
+    """
+
+    mask: Bool[Tensor, "#batch #n_heads #query #key"] | None = None
+    bias: Float[Tensor, "#batch #n_heads #query #key"] | None = None
+    dropout: float = 0.0
+    softcap: float | None = None
+    sinks: Float[Tensor, "n_heads"] | None = None
+
+
+PLAIN = Terms()
+"""Nothing beside them."""
+
+
+def per_query_head(x: Float[Tensor, "batch kv_heads key width"], n_heads: int) -> Float[Tensor, "batch n_heads key width"]:
+    """Give each query head the key or value head of its group: heads 0 to g - 1 the first, and so on (Ainslie et al. 2023)."""
+    return x if x.shape[1] == n_heads else x.repeat_interleave(n_heads // x.shape[1], 1)
+
+
 def scores(
-    q: Float[Tensor, "batch n_heads query d_head"],
-    k: Float[Tensor, "batch n_heads key d_head"],
-    bias: Float[Tensor, "#batch #n_heads #query #key"] | None = None,
+    q: Float[Tensor, "batch n_heads query d_head"], k: Float[Tensor, "batch kv_heads key d_head"], terms: Terms = PLAIN
 ) -> Float[Tensor, "batch n_heads query key"]:
     """Compare each query with each key.
 
     S = Q K^T / sqrt(d_k) (+ bias) (Vaswani et al. 2017, eq. 1, inside the softmax).
     """
-    s = (q * q.shape[-1] ** -0.5) @ k.transpose(-2, -1)
-    return s if bias is None else s + bias
+    s = (q * q.shape[-1] ** -0.5) @ per_query_head(k, q.shape[1]).transpose(-2, -1)
+    if terms.softcap is not None:
+        s = terms.softcap * torch.tanh(s / terms.softcap)
+    return s if terms.bias is None else s + terms.bias
 
 
-def pattern(
-    s: Float[Tensor, "batch n_heads query key"], mask: Bool[Tensor, "#batch #n_heads #query #key"] | None = None
-) -> Float[Tensor, "batch n_heads query key"]:
-    """Turn scores into attention weights: a softmax, in float32 at least, over the keys that the mask allows.
+def pattern(s: Float[Tensor, "batch n_heads query key"], terms: Terms = PLAIN) -> Float[Tensor, "batch n_heads query key"]:
+    """Turn scores into attention weights: a softmax, in float32 at least, over the keys that the mask allows and the sink.
 
     A row that may attend to nothing gives 0, never NaN.
     """
     s = s.to(torch.promote_types(s.dtype, torch.float32))
-    if mask is None:
-        return s.softmax(-1)
-    weights = s.masked_fill(~mask, torch.finfo(s.dtype).min).softmax(-1)
-    return weights.masked_fill(~mask.any(-1, keepdim=True), 0.0)
+    mask = terms.mask
+    if mask is not None:
+        s = s.masked_fill(~mask, torch.finfo(s.dtype).min)
+    if terms.sinks is None:
+        weights = s.softmax(-1)
+    else:
+        sink = terms.sinks.to(s.dtype)[:, None, None].expand(len(s), -1, s.shape[2], 1)
+        weights = torch.cat([s, sink], -1).softmax(-1)[..., :-1]
+    return weights if mask is None else weights.masked_fill(~mask.any(-1, keepdim=True), 0.0)
 
 
 def attend_explicit(
     q: Float[Tensor, "batch n_heads query d_head"],
-    k: Float[Tensor, "batch n_heads key d_head"],
-    v: Float[Tensor, "batch n_heads key d_value"],
-    mask: Bool[Tensor, "#batch #n_heads #query #key"] | None = None,
-    bias: Float[Tensor, "#batch #n_heads #query #key"] | None = None,
-    dropout: float = 0.0,
+    k: Float[Tensor, "batch kv_heads key d_head"],
+    v: Float[Tensor, "batch kv_heads key d_value"],
+    terms: Terms = PLAIN,
 ) -> Float[Tensor, "batch n_heads query d_value"]:
     """Attend by the equation: Attention(Q, K, V) = softmax(Q K^T / sqrt(d_k)) V (Vaswani et al. 2017, eq. 1)."""
-    return dropped(pattern(scores(q, k, bias), mask), dropout, True).to(v.dtype) @ v
+    return dropped(pattern(scores(q, k, terms), terms), terms.dropout, True).to(v.dtype) @ per_query_head(v, q.shape[1])
 
 
 def attend_fused(
     q: Float[Tensor, "batch n_heads query d_head"],
-    k: Float[Tensor, "batch n_heads key d_head"],
-    v: Float[Tensor, "batch n_heads key d_value"],
-    mask: Bool[Tensor, "#batch #n_heads #query #key"] | None = None,
-    bias: Float[Tensor, "#batch #n_heads #query #key"] | None = None,
-    dropout: float = 0.0,
+    k: Float[Tensor, "batch kv_heads key d_head"],
+    v: Float[Tensor, "batch kv_heads key d_value"],
+    terms: Terms = PLAIN,
 ) -> Float[Tensor, "batch n_heads query d_value"]:
-    """Attend by PyTorch's fused kernel; the same function as ``attend_explicit``."""
-    if bias is not None:
+    """Attend by PyTorch's fused kernel; the same function as ``attend_explicit`` where scores are neither bounded nor sunk."""
+    assert terms.softcap is None and terms.sinks is None, "the fused kernel knows no softcap and no sinks"
+    mask = terms.mask
+    if terms.bias is not None:
+        bias = terms.bias.to(q.dtype)
         mask = bias if mask is None else bias.masked_fill(~mask, float("-inf"))
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout)
+    k, v = per_query_head(k, q.shape[1]), per_query_head(v, q.shape[1])
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=terms.dropout)
 
 
 class _Short(torch.autograd.Function):
@@ -81,7 +114,7 @@ class _Short(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, bias: Tensor | None, dropout: float) -> Tensor:
         q, k, v = (x.contiguous() for x in (q, k, v))
-        p = scores(q, k, bias).to(torch.promote_types(q.dtype, torch.float32))
+        p = scores(q, k, Terms(bias=bias)).to(torch.promote_types(q.dtype, torch.float32))
         if mask is not None:
             p = p.masked_fill_(~mask, -torch.inf)
         p.sub_(p.amax(-1, keepdim=True).clamp_(min=torch.finfo(p.dtype).min)).exp_()
@@ -107,52 +140,61 @@ class _Short(torch.autograd.Function):
 
 def attend_short(
     q: Float[Tensor, "batch n_heads query d_head"],
-    k: Float[Tensor, "batch n_heads key d_head"],
-    v: Float[Tensor, "batch n_heads key d_value"],
-    mask: Bool[Tensor, "#batch #n_heads #query #key"] | None = None,
-    bias: Float[Tensor, "#batch #n_heads #query #key"] | None = None,
-    dropout: float = 0.0,
+    k: Float[Tensor, "batch kv_heads key d_head"],
+    v: Float[Tensor, "batch kv_heads key d_value"],
+    terms: Terms = PLAIN,
 ) -> Float[Tensor, "batch n_heads query d_value"]:
-    """Attend explicitly with a lean gradient: the fastest way to train on short sequences on a CPU; ``bias`` gets no gradient."""
-    z: Tensor = _Short.apply(q, k, v, mask, bias, rounded(dropout))  # type: ignore[no-untyped-call]
+    """Attend explicitly with a lean gradient: the fastest way to train on short sequences on a CPU.
+
+    The same function as ``attend_explicit`` where scores are neither bounded nor sunk; the bias gets no gradient.
+    """
+    assert terms.softcap is None and terms.sinks is None, "the lean gradient knows no softcap and no sinks"
+    k, v = per_query_head(k, q.shape[1]), per_query_head(v, q.shape[1])
+    z: Tensor = _Short.apply(q, k, v, terms.mask, terms.bias, rounded(terms.dropout))  # type: ignore[no-untyped-call]
     return z
 
 
 def attend(
     q: Float[Tensor, "batch n_heads query d_head"],
-    k: Float[Tensor, "batch n_heads key d_head"],
-    v: Float[Tensor, "batch n_heads key d_value"],
-    mask: Bool[Tensor, "#batch #n_heads #query #key"] | None = None,
-    bias: Float[Tensor, "#batch #n_heads #query #key"] | None = None,
-    dropout: float = 0.0,
+    k: Float[Tensor, "batch kv_heads key d_head"],
+    v: Float[Tensor, "batch kv_heads key d_value"],
+    terms: Terms = PLAIN,
 ) -> Float[Tensor, "batch n_heads query d_value"]:
-    """Attend by the fastest of the equal ways: written out for short sequences in training on a CPU, otherwise fused."""
-    short = q.device.type == "cpu" and k.shape[2] <= SHORT and torch.is_grad_enabled() and (bias is None or not bias.requires_grad)
-    return (attend_short if short else attend_fused)(q, k, v, mask, bias, dropout)
+    """Attend by the fastest of the equal ways: by the equation where only it can, written out for short training, otherwise fused."""
+    if terms.softcap is not None or terms.sinks is not None:
+        return attend_explicit(q, k, v, terms)
+    learned_bias = terms.bias is not None and terms.bias.requires_grad
+    short = q.device.type == "cpu" and k.shape[2] <= SHORT and torch.is_grad_enabled() and not learned_bias
+    return (attend_short if short else attend_fused)(q, k, v, terms)
 
 
 class Attention(nn.Module):
     """Multi-head attention, over its own input or over another sequence's (Vaswani et al. 2017, section 3.2.2).
 
     MultiHead(Q, K, V) = Concat(head_1, ..., head_h) W_O, head_i = Attention(Q W_Q_i, K W_K_i, V W_V_i).
-    W_Q, W_K, W_V and W_O (``q``, ``k``, ``v``, ``o``) are stored apart; PyTorch keeps them transposed.
+    W_Q, W_K, W_V and W_O (``q``, ``k``, ``v``, ``o``) are stored apart; PyTorch keeps them transposed. Keys and values may have fewer heads
+    than queries; each is then shared by a group of query heads.
     """
 
-    def __init__(self, brick: MultiHead, d_model: int, n_heads: int, d_head: int, d_value: int, dropout: float) -> None:
-        """Make the projections: d_model to n_heads * d_head (queries, keys) and n_heads * d_value (values), and back."""
+    def __init__(self, config: Transformer) -> None:
+        """Make the projections: d_model to n_heads * d_head (queries), to n_kv_heads times d_head (keys) and d_value (values), and back."""
         super().__init__()
-        self.n_heads, self.d_head, self.d_value, self.dropout = n_heads, d_head, d_value, dropout
-        self.q = nn.Linear(d_model, n_heads * d_head, brick.bias)
-        self.k = nn.Linear(d_model, n_heads * d_head, brick.bias)
-        self.v = nn.Linear(d_model, n_heads * d_value, brick.bias)
-        self.o = nn.Linear(n_heads * d_value, d_model, brick.output_bias) if brick.output else nn.Identity()
+        c, brick = config, config.attention
+        self.n_heads, self.n_kv_heads, self.d_head, self.d_value = c.n_heads, c.key_heads, c.width_of_head, c.width_of_value
+        self.dropout, self.softcap = c.attention_dropout, brick.softcap
+        self.q = nn.Linear(c.d_model, self.n_heads * self.d_head, brick.bias)
+        self.k = nn.Linear(c.d_model, self.n_kv_heads * self.d_head, brick.bias)
+        self.v = nn.Linear(c.d_model, self.n_kv_heads * self.d_value, brick.bias)
+        self.o = nn.Linear(self.n_heads * self.d_value, c.d_model, brick.output_bias) if brick.output else nn.Identity()
+        normed = brick.qk_norm.kind != "none"
+        self.q_norm, self.k_norm = (build_norm(brick.qk_norm, self.d_head) if normed else None for _ in range(2))
+        self.sinks = nn.Parameter(torch.zeros(self.n_heads)) if brick.sinks else None
 
     def forward(
         self,
         x: Float[Tensor, "rows query d_model"],
+        sight: Sight = EVERYTHING,
         memory: Float[Tensor, "batch key d_model"] | KeyValues | None = None,
-        mask: Bool[Tensor, "..."] | None = None,
-        bias: Float[Tensor, "..."] | None = None,
         cache: KeyValueCache | None = None,
         taps: Scope | None = None,
     ) -> Float[Tensor, "rows query d_model"]:
@@ -160,29 +202,38 @@ class Attention(nn.Module):
 
         Args:
             x: what asks.
+            sight: what may be seen, and from where.
             memory: what is asked: another sequence, or its keys and values from ``keys_values``; left out, ``x`` itself.
                 ``x`` may hold several rows (beams) for each row of ``memory``; they share its keys.
-            mask: True where a query may attend to a key, broadcastable to (batch, n_heads, query, key).
-            bias: added to the scores.
             cache: earlier tokens' keys and values; the new ones are appended.
             taps: observer.
         """
         if isinstance(memory, KeyValues):
             k, v = memory
         else:
-            k, v = self.keys_values(x if memory is None else memory, taps)
+            k, v = self.keys_values(x if memory is None else memory, sight.rotation, taps)
             if cache is not None:
                 k, v = cache.append(KeyValues(k, v))
         q = self.q(x).view(k.shape[0], -1, self.n_heads, self.d_head).transpose(1, 2)  # (batch, n_heads, query, d_head)
+        if self.q_norm is not None:
+            q = self.q_norm(q, scope(taps, "q_norm"))
+        q = turn(q, sight.rotation)
         q = tap(taps, "q", q)
-        z = attend(q, k, v, mask, bias, self.dropout if self.training else 0.0)
+        z = attend(q, k, v, self.terms(sight))
         z = tap(taps, "z", z)
         return self.o(z.transpose(1, 2).reshape(*x.shape[:2], -1))
 
-    def keys_values(self, x: Float[Tensor, "batch key d_model"], taps: Scope | None = None) -> KeyValues:
+    def keys_values(self, x: Float[Tensor, "batch key d_model"], rotation: Rotation | None = None, taps: Scope | None = None) -> KeyValues:
         """Project ``x`` to keys and values in heads."""
-        k = self.k(x).view(*x.shape[:2], self.n_heads, self.d_head).transpose(1, 2)  # (batch, n_heads, key, d_head)
-        v = self.v(x).view(*x.shape[:2], self.n_heads, self.d_value).transpose(1, 2)  # (batch, n_heads, key, d_value)
+        k = self.k(x).view(*x.shape[:2], self.n_kv_heads, self.d_head).transpose(1, 2)  # (batch, kv_heads, key, d_head)
+        v = self.v(x).view(*x.shape[:2], self.n_kv_heads, self.d_value).transpose(1, 2)  # (batch, kv_heads, key, d_value)
+        if self.k_norm is not None:
+            k = self.k_norm(k, scope(taps, "k_norm"))
+        k = turn(k, rotation)
         k = tap(taps, "k", k)
         v = tap(taps, "v", v)
         return KeyValues(k, v)
+
+    def terms(self, sight: Sight) -> Terms:
+        """Gather what enters beside queries, keys and values; weights are dropped in training only."""
+        return Terms(sight.mask, sight.bias, self.dropout if self.training else 0.0, self.softcap, self.sinks)

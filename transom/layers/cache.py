@@ -9,17 +9,17 @@ from torch import Tensor
 class KeyValues(NamedTuple):
     """Keys and values in heads, ready for attention."""
 
-    k: Float[Tensor, "batch n_heads key d_head"]
-    v: Float[Tensor, "batch n_heads key d_value"]
+    k: Float[Tensor, "batch kv_heads key d_head"]
+    v: Float[Tensor, "batch kv_heads key d_value"]
 
 
 class KeyValueCache:
     """One layer's self-attention keys and values, preallocated, with three verbs: append, read, reorder."""
 
-    def __init__(self, n_rows: int, n_heads: int, max_length: int, d_head: int, d_value: int, like: Tensor) -> None:
+    def __init__(self, n_rows: int, kv_heads: int, max_length: int, d_head: int, d_value: int, like: Tensor) -> None:
         """Reserve room for ``max_length`` tokens in ``n_rows`` rows, in the type and on the device of ``like``."""
-        self._k = like.new_empty(n_rows, n_heads, max_length, d_head)
-        self._v = like.new_empty(n_rows, n_heads, max_length, d_value)
+        self._k = like.new_empty(n_rows, kv_heads, max_length, d_head)
+        self._v = like.new_empty(n_rows, kv_heads, max_length, d_value)
         self.length = 0
 
     def append(self, new: KeyValues) -> KeyValues:

@@ -7,19 +7,19 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from transom.layers.dropout import Dropout
-from transom.layers.position import Sinusoidal
+from transom.layers.position import Position
 from transom.layers.tap import Scope, tap
 
 
 class Embedding(nn.Module):
     """Token embeddings with positions: h = sqrt(d_model) E[x] + p (Vaswani et al. 2017, section 3.4)."""
 
-    def __init__(self, tokens: nn.Embedding, position: Sinusoidal, scale: bool, dropout: float) -> None:
+    def __init__(self, tokens: nn.Embedding, position: Position, scale: bool, dropout: float) -> None:
         """Join a table of vectors, which may be shared, and a position brick.
 
         Args:
             tokens: table of (vocab, d_model).
-            position: positions to vectors.
+            position: positions to vectors, or to nothing.
             scale: multiply the embeddings by sqrt(d_model).
             dropout: probability of zeroing an element of the sum.
         """
@@ -30,10 +30,12 @@ class Embedding(nn.Module):
         self.dropout = Dropout(dropout)
 
     def forward(
-        self, tokens: Int[Tensor, "batch length"], positions: Int[Tensor, "batch length"], taps: Scope | None = None
+        self, tokens: Int[Tensor, "batch length"], positions: Int[Tensor, "#batch length"], taps: Scope | None = None
     ) -> Float[Tensor, "batch length d_model"]:
         """Embed tokens at their positions."""
-        x = self.tokens(tokens) * self.scale + self.position(positions)
+        x = self.tokens(tokens) * self.scale
+        if (p := self.position(positions)) is not None:
+            x = x + p
         x = tap(taps, "resid", x)
         return self.dropout(in_autocast_type(x))
 

@@ -3,27 +3,57 @@
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from transom.config.model import Relu
-from transom.layers.activation import relu
+from transom.config import bricks
+from transom.layers.activation import ACTIVATIONS, GATES
 from transom.layers.dropout import Dropout
 from transom.layers.tap import Scope, tap
 
 
 class FeedForward(nn.Module):
-    """Two linear maps with a rectifier between: FFN(x) = max(0, x W_1 + b_1) W_2 + b_2 (Vaswani et al. 2017, eq. 2).
+    """Two linear maps with an activation between: FFN(x) = f(x W_1 + b_1) W_2 + b_2 (Vaswani et al. 2017, eq. 2, with f a rectifier).
 
     W_1 is ``up`` and W_2 is ``down``; PyTorch keeps them transposed.
     """
 
-    def __init__(self, brick: Relu, d_model: int, d_ff: int, dropout: float) -> None:
+    def __init__(self, brick: bricks.FeedForward, d_model: int, d_ff: int, dropout: float) -> None:
         """Make the maps d_model to d_ff and back; ``dropout`` acts on the hidden units."""
         super().__init__()
+        self.activation = ACTIVATIONS[brick.kind]
         self.up = nn.Linear(d_model, d_ff, brick.bias)
         self.down = nn.Linear(d_ff, d_model, brick.bias)
         self.dropout = Dropout(dropout)
 
     def forward(self, x: Float[Tensor, "*axes d_model"], taps: Scope | None = None) -> Float[Tensor, "*axes d_model"]:
         """Transform each token on its own."""
-        hidden = relu(self.up(x))
+        hidden = self.activation(self.up(x))
         hidden = tap(taps, "hidden", hidden)
         return self.down(self.dropout(hidden))
+
+
+class GatedFeedForward(nn.Module):
+    """Two maps up, one of which gates the other: FFN(x) = (f(x W_g) * (x W_1)) W_2 (Shazeer 2020, eq. 6).
+
+    W_g is ``gate``, W_1 is ``up`` and W_2 is ``down``; PyTorch keeps them transposed.
+    """
+
+    def __init__(self, brick: bricks.Gated, d_model: int, d_ff: int, dropout: float) -> None:
+        """Make the two maps d_model to d_ff and the one back; ``dropout`` acts on the gated hidden units."""
+        super().__init__()
+        self.activation = GATES[brick.kind]
+        self.gate = nn.Linear(d_model, d_ff, brick.bias)
+        self.up = nn.Linear(d_model, d_ff, brick.bias)
+        self.down = nn.Linear(d_ff, d_model, brick.bias)
+        self.dropout = Dropout(dropout)
+
+    def forward(self, x: Float[Tensor, "*axes d_model"], taps: Scope | None = None) -> Float[Tensor, "*axes d_model"]:
+        """Transform each token on its own."""
+        hidden = self.activation(self.gate(x)) * self.up(x)
+        hidden = tap(taps, "hidden", hidden)
+        return self.down(self.dropout(hidden))
+
+
+def build_feed_forward(brick: bricks.FeedForward | bricks.Gated, d_model: int, d_ff: int, dropout: float) -> FeedForward | GatedFeedForward:
+    """Build the network that a brick describes."""
+    if isinstance(brick, bricks.Gated):
+        return GatedFeedForward(brick, d_model, d_ff, dropout)
+    return FeedForward(brick, d_model, d_ff, dropout)

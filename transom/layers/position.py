@@ -1,10 +1,53 @@
-"""Positions: where a token stands, told to a model that is otherwise blind to order."""
+"""Positions: where a token stands, told to a model that is otherwise blind to order.
+
+A position brick may speak at three places: a vector added to the embeddings (``forward``), a turn of queries and keys (``rotation``), a
+bias on the scores (``bias``). Each kind has its own and is silent at the others.
+"""
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from transom.config.model import Sinusoidal as SinusoidalBrick
+from transom.config import bricks
+from transom.config.model import Transformer
+
+
+class Rotation(NamedTuple):
+    """Cosines and sines of the angles by which the pairs of a head's columns are turned at each position."""
+
+    cos: Float[Tensor, "#batch 1 length pairs"]
+    sin: Float[Tensor, "#batch 1 length pairs"]
+
+
+class Position(nn.Module):
+    """What every kind has, and what ``none`` is."""
+
+    def __init__(self, config: Transformer, causal: bool) -> None:
+        """Make what is computed once.
+
+        Args:
+            config: the model's.
+            causal: whether keys stand only before queries.
+        """
+        super().__init__()
+
+    def forward(self, positions: Int[Tensor, "#batch length"]) -> Float[Tensor, "#batch length d_model"] | None:
+        """Return what is added to the embeddings, or None for nothing."""
+        return None
+
+    def rotation(self, positions: Int[Tensor, "#batch length"]) -> Rotation | None:
+        """Return how queries and keys at these positions are turned, or None for not at all."""
+        return None
+
+    def bias(
+        self, queries: Int[Tensor, "#batch query"], keys: Int[Tensor, "#batch key"]
+    ) -> Float[Tensor, "#batch n_heads query key"] | None:
+        """Return what is added to the scores between these positions, or None for nothing."""
+        return None
 
 
 def sinusoids(max_seq_len: int, d_model: int, base: float = 10000.0) -> Float[Tensor, "max_seq_len d_model"]:
@@ -20,15 +63,156 @@ def sinusoids(max_seq_len: int, d_model: int, base: float = 10000.0) -> Float[Te
     return table.to(torch.get_default_dtype())
 
 
-class Sinusoidal(nn.Module):
+class Sinusoidal(Position):
     """Fixed sinusoids, added to the embeddings."""
 
-    def __init__(self, brick: SinusoidalBrick, max_seq_len: int, d_model: int) -> None:
+    def __init__(self, config: Transformer, causal: bool) -> None:
         """Tabulate ``max_seq_len`` positions; the table is derived, never saved."""
-        super().__init__()
+        super().__init__(config, causal)
+        assert isinstance(config.position, bricks.Sinusoidal)
         self.table: Tensor
-        self.register_buffer("table", sinusoids(max_seq_len, d_model, brick.base), persistent=False)
+        self.register_buffer("table", sinusoids(config.max_seq_len, config.d_model, config.position.base), persistent=False)
 
-    def forward(self, positions: Int[Tensor, "batch length"]) -> Float[Tensor, "batch length d_model"]:
+    def forward(self, positions: Int[Tensor, "#batch length"]) -> Float[Tensor, "#batch length d_model"]:
         """Look up each position's vector."""
         return self.table[positions]
+
+
+class Learned(Position):
+    """A learned vector a position, added to the embeddings (Gehring et al. 2017, section 3.1)."""
+
+    def __init__(self, config: Transformer, causal: bool) -> None:
+        """Make ``max_seq_len`` vectors."""
+        super().__init__(config, causal)
+        self.table = nn.Embedding(config.max_seq_len, config.d_model)
+
+    def forward(self, positions: Int[Tensor, "#batch length"]) -> Float[Tensor, "#batch length d_model"]:
+        """Look up each position's vector."""
+        return self.table(positions)
+
+
+def frequencies(brick: bricks.Rotary, width: int, max_seq_len: int) -> tuple[Float[Tensor, "pairs"], float]:
+    """Compute the angle a position of each pair of columns, in float64, and what cosines and sines are multiplied by.
+
+    theta_k = base^(-2k / width) (Su et al. 2021, eq. 15), then by ``scaling``, with f = factor: linear, theta / f (Chen et al. 2023,
+    eq. 3); ntk, the base times f^(width / (width - 2)); yarn (Peng et al. 2023, eq. 23 to 25), theta / f for pairs that make less
+    than 1 turn in the trained length, theta for more than 32, a linear mixture between, and cosines and sines times 0.1 ln f + 1,
+    which makes scores sharper.
+    """
+    exponent = torch.arange(0, width, 2, dtype=torch.float64) / width
+    f = brick.factor
+    base = brick.base * f ** (width / (width - 2)) if brick.scaling == "ntk" and width > 2 else brick.base
+    theta = base**-exponent
+    if brick.scaling == "linear":
+        return theta / f, 1.0
+    if brick.scaling != "yarn":
+        return theta, 1.0
+    trained = brick.trained_seq_len or max(1, round(max_seq_len / f))
+    most, fewest = 32.0, 1.0  # turns in the trained length: Peng et al. call them beta and alpha
+
+    def pair(turns: float) -> float:
+        """Give the place of the pair that makes so many turns in the trained length."""
+        return width * math.log(trained / (turns * 2 * math.pi)) / (2 * math.log(brick.base))
+
+    low, high = max(math.floor(pair(most)), 0), min(math.ceil(pair(fewest)), width - 1)
+    squeezed = ((torch.arange(width // 2, dtype=torch.float64) - low) / max(high - low, 1e-3)).clamp(0, 1)
+    return theta * (1 - squeezed) + theta / f * squeezed, 0.1 * math.log(f) + 1
+
+
+class Rotary(Position):
+    """Rotary positions: queries and keys are turned by angles proportional to their position (Su et al. 2021)."""
+
+    def __init__(self, config: Transformer, causal: bool) -> None:
+        """Compute the angles a position; they are derived, never saved."""
+        super().__init__(config, causal)
+        assert isinstance(config.position, bricks.Rotary)
+        theta, self.scale = frequencies(config.position, config.width_turned, config.max_seq_len)
+        angles = torch.arange(config.max_seq_len, dtype=torch.float64)[:, None] * theta
+        self.cos: Tensor
+        self.sin: Tensor
+        dtype = torch.get_default_dtype()
+        self.register_buffer("cos", (angles.cos() * self.scale).to(dtype), persistent=False)
+        self.register_buffer("sin", (angles.sin() * self.scale).to(dtype), persistent=False)
+
+    def rotation(self, positions: Int[Tensor, "#batch length"]) -> Rotation:
+        """Look up the angles' cosines and sines."""
+        return Rotation(self.cos[positions][:, None], self.sin[positions][:, None])
+
+
+def turn(x: Float[Tensor, "batch heads length d_head"], rotation: Rotation | None) -> Float[Tensor, "batch heads length d_head"]:
+    """Turn the pairs (x_k, x_{k + d/2}) of each vector; columns behind the turned ones stay (Su et al. 2021, eq. 34)."""
+    if rotation is None:
+        return x
+    cos, sin = rotation
+    pairs = cos.shape[-1]
+    a, b, rest = x.split([pairs, pairs, x.shape[-1] - 2 * pairs], -1)
+    return torch.cat([(a * cos - b * sin).to(x.dtype), (b * cos + a * sin).to(x.dtype), rest], -1)
+
+
+def slopes(n_heads: int) -> list[float]:
+    """Give each head's slope: the powers of 2^(-8 / n), n the largest power of two among the heads, then every other one of 2n's.
+
+    >>> slopes(8)[:3], slopes(3)
+    ([0.5, 0.25, 0.125], [0.0625, 0.00390625, 0.25])
+    """
+    n = 2 ** int(math.log2(n_heads))
+    whole = [2 ** (-8 * (h + 1) / n) for h in range(n)]
+    return whole + [2 ** (-4 * (2 * h + 1) / n) for h in range(n_heads - n)]
+
+
+class Alibi(Position):
+    """Attention with linear biases: -m_h |i - j| on the scores (Press et al. 2022, section 3)."""
+
+    def __init__(self, config: Transformer, causal: bool) -> None:
+        """Compute the slopes; they are derived, never saved."""
+        super().__init__(config, causal)
+        self.slopes: Tensor
+        self.register_buffer("slopes", torch.tensor(slopes(config.n_heads), dtype=torch.get_default_dtype()), persistent=False)
+
+    def bias(self, queries: Int[Tensor, "#batch query"], keys: Int[Tensor, "#batch key"]) -> Float[Tensor, "#batch n_heads query key"]:
+        """Penalise distance."""
+        distance = (queries[:, None, :, None] - keys[:, None, None, :]).abs()
+        return -self.slopes[:, None, None] * distance
+
+
+class Relative(Position):
+    """Relative biases: a learned number a head and bucket of distance on the scores (Raffel et al. 2020, section 2.1)."""
+
+    def __init__(self, config: Transformer, causal: bool) -> None:
+        """Make the table."""
+        super().__init__(config, causal)
+        assert isinstance(config.position, bricks.Relative)
+        self.n_buckets, self.max_distance, self.causal = config.position.n_buckets, config.position.max_distance, causal
+        self.table = nn.Embedding(self.n_buckets, config.n_heads)
+
+    def buckets(self, offsets: Int[Tensor, "*axes"]) -> Int[Tensor, "*axes"]:
+        """Number the buckets of ``offsets``, key minus query: exact up to half of a side's buckets, logarithmic up to ``max_distance``."""
+        n, first = self.n_buckets, torch.zeros_like(offsets)
+        if self.causal:
+            distance = (-offsets).clamp(min=0)
+        else:
+            n //= 2
+            first, distance = (offsets > 0).long() * n, offsets.abs()
+        exact = n // 2
+        far = torch.log(distance.clamp(min=1).float() / exact) / math.log(self.max_distance / exact) * (n - exact)
+        return first + torch.where(distance < exact, distance, (exact + far.long()).clamp(max=n - 1))
+
+    def bias(self, queries: Int[Tensor, "#batch query"], keys: Int[Tensor, "#batch key"]) -> Float[Tensor, "#batch n_heads query key"]:
+        """Look up each head's bias."""
+        return self.table(self.buckets(keys[:, None, :] - queries[:, :, None])).permute(0, 3, 1, 2)
+
+
+POSITIONS: dict[str, Callable[[Transformer, bool], Position]] = {
+    "sinusoidal": Sinusoidal,
+    "learned": Learned,
+    "rotary": Rotary,
+    "alibi": Alibi,
+    "relative": Relative,
+    "none": Position,
+}
+"""The position bricks by the ``kind`` that they have in a recipe."""
+
+
+def build_position(config: Transformer, causal: bool) -> Position:
+    """Build the position brick of a configuration for one stack; ``causal`` where its queries see only what stands before them."""
+    return POSITIONS[config.position.kind](config, causal)

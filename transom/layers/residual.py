@@ -6,7 +6,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from transom.layers.dropout import Dropout
-from transom.layers.norm import LayerNorm
+from transom.layers.norm import Norm
 from transom.layers.tap import Scope, scope
 
 SubLayer = Callable[[Tensor], Tensor]
@@ -15,10 +15,10 @@ SubLayer = Callable[[Tensor], Tensor]
 class Residual(nn.Module):
     """What every wiring has: a norm and a dropout."""
 
-    def __init__(self, norm: LayerNorm, dropout: float) -> None:
-        """Hold the norm; ``dropout`` is the probability of zeroing an element of the sub-layer's output."""
+    def __init__(self, make_norm: Callable[[], Norm], dropout: float) -> None:
+        """Make a norm; ``dropout`` is the probability of zeroing an element of the sub-layer's output."""
         super().__init__()
-        self.norm = norm
+        self.norm = make_norm()
         self.dropout = Dropout(dropout)
 
 
@@ -42,5 +42,20 @@ class PreNorm(Residual):
         return self.dropout.add(x, f(self.norm(x, scope(taps, "norm"))))
 
 
-WIRING: dict[str, type[PostNorm] | type[PreNorm]] = {"post": PostNorm, "pre": PreNorm}
-"""The wirings by the name they have in a recipe (``norm_placement``)."""
+class Sandwich(Residual):
+    """x' = x + Dropout(Norm_out(f(Norm(x)))) (Ding et al. 2021, section 3.1; Gemma Team 2024)."""
+
+    def __init__(self, make_norm: Callable[[], Norm], dropout: float) -> None:
+        """Make both norms."""
+        super().__init__(make_norm, dropout)
+        self.norm_out = make_norm()
+
+    def forward(
+        self, x: Float[Tensor, "rows query d_model"], f: SubLayer, taps: Scope | None = None
+    ) -> Float[Tensor, "rows query d_model"]:
+        """Add the normalised output of the sub-layer on the normalised input to ``x``."""
+        return self.dropout.add(x, self.norm_out(f(self.norm(x, scope(taps, "norm"))), scope(taps, "norm_out")))
+
+
+WIRING: dict[str, type[PostNorm] | type[PreNorm] | type[Sandwich]] = {"post": PostNorm, "pre": PreNorm, "sandwich": Sandwich}
+"""The wirings by the name they have in a recipe (``norm_placement``); "parallel" is another block."""

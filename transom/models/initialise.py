@@ -4,14 +4,14 @@ import math
 
 from torch import nn
 
-from transom.config.model import Seq2Seq
+from transom.config.model import Transformer
 from transom.layers.attention import Attention
 
 QUERY_KEY_VALUE_GAIN = 1 / math.sqrt(2)
 """Square W_Q, W_K and W_V are drawn as one map of d_model to 3 d_model would be; if larger, a translator learns much more slowly."""
 
 
-def initialise(model: nn.Module, config: Seq2Seq) -> None:
+def initialise(model: nn.Module, config: Transformer) -> None:
     """Draw all weights from the default generator.
 
     Linear maps: Xavier uniform (Glorot & Bengio 2010), W_Q, W_K and W_V smaller; biases zero. Embeddings: normal with deviation

@@ -10,7 +10,8 @@ from transom.config.model import Seq2Seq
 from transom.layers import mask as masks
 from transom.layers.cache import DecoderCache, KeyValueCache
 from transom.layers.embedding import Embedding
-from transom.layers.position import Sinusoidal
+from transom.layers.position import build_position
+from transom.layers.sight import Sight, look
 from transom.layers.stack import Stack
 from transom.layers.tap import Scope, scope
 
@@ -22,7 +23,7 @@ class Sequences(Protocol):
     @property
     def tokens(self) -> Int[Tensor, "batch length"]: ...
     @property
-    def positions(self) -> Int[Tensor, "batch length"]: ...
+    def positions(self) -> Int[Tensor, "#batch length"]: ...
     @property
     def segments(self) -> Int[Tensor, "batch length"]: ...
 
@@ -57,11 +58,11 @@ class Seq2SeqTransformer(nn.Module):
         super().__init__()
         assert config.source_vocab_size and config.target_vocab_size, "the vocabulary sizes come from the tokenizer"
         self.config = config
-        position = Sinusoidal(config.position, config.max_seq_len, config.d_model)
+        c = config
         target = nn.Embedding(config.target_vocab_size, config.d_model)
         source = target if config.tie == "all" else nn.Embedding(config.source_vocab_size, config.d_model)
-        self.source_embedding = Embedding(source, position, config.scale_embeddings, config.dropout)
-        self.target_embedding = Embedding(target, position, config.scale_embeddings, config.dropout)
+        self.source_embedding = Embedding(source, build_position(c, causal=False), c.scale_embeddings, c.dropout)
+        self.target_embedding = Embedding(target, build_position(c, causal=True), c.scale_embeddings, c.dropout)
         self.encoder = Stack(config, config.n_encoder_layers, cross=False)
         self.decoder = Stack(config, config.n_decoder_layers, cross=True)
         self.unembedding = nn.Linear(config.d_model, config.target_vocab_size, bias=False)
@@ -79,16 +80,28 @@ class Seq2SeqTransformer(nn.Module):
     def encode(self, source: Sequences, taps: Scope | None = None) -> Memory:
         """Read the source: every token sees every token of its own sequence."""
         x = self.source_embedding(source.tokens, source.positions, scope(taps, "source_embedding"))
-        mask = masks.same_segment(source.segments, source.segments)
-        return Memory(self.encoder(x, mask, taps=scope(taps, "encoder")), source.segments)
+        return Memory(self.encoder(x, self.source_sight(source), taps=scope(taps, "encoder")), source.segments)
 
     def decode(self, target: Sequences, memory: Memory, taps: Scope | None = None) -> Float[Tensor, "batch target d_model"]:
         """Read the target: every token sees itself, those before it, and the source."""
         x = self.target_embedding(target.tokens, target.positions, scope(taps, "target_embedding"))
-        length = x.shape[1]
-        mask = masks.same_segment(target.segments, target.segments) & masks.causal(length, length, x.device)
-        memory_mask = masks.same_segment(target.segments, memory.segments)
-        return self.decoder(x, mask, memory.states, memory_mask, taps=scope(taps, "decoder"))
+        memory_sight = self.memory_sight(target, memory.segments)
+        return self.decoder(x, self.target_sight(target), memory.states, memory_sight, taps=scope(taps, "decoder"))
+
+    def source_sight(self, source: Sequences) -> Sight:
+        """Let source tokens see their own sequence."""
+        mask = masks.same_segment(source.segments, source.segments)
+        return look(self.source_embedding.position, source.positions, source.positions, mask)
+
+    def target_sight(self, target: Sequences) -> Sight:
+        """Let target tokens see themselves and those before them in their own sequence."""
+        length = target.tokens.shape[1]
+        mask = masks.same_segment(target.segments, target.segments) & masks.causal(length, length, target.tokens.device)
+        return look(self.target_embedding.position, target.positions, target.positions, mask)
+
+    def memory_sight(self, target: Sequences, source: Int[Tensor, "batch source"]) -> Sight:
+        """Let target tokens see their own source, whose segments are ``source``; there is no distance between the two."""
+        return Sight(masks.same_segment(target.segments, source))
 
     def start(self, memory: Memory, n_beams: int, max_length: int) -> DecoderCache:
         """Prepare step-by-step decoding: project the memory once a source, reserve room for ``max_length`` tokens a row.
@@ -98,16 +111,18 @@ class Seq2SeqTransformer(nn.Module):
             n_beams: rows a source; row ``source * n_beams + beam``.
             max_length: most target tokens.
         """
-        c, n_rows = self.config, n_beams * len(memory.states)
-        caches = [
-            KeyValueCache(n_rows, c.n_heads, max_length, c.width_of_head, c.width_of_value, like=memory.states) for _ in self.decoder.blocks
-        ]
+        c = self.config
+        sizes = n_beams * len(memory.states), c.key_heads, max_length, c.width_of_head, c.width_of_value
+        caches = [KeyValueCache(*sizes, like=memory.states) for _ in self.decoder.blocks]
         return DecoderCache(caches, self.decoder.keys_values(memory.states), masks.not_padding(memory.segments))
 
     def step(self, tokens: Int[Tensor, "rows new"], cache: DecoderCache) -> Float[Tensor, "rows new vocab"]:
         """Read the next target tokens of each row and return the logits of what follows each."""
-        start, new = cache.length, tokens.shape[1]
-        x = self.target_embedding(tokens, torch.arange(start, start + new, device=tokens.device).expand_as(tokens))
-        mask = masks.causal(new, start + new, x.device) if new > 1 else None
-        x = self.decoder(x, mask, cache.memories, cache.memory_mask, cache.blocks)
+        new, end = tokens.shape[1], cache.length + tokens.shape[1]
+        positions = torch.arange(end, device=tokens.device)[None]
+        now = positions[:, cache.length :]
+        x = self.target_embedding(tokens, now)
+        mask = masks.causal(new, end, x.device) if new > 1 else None
+        sight = look(self.target_embedding.position, now, positions, mask)
+        x = self.decoder(x, sight, cache.memories, Sight(cache.memory_mask), cache.blocks)
         return self.unembedding(x)

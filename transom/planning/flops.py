@@ -2,8 +2,7 @@
 
 from dataclasses import dataclass
 
-from transom.config.model import Model, Seq2Seq
-from transom.planning.parameters import attention_widths
+from transom.config.model import Model, Transformer
 
 
 @dataclass(frozen=True)
@@ -38,7 +37,7 @@ def count_flops(config: Model, batch: int, source: int, target: int) -> Flops:
     c = config
     assert c.target_vocab_size, "the vocabulary sizes come from the tokenizer"
     n_source, n_target = batch * source, batch * target
-    feed_forward = 2 * 2 * c.d_model * c.d_ff
+    feed_forward = 2 * c.feed_forward.weights(c.d_model, c.d_ff)
     return Flops(
         {
             "encoder.attn": c.n_encoder_layers * _attention(c, n_source, n_source, source),
@@ -51,8 +50,9 @@ def count_flops(config: Model, batch: int, source: int, target: int) -> Flops:
     )
 
 
-def _attention(c: Seq2Seq, n_queries: int, n_keys: int, keys_a_query: int) -> int:
+def _attention(c: Transformer, n_queries: int, n_keys: int, keys_a_query: int) -> int:
     """Projections of all queries and keys, then scores and weighted values of each query with its row's keys."""
-    keys, values, output = attention_widths(c)
-    projections = 2 * c.d_model * (n_queries * (keys + output) + n_keys * (keys + values))
-    return projections + 2 * (keys + values) * n_queries * keys_a_query
+    of_head, of_value = c.width_of_head, c.width_of_value
+    output = c.n_heads * of_value if c.attention.output else 0
+    projections = 2 * c.d_model * (n_queries * (c.n_heads * of_head + output) + n_keys * c.key_heads * (of_head + of_value))
+    return projections + 2 * c.n_heads * (of_head + of_value) * n_queries * keys_a_query

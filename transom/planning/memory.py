@@ -48,3 +48,10 @@ def keep_freed_memory() -> bool:
     if not hasattr(libc, "mallopt"):
         return False
     return bool(libc.mallopt(_MMAP_THRESHOLD, _LARGEST_ON_HEAP) and libc.mallopt(_TRIM_THRESHOLD, _NEVER))
+
+
+def give_back_freed_memory() -> None:
+    """Give what glibc holds unused back to the system: now and then, so that holes between blocks of many sizes do not add up."""
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "malloc_trim"):
+        libc.malloc_trim(0)

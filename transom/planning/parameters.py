@@ -1,8 +1,8 @@
-"""How many numbers a model learns, from its configuration alone."""
+"""How many numbers a model learns, from its configuration alone: each brick counts its own."""
 
 from dataclasses import dataclass
 
-from transom.config.model import Model, Seq2Seq
+from transom.config.model import Model
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Parameters:
 
     @property
     def embeddings(self) -> int:
-        """Those of the token tables, the output map included; they grow with the vocabulary alone."""
+        """Those of the token and position tables, the output map included."""
         return sum(count for part, count in self.parts.items() if "embedding" in part)
 
 
@@ -34,37 +34,23 @@ def count_parameters(config: Model) -> Parameters:
     """
     c = config
     assert c.source_vocab_size and c.target_vocab_size, "the vocabulary sizes come from the tokenizer"
-    attention, feed_forward, norm = _attention(c), _feed_forward(c), 2 * c.d_model
+    attention = c.attention.parameters(c.d_model, c.n_heads, c.key_heads, c.width_of_head, c.width_of_value)
+    feed_forward, norm = c.feed_forward.parameters(c.d_model, c.d_ff), c.norm.parameters(c.d_model)
+    position = c.position.parameters(c.max_seq_len, c.d_model, c.n_heads)
     n_tables = {"all": 0, "decoder": 1, "none": 1}[c.tie]
-    final = norm if c.norm_placement == "pre" else 0
+    a_sub_layer, a_block = {"post": (1, 0), "pre": (1, 0), "sandwich": (2, 0), "parallel": (0, 1)}[c.norm_placement]
+    final = 0 if c.norm_placement == "post" else norm
     return Parameters(
         {
-            "source_embedding": n_tables * c.source_vocab_size * c.d_model,
-            "target_embedding": c.target_vocab_size * c.d_model,
+            "source_embedding": n_tables * c.source_vocab_size * c.d_model + position,
+            "target_embedding": c.target_vocab_size * c.d_model + position,
             "unembedding": c.target_vocab_size * c.d_model if c.tie == "none" else 0,
             "encoder.attn": c.n_encoder_layers * attention,
             "encoder.ff": c.n_encoder_layers * feed_forward,
-            "encoder.norm": c.n_encoder_layers * 2 * norm + final,
+            "encoder.norm": c.n_encoder_layers * (2 * a_sub_layer + a_block) * norm + final,
             "decoder.attn": c.n_decoder_layers * attention,
             "decoder.cross": c.n_decoder_layers * attention,
             "decoder.ff": c.n_decoder_layers * feed_forward,
-            "decoder.norm": c.n_decoder_layers * 3 * norm + final,
+            "decoder.norm": c.n_decoder_layers * (3 * a_sub_layer + a_block) * norm + final,
         }
     )
-
-
-def attention_widths(config: Seq2Seq) -> tuple[int, int, int]:
-    """Return the columns of W_Q, of W_V, and the rows of W_O (0 without it); W_K is as wide as W_Q."""
-    keys, values = config.n_heads * config.width_of_head, config.n_heads * config.width_of_value
-    return keys, values, values if config.attention.output else 0
-
-
-def _attention(c: Seq2Seq) -> int:
-    keys, values, output = attention_widths(c)
-    weights = c.d_model * (2 * keys + values + output)
-    biases = (2 * keys + values) * c.attention.bias + c.d_model * (c.attention.output and c.attention.output_bias)
-    return weights + biases
-
-
-def _feed_forward(c: Seq2Seq) -> int:
-    return 2 * c.d_model * c.d_ff + (c.d_ff + c.d_model) * c.feed_forward.bias

@@ -9,6 +9,7 @@ from torch import Tensor
 from transom.config.training import Training
 from transom.errors import DataError, TransomError
 from transom.inputs.batch import TranslationBatch
+from transom.planning.memory import give_back_freed_memory
 from transom.training.average import Averager
 from transom.training.events import Event, Finished, Observer, Reason, Saved, Started, Stepped, Validated
 from transom.training.record import Window
@@ -166,6 +167,7 @@ class _Run:
             self.validate()
         if saves:
             self.save()
+            give_back_freed_memory()
 
     def validate(self) -> None:
         """Read the validation set with the averaged weights and keep them if they are the best so far."""

@@ -1,0 +1,209 @@
+"""Bricks against other people's: the transformers library's, torch's own, and formulas written out."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import LlamaConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+from transformers.models.bloom.modeling_bloom import build_alibi_tensor
+from transformers.models.gemma2.modeling_gemma2 import eager_attention_forward as gemma2_attention
+from transformers.models.gpt_oss.modeling_gpt_oss import eager_attention_forward as gpt_oss_attention
+from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm, apply_rotary_pos_emb
+from transformers.models.t5.modeling_t5 import T5Attention
+
+from transom.config import bricks
+from transom.config.model import Seq2Seq
+from transom.layers.activation import ACTIVATIONS, GATES
+from transom.layers.attention import Terms, attend, attend_explicit, attend_fused, attend_short
+from transom.layers.feed_forward import build_feed_forward
+from transom.layers.norm import build_norm
+from transom.layers.position import Relative, Rotary, build_position, turn
+
+DOUBLE = {"rtol": 0, "atol": 1e-10}
+
+
+def draw(*shape: int) -> Tensor:
+    return torch.randn(*shape, dtype=torch.float64)
+
+
+def config(**fields: Any) -> Seq2Seq:
+    return Seq2Seq.model_validate({"d_model": 32, "n_heads": 4, "max_seq_len": 64} | fields)
+
+
+@pytest.fixture(autouse=True)
+def _in_float64() -> Any:
+    """Compute tables of positions in float64 too."""
+    torch.set_default_dtype(torch.float64)
+    torch.manual_seed(1)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+def test_rms_norm_is_llamas_and_torchs() -> None:
+    ours, llamas, torchs = build_norm(bricks.RmsNorm(eps=1e-3), 8), LlamaRMSNorm(8, 1e-3), nn.RMSNorm(8, 1e-3)
+    x, gain = draw(3, 5, 8), draw(8)
+    for norm in (ours, llamas, torchs):
+        norm.weight.data = gain
+    assert torch.allclose(ours(x), torchs(x), **DOUBLE)
+    assert torch.allclose(ours(x), gain * x / (x.square().mean(-1, keepdim=True) + 1e-3).sqrt(), **DOUBLE)
+    assert torch.allclose(ours(x), llamas(x), rtol=0, atol=1e-6)  # theirs works in float32
+
+
+def test_rms_norm_keeps_float32_statistics_in_bf16() -> None:
+    norm, x = build_norm(bricks.RmsNorm(), 512), (100 * torch.randn(4, 512)).bfloat16()
+    assert torch.allclose(norm.bfloat16()(x).double(), norm.double()(x.double()), atol=2e-2)
+
+
+@pytest.mark.parametrize(
+    ("kind", "formula"),
+    [
+        ("relu", lambda x: x * (x > 0)),
+        ("gelu", lambda x: x * 0.5 * (1 + torch.erf(x / math.sqrt(2)))),
+        ("gelu-tanh", lambda x: 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))),
+        ("silu", lambda x: x / (1 + torch.exp(-x))),
+        ("squared-relu", lambda x: (x * (x > 0)) ** 2),
+        ("glu", lambda x: 1 / (1 + torch.exp(-x))),
+        ("reglu", lambda x: x * (x > 0)),
+        ("geglu", lambda x: x * 0.5 * (1 + torch.erf(x / math.sqrt(2)))),
+        ("swiglu", lambda x: x / (1 + torch.exp(-x))),
+    ],
+)
+def test_activations_and_gates_are_their_formulas(kind: str, formula: Any) -> None:
+    x = draw(2, 3, 6)
+    assert torch.allclose((ACTIVATIONS | GATES)[kind](x), formula(x), **DOUBLE)
+    gated = kind in GATES
+    brick = bricks.Gated.model_validate({"kind": kind, "bias": True}) if gated else bricks.FeedForward.model_validate({"kind": kind})
+    layer = build_feed_forward(brick, 6, 7, 0.0)
+    hidden = formula((layer.gate if gated else layer.up)(x)) * (layer.up(x) if gated else 1)
+    assert torch.allclose(layer(x), layer.down(hidden), **DOUBLE)
+
+
+def test_a_swiglu_network_is_llamas() -> None:
+    llamas = LlamaMLP(LlamaConfig(hidden_size=8, num_attention_heads=2, intermediate_size=12, hidden_act="silu"))
+    ours, x = build_feed_forward(bricks.Gated(), 8, 12, 0.0), draw(2, 3, 8)
+    ours.load_state_dict({name.replace("_proj", ""): value for name, value in llamas.state_dict().items()})
+    assert torch.allclose(ours(x), llamas(x), **DOUBLE)
+
+
+SCALINGS = {
+    "none": {"rope_type": "default"},
+    "linear": {"rope_type": "linear", "factor": 4.0},
+    "yarn": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16},
+}
+
+
+@pytest.mark.parametrize("scaling", SCALINGS)
+@pytest.mark.parametrize("base", [100.0, 10000.0])
+def test_rotary_positions_are_llamas(scaling: str, base: float) -> None:
+    c = config(position={"kind": "rotary", "base": base, "scaling": scaling} | ({} if scaling == "none" else {"factor": 4.0}))
+    rope = SCALINGS[scaling] | {"rope_theta": base}
+    llama = LlamaConfig(hidden_size=32, num_attention_heads=4, max_position_embeddings=64, rope_parameters=rope)
+    if scaling == "none":
+        theta, scale = base ** (-torch.arange(0, 8, 2) / 8), 1.0
+    else:
+        theta, scale = ROPE_INIT_FUNCTIONS[scaling](llama, torch.device("cpu"))
+    positions = torch.tensor([[0, 1, 5, 63]])
+    angles = positions[..., None] * torch.cat([theta, theta]).double()
+    q, k = draw(2, 4, 4, 8), draw(2, 2, 4, 8)
+    expected = apply_rotary_pos_emb(q, k, angles.cos() * scale, angles.sin() * scale)
+    rotation = build_position(c, causal=True).rotation(positions)
+    for ours, theirs in zip((turn(q, rotation), turn(k, rotation)), expected, strict=True):
+        assert torch.allclose(ours, theirs, rtol=0, atol=1e-10 if scaling == "none" else 1e-5)  # their frequencies are float32
+
+
+def test_ntk_scaling_keeps_the_fastest_turn_and_stretches_the_slowest() -> None:
+    plain, scaled = (build_position(config(position={"kind": "rotary"} | more), True) for more in ({}, {"scaling": "ntk", "factor": 4.0}))
+    assert isinstance(plain, Rotary) and isinstance(scaled, Rotary)
+    turns = [torch.atan2(p.sin[1], p.cos[1]) for p in (plain, scaled)]
+    assert turns[0][0] == pytest.approx(turns[1][0]) and float(turns[0][-1] / turns[1][-1]) == pytest.approx(4.0)
+
+
+@pytest.mark.parametrize("share", [1.0, 0.5])
+def test_products_of_turned_vectors_depend_on_distance_only(share: float) -> None:
+    position = build_position(config(position={"kind": "rotary", "share": share}), True)
+    q, k = draw(1, 4, 1, 8), draw(1, 4, 1, 8)
+
+    def product(i: int, j: int) -> Tensor:
+        q_i, k_j = (turn(x, position.rotation(torch.tensor([[at]]))) for x, at in ((q, i), (k, j)))
+        return (q_i * k_j).sum(-1)
+
+    assert torch.allclose(product(3, 1), product(60, 58), **DOUBLE)
+    assert not torch.allclose(product(3, 1), product(3, 2), **DOUBLE)
+    stays = turn(q, position.rotation(torch.tensor([[9]])))[..., int(8 * share) :]
+    assert torch.equal(stays, q[..., int(8 * share) :])
+
+
+@pytest.mark.parametrize("n_heads", [1, 2, 4, 6, 8, 12])
+def test_alibi_is_blooms(n_heads: int) -> None:
+    """Bloom adds slope * key position, which differs from slope * (key - query) by a number a row, to which the softmax is blind."""
+    position = build_position(config(n_heads=n_heads, d_head=8, position="alibi"), causal=True)
+    theirs = build_alibi_tensor(torch.ones(1, 7), n_heads, torch.float64).view(1, n_heads, 1, 7)
+    places = torch.arange(7)[None]
+    ours = position.bias(places, places)
+    assert ours is not None and (ours <= 0).all()
+    seen = torch.ones(7, 7, dtype=torch.bool).tril()
+    softmaxes = [bias.expand(1, n_heads, 7, 7).masked_fill(~seen, -math.inf).softmax(-1) for bias in (ours, theirs)]
+    assert torch.allclose(*softmaxes, rtol=0, atol=1e-7)  # their slopes are float32
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize(("n_buckets", "max_distance"), [(32, 128), (8, 20), (5, 9)])
+def test_relative_buckets_are_t5s(causal: bool, n_buckets: int, max_distance: int) -> None:
+    c = config(position={"kind": "relative", "n_buckets": n_buckets, "max_distance": max_distance})
+    position = build_position(c, causal)
+    assert isinstance(position, Relative)
+    offsets = torch.arange(-300, 301)
+    theirs = T5Attention._relative_position_bucket(offsets, not causal, n_buckets, max_distance)
+    assert torch.equal(position.buckets(offsets), theirs)
+
+
+def test_relative_biases_stand_at_their_offsets() -> None:
+    position = build_position(config(position="relative"), causal=False)
+    assert isinstance(position, Relative)
+    queries, keys = torch.tensor([[4, 0]]), torch.tensor([[1, 2, 9]])
+    bias = position.bias(queries, keys)
+    for i, j in torch.cartesian_prod(torch.arange(2), torch.arange(3)).tolist():
+        bucket = position.buckets(keys[0, j] - queries[0, i])
+        assert torch.equal(bias[0, :, i, j], position.table.weight[bucket])
+
+
+def theirs_of(attention: Any, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, **options: Any) -> Tensor:
+    """Call another library's explicit attention, which takes an additive mask and gives tokens before heads."""
+    bias = torch.zeros(mask.shape).masked_fill(~mask, -1e300)
+    return attention(module.eval(), q, k, v, bias, scaling=q.shape[-1] ** -0.5, **options)[0].transpose(1, 2)
+
+
+CASES = [(1, 1), (4, 4), (4, 2), (6, 1)]
+
+
+@pytest.mark.parametrize(("n_heads", "kv_heads"), CASES)
+def test_grouped_queries_and_bounded_scores_are_gemmas(n_heads: int, kv_heads: int) -> None:
+    q, k, v = draw(2, n_heads, 5, 8), draw(2, kv_heads, 7, 8), draw(2, kv_heads, 7, 8)
+    mask = torch.ones(5, 7, dtype=torch.bool).tril(2)[None, None]
+    module = nn.Module()
+    module.num_key_value_groups = n_heads // kv_heads
+    for softcap in (None, 0.7):
+        theirs = theirs_of(gemma2_attention, module, q, k, v, mask, softcap=softcap)
+        assert torch.allclose(attend(q, k, v, Terms(mask, softcap=softcap)), theirs, rtol=0, atol=1e-6)  # their softmax is float32
+    plain = [path(q, k, v, Terms(mask)) for path in (attend_explicit, attend_fused, attend_short)]
+    by_hand = torch.cat(
+        [attend_explicit(q[:, [h]], *(x[:, [h * kv_heads // n_heads]] for x in (k, v)), Terms(mask)) for h in range(n_heads)], 1
+    )
+    assert all(torch.allclose(z, by_hand, **DOUBLE) for z in plain)
+
+
+@pytest.mark.parametrize(("n_heads", "kv_heads"), CASES)
+def test_sinks_are_those_of_gpt_oss(n_heads: int, kv_heads: int) -> None:
+    q, k, v = draw(2, n_heads, 5, 8), draw(2, kv_heads, 7, 8), draw(2, kv_heads, 7, 8)
+    mask = torch.ones(5, 7, dtype=torch.bool).tril(2)[None, None]
+    module = nn.Module()
+    module.num_key_value_groups, module.sinks = n_heads // kv_heads, nn.Parameter(draw(n_heads))
+    theirs = theirs_of(gpt_oss_attention, module, q, k, v, mask)
+    assert torch.allclose(attend(q, k, v, Terms(mask, sinks=module.sinks)), theirs, **DOUBLE)
+    zero_key = [torch.cat([torch.zeros(2, kv_heads, 1, 8), x], 2) for x in (k, v)]  # a key that no query likes or dislikes, worth nothing
+    seen = torch.cat([torch.ones(1, 1, 5, 1, dtype=torch.bool), mask], -1)
+    nowhere = attend_explicit(q, *zero_key, Terms(seen))
+    assert torch.allclose(attend(q, k, v, Terms(mask, sinks=torch.zeros(n_heads))), nowhere, **DOUBLE)

@@ -1,0 +1,252 @@
+"""The schemas of the bricks that every family is built from: one class a brick, told apart by ``kind``.
+
+A brick's docstring has its equation and source, ``advice`` what it costs and when to use it (docs/bricks.md is written from both), and
+each brick counts its own parameters.
+"""
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field, model_validator
+
+from transom.config.brick import Brick
+
+
+class LayerNorm(Brick):
+    """Layer normalisation (Ba et al. 2016): gamma * (x - mean) / sqrt(variance + eps) + beta."""
+
+    advice: ClassVar[str] = "Two passes over a token's vector; the default, and the norm of the Transformer of 2017, GPT-2, BERT and ViT."
+    kind: Literal["layernorm"] = "layernorm"
+    eps: float = Field(1e-5, gt=0, description="added to the variance before the square root")
+    bias: bool = Field(True, description="the shift beta")
+
+    def parameters(self, width: int) -> int:
+        """Count gamma and beta."""
+        return width * (1 + self.bias)
+
+
+class RmsNorm(Brick):
+    """Root-mean-square normalisation (Zhang & Sennrich 2019): gamma * x / sqrt(mean(x^2) + eps)."""
+
+    advice: ClassVar[str] = "No mean and no shift, so a little cheaper than LayerNorm at equal quality; Llama and most models since."
+    kind: Literal["rmsnorm"] = "rmsnorm"
+    eps: float = Field(1e-6, gt=0, description="added to the mean square before the square root")
+
+    def parameters(self, width: int) -> int:
+        """Count gamma."""
+        return width
+
+
+class NoNorm(Brick):
+    """No normalisation: x."""
+
+    advice: ClassVar[str] = "Free; deep stacks do not train with it at usual learning rates. For experiments."
+    kind: Literal["none"] = "none"
+
+    def parameters(self, width: int) -> int:
+        """Count nothing."""
+        return 0
+
+
+Norm = Annotated[LayerNorm | RmsNorm | NoNorm, Field(discriminator="kind")]
+
+
+class Sinusoidal(Brick):
+    """Fixed sines and cosines added to the embeddings (Vaswani et al. 2017, section 3.5).
+
+    P[i, 2k] = sin(i / base^(2k / d_model)), P[i, 2k + 1] = cos(i / base^(2k / d_model)).
+    """
+
+    advice: ClassVar[str] = "Nothing to learn and next to no time; the default for translation, where lengths are those of training."
+    kind: Literal["sinusoidal"] = "sinusoidal"
+    base: float = Field(10000.0, gt=1, description="the longest wavelength is 2 pi times this")
+
+    def parameters(self, max_seq_len: int, d_model: int, n_heads: int) -> int:
+        """Count nothing: the table is computed."""
+        return 0
+
+
+class Learned(Brick):
+    """A learned vector a position, added to the embeddings (Gehring et al. 2017, section 3.1): h = E[x] + P[i]."""
+
+    advice: ClassVar[str] = (
+        "max_seq_len * d_model parameters; as good as sinusoids within the trained length and useless beyond. GPT-2, BERT."
+    )
+    kind: Literal["learned"] = "learned"
+
+    def parameters(self, max_seq_len: int, d_model: int, n_heads: int) -> int:
+        """Count the table."""
+        return max_seq_len * d_model
+
+
+class Rotary(Brick):
+    """Queries and keys turned by an angle that grows with the position (Su et al. 2021, eq. 34).
+
+    The pair (x_k, x_{k + d/2}) of position i turns by i / base^(2k / d), d the width that is turned, so that q_i . k_j depends on i - j.
+    """
+
+    advice: ClassVar[str] = (
+        "A few operations a query and key; the best choice for decoders, and with scaling it reaches beyond its training."
+    )
+    kind: Literal["rotary"] = "rotary"
+    base: float = Field(10000.0, gt=1, description="the longest wavelength is 2 pi times this")
+    share: float = Field(1.0, gt=0, le=1, description="share of each head's width that is turned (GPT-NeoX: 0.25)")
+    scaling: Literal["none", "linear", "ntk", "yarn"] = Field(
+        "none",
+        description="for contexts longer than those of training: squeeze positions (linear, Chen et al. 2023), raise the base (ntk), or"
+        " squeeze slow turns only (yarn, Peng et al. 2023)",
+    )
+    factor: float = Field(1.0, ge=1, description="how many times longer, where scaling is not none")
+    trained_seq_len: int | None = Field(None, ge=1, description="longest sequence before scaling; default max_seq_len / factor (yarn)")
+
+    def parameters(self, max_seq_len: int, d_model: int, n_heads: int) -> int:
+        """Count nothing: the angles are computed."""
+        return 0
+
+    @model_validator(mode="after")
+    def _a_factor_needs_a_scaling(self) -> "Rotary":
+        if (self.factor > 1) != (self.scaling != "none"):
+            raise ValueError(f"expected factor > 1 with a scaling and only then, found {self.factor:g} with {self.scaling!r}")
+        return self
+
+
+class Alibi(Brick):
+    """A penalty on distance, added to the scores (Press et al. 2022, section 3): -m_h |i - j|, slopes m_h = 2^(-8h / H) for head h of H."""
+
+    advice: ClassVar[str] = "A bias on every score and nothing to learn; degrades gently beyond the trained length, weaker at long recall."
+    kind: Literal["alibi"] = "alibi"
+
+    def parameters(self, max_seq_len: int, d_model: int, n_heads: int) -> int:
+        """Count nothing: the slopes are fixed."""
+        return 0
+
+
+class Relative(Brick):
+    """A learned bias a head and bucket of distance, added to the scores (Raffel et al. 2020, section 2.1): S_ij + b_h[bucket(j - i)].
+
+    Half of the buckets hold one distance each, the other half grow logarithmically up to ``max_distance``; encoders tell the two
+    directions apart. All blocks of a stack share the table.
+    """
+
+    advice: ClassVar[str] = "A learned bias on every score, so slower attention in training; no limit of length. T5."
+    kind: Literal["relative"] = "relative"
+    n_buckets: int = Field(32, ge=4, le=4096, description="buckets of distances")
+    max_distance: int = Field(128, ge=2, description="distances from here on share the last bucket")
+
+    def parameters(self, max_seq_len: int, d_model: int, n_heads: int) -> int:
+        """Count the table."""
+        return self.n_buckets * n_heads
+
+    @model_validator(mode="after")
+    def _distances_fit(self) -> "Relative":
+        if self.max_distance <= self.n_buckets // 2:
+            raise ValueError(f"expected max_distance above n_buckets / 2, found {self.max_distance} and {self.n_buckets}")
+        return self
+
+
+class NoPosition(Brick):
+    """No positions (Kazemnejad et al. 2023): a decoder can still tell order from what its mask hides, an encoder cannot."""
+
+    advice: ClassVar[str] = "Free; for decoders in experiments, and for bags of words."
+    kind: Literal["none"] = "none"
+
+    def parameters(self, max_seq_len: int, d_model: int, n_heads: int) -> int:
+        """Count nothing."""
+        return 0
+
+
+Position = Annotated[Sinusoidal | Learned | Rotary | Alibi | Relative | NoPosition, Field(discriminator="kind")]
+
+
+class MultiHead(Brick):
+    """Scaled dot-product attention in several heads (Vaswani et al. 2017, section 3.2).
+
+    softmax(Q K^T / sqrt(d_k)) V a head; with fewer key heads than query heads (``n_kv_heads``), grouped-query attention (Ainslie et al.
+    2023), with one, multi-query attention (Shazeer 2019).
+    """
+
+    advice: ClassVar[str] = (
+        "Time and memory of scores grow with the square of the length. Fewer key heads make the cache smaller by as much, at little cost in"
+        " quality; qk_norm and softcap keep large models stable; sinks let a head look nowhere."
+    )
+    kind: Literal["multihead"] = "multihead"
+    bias: bool = Field(True, description="biases on W_Q, W_K and W_V")
+    output: bool = Field(True, description="mix the heads with W_O; without it n_heads * d_value must equal d_model")
+    output_bias: bool = Field(True, description="a bias on W_O")
+    qk_norm: Norm = Field(NoNorm(), description="a norm of each head's queries and keys, before positions turn them (Henry et al. 2020)")
+    softcap: float | None = Field(
+        None, gt=0, description="bound of the scores: c * tanh(S / c) (Gemma Team 2024); attention is then computed explicitly"
+    )
+    sinks: bool = Field(
+        False,
+        description="a learned score a head for attending to nothing (Agarwal et al. 2025, gpt-oss); attention is then computed explicitly",
+    )
+
+    def parameters(self, d_model: int, n_heads: int, n_kv_heads: int, d_head: int, d_value: int) -> int:
+        """Count W_Q, W_K, W_V, W_O, their biases, norms and sinks."""
+        inner = n_heads * d_head + n_kv_heads * (d_head + d_value)
+        out = d_model * (n_heads * d_value + self.output_bias) if self.output else 0
+        return inner * (d_model + self.bias) + out + 2 * self.qk_norm.parameters(d_head) + n_heads * self.sinks
+
+
+class FeedForward(Brick):
+    """Position-wise feed-forward network f(x W_1 + b_1) W_2 + b_2 (Vaswani et al. 2017, eq. 2).
+
+    f is max(0, x) (relu), x Phi(x) (gelu, Hendrycks & Gimpel 2016; gelu-tanh is its approximation), x sigmoid(x) (silu) or max(0, x)^2
+    (squared-relu, So et al. 2021).
+    """
+
+    advice: ClassVar[str] = "2 d_model d_ff weights, two thirds of a block; relu is the fastest, gelu the usual one of GPT-2, BERT and ViT."
+    kind: Literal["relu", "gelu", "gelu-tanh", "silu", "squared-relu"] = "relu"
+    bias: bool = Field(True, description="biases on W_1 and W_2")
+
+    def parameters(self, d_model: int, d_ff: int) -> int:
+        """Count W_1, W_2 and their biases."""
+        return self.weights(d_model, d_ff) + (d_ff + d_model) * self.bias
+
+    def weights(self, d_model: int, d_ff: int) -> int:
+        """Count the weights that multiply each token."""
+        return 2 * d_model * d_ff
+
+
+class Gated(Brick):
+    """Gated feed-forward network (f(x W_g) * (x W_1)) W_2 (Shazeer 2020, eq. 5 and 6).
+
+    f is sigmoid (glu, Dauphin et al. 2017), max(0, x) (reglu), gelu (geglu) or silu (swiglu).
+    """
+
+    advice: ClassVar[str] = (
+        "3 d_model d_ff weights: take two thirds of a plain network's d_ff for equal size; a little better at equal size. Llama (swiglu)."
+    )
+    kind: Literal["glu", "reglu", "geglu", "swiglu"] = "swiglu"
+    bias: bool = Field(False, description="biases on W_g, W_1 and W_2")
+
+    def parameters(self, d_model: int, d_ff: int) -> int:
+        """Count W_g, W_1, W_2 and their biases."""
+        return self.weights(d_model, d_ff) + (2 * d_ff + d_model) * self.bias
+
+    def weights(self, d_model: int, d_ff: int) -> int:
+        """Count the weights that multiply each token."""
+        return 3 * d_model * d_ff
+
+
+AnyFeedForward = Annotated[FeedForward | Gated, Field(discriminator="kind")]
+
+PLACEMENTS = {
+    "post": (
+        "x' = Norm(x + f(x)) (Vaswani et al. 2017, section 5.4)",
+        "A little better than pre where it trains; needs a warm-up of the learning rate, and fails in deep stacks.",
+    ),
+    "pre": (
+        "x' = x + f(Norm(x)), and a norm at the end (Xiong et al. 2020, figure 1b)",
+        "Trains at any depth and rate; the usual one since GPT-2.",
+    ),
+    "sandwich": (
+        "x' = x + Norm_out(f(Norm(x))), and a norm at the end (Ding et al. 2021; Gemma Team 2024)",
+        "A second norm a sub-layer; holds large models' residual stream in bounds.",
+    ),
+    "parallel": (
+        "x' = x + Attention(Norm(x)) + FFN(Norm(x)), and a norm at the end (Wang & Komatsuzaki 2021; PaLM, 2022)",
+        "One norm a block, and two products that need not wait for each other; next to no loss in large models.",
+    ),
+}
+"""The places of a norm (``norm_placement``): equation with source, and what it costs and when to use it."""
