@@ -47,7 +47,8 @@ class NoNorm(Brick):
         return 0
 
 
-Norm = Annotated[LayerNorm | RmsNorm | NoNorm, Field(discriminator="kind")]
+AnyNorm = LayerNorm | RmsNorm | NoNorm
+Norm = Annotated[AnyNorm, Field(discriminator="kind")]
 
 
 class Sinusoidal(Brick):
@@ -229,7 +230,8 @@ class Gated(Brick):
         return 3 * d_model * d_ff
 
 
-AnyFeedForward = Annotated[FeedForward | Gated, Field(discriminator="kind")]
+AnyFeedForward = FeedForward | Gated
+FeedForwardNetwork = Annotated[AnyFeedForward, Field(discriminator="kind")]
 
 PLACEMENTS = {
     "post": (

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import get_args
 
-from transom.config.brick import Brick, schemas
+from transom.config.brick import Schema, schemas
 from transom.config.bricks import PLACEMENTS
 from transom.config.model import Transformer
 
@@ -39,7 +39,7 @@ def _table(title: str, field: str, rows: Iterator[str]) -> list[str]:
     return [f"## {title}: `model.{field}`\n", "| kind | what it is | what it costs, and when to use it |", "| --- | --- | --- |", *rows, ""]
 
 
-def _row(brick: type[Brick]) -> str:
+def _row(brick: type[Schema]) -> str:
     kinds = ", ".join(f"`{kind}`" for kind in get_args(brick.model_fields["kind"].annotation))
     what = " ".join((brick.__doc__ or "").split()).replace("|", "\\|")
     return f"| {kinds} | {what} | {getattr(brick, 'advice')} |"  # noqa: B009  # each brick of a block declares its own

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from transom.config.brick import Brick
-from transom.config.bricks import AnyFeedForward, FeedForward, LayerNorm, MultiHead, Norm, Position, Sinusoidal
+from transom.config.bricks import FeedForward, FeedForwardNetwork, LayerNorm, MultiHead, Norm, Position, Sinusoidal
 
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
 
@@ -36,7 +36,7 @@ class Transformer(Brick):
     )
     position: Position = Field(Sinusoidal(), description="the position brick")
     attention: MultiHead = Field(MultiHead(), description="the attention brick")
-    feed_forward: AnyFeedForward = Field(FeedForward(), description="the feed-forward brick")
+    feed_forward: FeedForwardNetwork = Field(FeedForward(), description="the feed-forward brick")
     scale_embeddings: bool = Field(True, description="multiply embeddings by sqrt(d_model)")
 
     @model_validator(mode="after")

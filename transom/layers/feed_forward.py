@@ -52,7 +52,7 @@ class GatedFeedForward(nn.Module):
         return self.down(self.dropout(hidden))
 
 
-def build_feed_forward(brick: bricks.FeedForward | bricks.Gated, d_model: int, d_ff: int, dropout: float) -> FeedForward | GatedFeedForward:
+def build_feed_forward(brick: bricks.AnyFeedForward, d_model: int, d_ff: int, dropout: float) -> FeedForward | GatedFeedForward:
     """Build the network that a brick describes."""
     if isinstance(brick, bricks.Gated):
         return GatedFeedForward(brick, d_model, d_ff, dropout)

@@ -1,27 +1,39 @@
 """Normalisation of a token's vector."""
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from transom.config.bricks import LayerNorm as LayerNormBrick
-from transom.config.bricks import NoNorm as NoNormBrick
-from transom.config.bricks import RmsNorm as RmsNormBrick
+from transom.config import bricks
 from transom.layers.tap import Scope, tap
 
 
-class LayerNorm(nn.Module):
+class Norm(nn.Module):
+    """What every kind has, and what ``none`` is: the vector as it is."""
+
+    def __init__(self, brick: Any, d_model: int) -> None:
+        """Make what the brick describes for vectors of ``d_model`` columns."""
+        super().__init__()
+
+    def forward(self, x: Float[Tensor, "*axes d_model"], taps: Scope | None = None) -> Float[Tensor, "*axes d_model"]:
+        """Normalise each vector."""
+        x = tap(taps, "x", x)
+        return x
+
+
+class LayerNorm(Norm):
     """Layer normalisation: gamma * (x - mean) / sqrt(variance + eps) + beta over d_model (Ba et al. 2016, eq. 4).
 
     The variance is the biased one. Statistics are in float32 at least, whatever the type of ``x``.
     """
 
-    def __init__(self, brick: LayerNormBrick, d_model: int) -> None:
+    def __init__(self, brick: bricks.LayerNorm, d_model: int) -> None:
         """Make gamma (``weight``, ones) and beta (``bias``, zeros, or none)."""
-        super().__init__()
+        super().__init__(brick, d_model)
         self.eps = brick.eps
         self.weight = nn.Parameter(torch.ones(d_model))
         self.bias = nn.Parameter(torch.zeros(d_model)) if brick.bias else None
@@ -32,15 +44,15 @@ class LayerNorm(nn.Module):
         return F.layer_norm(x, x.shape[-1:], self.weight, self.bias, self.eps)
 
 
-class RmsNorm(nn.Module):
+class RmsNorm(Norm):
     """Root-mean-square normalisation: gamma * x / sqrt(mean(x^2) + eps) over d_model (Zhang & Sennrich 2019, eq. 4).
 
     Statistics are in float32 at least, whatever the type of ``x``.
     """
 
-    def __init__(self, brick: RmsNormBrick, d_model: int) -> None:
+    def __init__(self, brick: bricks.RmsNorm, d_model: int) -> None:
         """Make gamma (``weight``, ones)."""
-        super().__init__()
+        super().__init__(brick, d_model)
         self.eps = brick.eps
         self.weight = nn.Parameter(torch.ones(d_model))
 
@@ -50,25 +62,10 @@ class RmsNorm(nn.Module):
         return F.rms_norm(x, x.shape[-1:], self.weight.to(x.dtype), self.eps)
 
 
-class NoNorm(nn.Module):
-    """The vector as it is."""
-
-    def __init__(self, brick: NoNormBrick, d_model: int) -> None:
-        """Make nothing."""
-        super().__init__()
-
-    def forward(self, x: Float[Tensor, "*axes d_model"], taps: Scope | None = None) -> Float[Tensor, "*axes d_model"]:
-        """Pass ``x`` on."""
-        x = tap(taps, "x", x)
-        return x
-
-
-Norm = LayerNorm | RmsNorm | NoNorm
-
-NORMS: dict[str, Callable[..., Norm]] = {"layernorm": LayerNorm, "rmsnorm": RmsNorm, "none": NoNorm}
+NORMS: dict[str, Callable[[Any, int], Norm]] = {"layernorm": LayerNorm, "rmsnorm": RmsNorm, "none": Norm}
 """The norms by the ``kind`` that they have in a recipe."""
 
 
-def build_norm(brick: LayerNormBrick | RmsNormBrick | NoNormBrick, width: int) -> Norm:
+def build_norm(brick: bricks.AnyNorm, width: int) -> Norm:
     """Build the norm that a brick describes, for vectors of ``width`` columns."""
     return NORMS[brick.kind](brick, width)
