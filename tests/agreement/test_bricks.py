@@ -57,6 +57,12 @@ def test_rms_norm_keeps_float32_statistics_in_bf16() -> None:
     assert torch.allclose(norm.bfloat16()(x).double(), norm.double()(x.double()), atol=2e-2)
 
 
+def test_dynamic_tanh_is_its_formula() -> None:
+    norm, x = build_norm(bricks.DynamicTanh(alpha=0.7), 8), draw(3, 5, 8)
+    norm.weight.data, norm.bias.data = draw(8), draw(8)
+    assert torch.allclose(norm(x), norm.weight * (torch.exp(1.4 * x) - 1) / (torch.exp(1.4 * x) + 1) + norm.bias, **DOUBLE)
+
+
 @pytest.mark.parametrize(
     ("kind", "formula"),
     [

@@ -4,7 +4,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-NORMS = st.sampled_from(["layernorm", "rmsnorm", {"kind": "layernorm", "bias": False}])
+NORMS = st.sampled_from(["layernorm", "rmsnorm", "dyt", {"kind": "layernorm", "bias": False}])
 POSITIONS = st.sampled_from(
     [
         *("sinusoidal", "learned", "rotary", "alibi", "relative", "none"),

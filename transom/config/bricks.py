@@ -36,6 +36,18 @@ class RmsNorm(Brick):
         return width
 
 
+class DynamicTanh(Brick):
+    """A bounded curve instead of statistics (Zhu et al. 2025, eq. 1): gamma * tanh(alpha * x) + beta, with one learned alpha."""
+
+    advice: ClassVar[str] = "No sums over the vector; near LayerNorm's quality where alpha's start suits the depth. For experiments."
+    kind: Literal["dyt"] = "dyt"
+    alpha: float = Field(0.5, gt=0, description="alpha before training")
+
+    def parameters(self, width: int) -> int:
+        """Count gamma, beta and alpha."""
+        return 2 * width + 1
+
+
 class NoNorm(Brick):
     """No normalisation: x."""
 
@@ -47,7 +59,7 @@ class NoNorm(Brick):
         return 0
 
 
-AnyNorm = LayerNorm | RmsNorm | NoNorm
+AnyNorm = LayerNorm | RmsNorm | DynamicTanh | NoNorm
 Norm = Annotated[AnyNorm, Field(discriminator="kind")]
 
 

@@ -62,7 +62,23 @@ class RmsNorm(Norm):
         return F.rms_norm(x, x.shape[-1:], self.weight.to(x.dtype), self.eps)
 
 
-NORMS: dict[str, Callable[[Any, int], Norm]] = {"layernorm": LayerNorm, "rmsnorm": RmsNorm, "none": Norm}
+class DynamicTanh(Norm):
+    """A bounded curve in a norm's place: gamma * tanh(alpha * x) + beta (Zhu et al. 2025, eq. 1)."""
+
+    def __init__(self, brick: bricks.DynamicTanh, d_model: int) -> None:
+        """Make gamma (``weight``, ones), beta (``bias``, zeros) and alpha."""
+        super().__init__(brick, d_model)
+        self.weight = nn.Parameter(torch.ones(d_model))
+        self.bias = nn.Parameter(torch.zeros(d_model))
+        self.alpha = nn.Parameter(torch.tensor(brick.alpha))
+
+    def forward(self, x: Float[Tensor, "*axes d_model"], taps: Scope | None = None) -> Float[Tensor, "*axes d_model"]:
+        """Bend each vector."""
+        x = tap(taps, "x", x)
+        return (torch.tanh(self.alpha * x) * self.weight + self.bias).to(x.dtype)
+
+
+NORMS: dict[str, Callable[[Any, int], Norm]] = {"layernorm": LayerNorm, "rmsnorm": RmsNorm, "dyt": DynamicTanh, "none": Norm}
 """The norms by the ``kind`` that they have in a recipe."""
 
 
