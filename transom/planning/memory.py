@@ -50,6 +50,15 @@ def keep_freed_memory() -> bool:
     return bool(libc.mallopt(_MMAP_THRESHOLD, _LARGEST_ON_HEAP) and libc.mallopt(_TRIM_THRESHOLD, _NEVER))
 
 
+def keep_made_kernels() -> None:
+    """Let oneDNN keep all the kernels that it makes, one a shape of product, unless the environment says how many.
+
+    Batches of sentences have a hundred shapes, which make some three thousand shapes of products; it keeps 1,024 and makes the others
+    again and again, for about a tenth of a training step. It asks the environment once, before its first product.
+    """
+    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "4096")
+
+
 def give_back_freed_memory() -> None:
     """Give what glibc holds unused back to the system: now and then, so that holes between blocks of many sizes do not add up."""
     libc = ctypes.CDLL(None)

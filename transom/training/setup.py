@@ -16,7 +16,7 @@ from transom.inputs.report import DataReport
 from transom.models.build import build_model
 from transom.models.seq2seq import Seq2SeqTransformer
 from transom.planning.machine import MachinePeak, measure_peak
-from transom.planning.memory import keep_freed_memory, refuse_larger_than_memory
+from transom.planning.memory import keep_freed_memory, keep_made_kernels, refuse_larger_than_memory
 from transom.planning.parameters import count_parameters
 from transom.planning.precision import Precision, Threads, choose_precision, choose_threads
 from transom.training.optimizer import build_optimizer
@@ -66,6 +66,7 @@ def set_up(recipe: Recipe, base: Path, folder: RunFolder, tell: Callable[[str], 
     Raises:
         TransomError: data, recipe and folder do not fit together.
     """
+    keep_made_kernels()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     recipe = _resolve(recipe, base)
     if folder.holds_recipe:
