@@ -23,7 +23,8 @@ def test_the_card_states_what_the_facts_state(facts: Facts) -> None:
     text = card(facts)
     for said in (
         "2,912,448 parameters",
-        "3 encoder and 3 decoder layers, post-norm",
+        "an encoder of 3 layers, a decoder of 3 layers",
+        "layernorm, placed post; positions sinusoidal; feed-forward relu",
         "BLEU **39.61** on `test_2016_flickr`, signature `nrefs:1|case:lc|eff:no|tok:13a|smooth:exp|version:2.5.1`",
         "perplexity 5.132, BLEU 38.36, chrF 60.95, at step 5,000",
         "6,000 steps in 42 min 14 s",

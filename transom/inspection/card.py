@@ -21,12 +21,17 @@ def _what(facts: Facts) -> str:
     vocabulary = "one vocabulary for both sides" if tokenizer.joint else "a vocabulary for each side"
     sizes = [
         f"{whole(facts.n_parameters)} parameters",
-        f"{model.n_encoder_layers} encoder and {model.n_decoder_layers} decoder layers, {model.norm_placement}-norm",
+        f"an encoder of {_layers(model.n_encoder_layers)}, a decoder of {_layers(model.n_decoder_layers)}",
+        f"{model.norm.kind}, placed {model.norm_placement}; positions {model.position.kind}; feed-forward {model.feed_forward.kind}",
         f"width {model.d_model}, {model.n_heads} heads of width {model.width_of_head}, feed-forward width {model.d_ff}",
         f"{tokenizer.kind} symbols, {vocabulary}{_vocabulary(facts.recipe)}{', lower case' if tokenizer.lowercase else ''}",
         f"sequences of at most {whole(model.max_seq_len)} tokens",
     ]
     return f"A {facts.recipe.task} model: an encoder-decoder Transformer, trained from scratch by transom.\n\n{_list(sizes)}"
+
+
+def _layers(n: int) -> str:
+    return f"{n} layer{'' if n == 1 else 's'}"
 
 
 def _vocabulary(recipe: Recipe) -> str:
