@@ -195,6 +195,8 @@ def test_grouped_queries_and_bounded_scores_are_gemmas(n_heads: int, kv_heads: i
         theirs = theirs_of(gemma2_attention, module, q, k, v, mask, softcap=softcap)
         assert torch.allclose(attend(q, k, v, Terms(mask, softcap=softcap)), theirs, rtol=0, atol=1e-6)  # their softmax is float32
     plain = [path(q, k, v, Terms(mask)) for path in (attend_explicit, attend_fused, attend_short)]
+    step = attend_fused(q[:, :, -1:], k, v, Terms(mask[:, :, -1:]))
+    assert torch.allclose(step, plain[0][:, :, -1:], **DOUBLE)
     by_hand = torch.cat(
         [attend_explicit(q[:, [h]], *(x[:, [h * kv_heads // n_heads]] for x in (k, v)), Terms(mask)) for h in range(n_heads)], 1
     )

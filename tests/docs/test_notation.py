@@ -4,6 +4,7 @@ import ast
 import re
 
 from tests.size import ROOT
+from transom.config.bricks import PLACEMENTS, MultiHead, RmsNorm
 from transom.config.model import Seq2Seq
 from transom.inputs.special import NAMES
 from transom.inspection.names import sites
@@ -42,7 +43,9 @@ def test_axes_of_models_and_layers_are_on_the_page() -> None:
 def test_every_site_is_on_the_page_and_no_other() -> None:
     config = Seq2Seq(d_model=8, n_heads=2, d_ff=8, n_encoder_layers=1, n_decoder_layers=1, source_vocab_size=5, target_vocab_size=5)
     real = {
-        site.address.replace(".0.", ".N.") for kind in ("post", "pre") for site in sites(config.model_copy(update={"norm_placement": kind}))
+        site.address.replace(".0.", ".N.")
+        for changes in (*({"norm_placement": kind} for kind in PLACEMENTS), {"attention": MultiHead(qk_norm=RmsNorm())})
+        for site in sites(config.model_copy(update=changes))
     }
     named = set()
     for row in section("Sites").splitlines():

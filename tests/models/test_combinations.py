@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from tests.models.combinations import bricks
 from transom.config.model import Seq2Seq
 from transom.config.training import Adam, Training
-from transom.decoding.flat import FlatSeq2Seq, searcher_of
+from transom.decoding.flat import searcher_of
 from transom.inputs.batch import Sequences, TranslationBatch
 from transom.inspection.names import Recorder, sites
 from transom.inspection.recompute import attention_pattern
@@ -87,8 +87,6 @@ def test_steps_equal_the_whole_pass_in_the_model_and_in_what_searches(shared: di
         cache = steps.start(steps.encode(PAIRS.source), 1, 4)
         parts = [steps.step(TARGET.tokens[:, a:b], cache) for a, b in zip([0, *ends], ends, strict=False)]
         assert torch.allclose(torch.cat(parts, 1)[REAL], whole[REAL], **CLOSE)
-    if isinstance(searcher, FlatSeq2Seq):
-        assert config.n_kv_heads == 6 and config.feed_forward.kind == "relu" and config.position.kind == "sinusoidal"
 
 
 @settings(max_examples=15)

@@ -77,3 +77,24 @@ def test_heads_that_pytorch_cannot_hold_are_refused():
     config = Seq2Seq(d_model=8, n_heads=2, d_head=3, d_value=5, d_ff=12, source_vocab_size=9, target_vocab_size=9)
     with pytest.raises(CheckpointError, match="d_model columns each"):
         to_torch(build_model(config).state_dict())
+
+
+@pytest.mark.parametrize(
+    "bricks",
+    [
+        {"norm_placement": "sandwich"},
+        {"norm_placement": "parallel"},
+        {"norm": "rmsnorm"},
+        {"norm": "dyt"},
+        {"feed_forward": "swiglu"},
+        {"attention": {"sinks": True}},
+        {"attention": {"qk_norm": "rmsnorm"}},
+        {"n_kv_heads": 1},
+    ],
+    ids=str,
+)
+def test_what_pytorch_has_not_is_refused(bricks):
+    sizes = {"d_model": 8, "n_heads": 2, "d_ff": 12, "n_encoder_layers": 1, "n_decoder_layers": 1, "max_seq_len": 8}
+    config = Seq2Seq.model_validate(sizes | {"source_vocab_size": 9, "target_vocab_size": 9} | bricks)
+    with pytest.raises(CheckpointError, match=r"torch\.nn\.Transformer"):
+        to_torch(build_model(config).state_dict())

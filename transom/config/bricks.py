@@ -71,7 +71,7 @@ class Sinusoidal(Brick):
 
     advice: ClassVar[str] = "Nothing to learn and next to no time; the default for translation, where lengths are those of training."
     kind: Literal["sinusoidal"] = "sinusoidal"
-    base: float = Field(10000.0, gt=1, description="the longest wavelength is 2 pi times this")
+    base: float = Field(10000.0, gt=1, description="the longest wavelength is just below 2 pi times this")
 
     def parameters(self, max_seq_len: int, d_model: int, n_heads: int) -> int:
         """Count nothing: the table is computed."""
@@ -95,13 +95,14 @@ class Rotary(Brick):
     """Queries and keys turned by an angle that grows with the position (Su et al. 2021, eq. 34).
 
     The pair (x_k, x_{k + d/2}) of position i turns by i / base^(2k / d), d the width that is turned, so that q_i . k_j depends on i - j.
+    The halves are paired as in GPT-NeoX and Llama; the paper pairs neighbours.
     """
 
     advice: ClassVar[str] = (
         "A few operations a query and key; the best choice for decoders, and with scaling it reaches beyond its training."
     )
     kind: Literal["rotary"] = "rotary"
-    base: float = Field(10000.0, gt=1, description="the longest wavelength is 2 pi times this")
+    base: float = Field(10000.0, gt=1, description="the longest wavelength is just below 2 pi times this")
     share: float = Field(1.0, gt=0, le=1, description="share of each head's width that is turned (GPT-NeoX: 0.25)")
     scaling: Literal["none", "linear", "ntk", "yarn"] = Field(
         "none",
@@ -109,7 +110,9 @@ class Rotary(Brick):
         " squeeze slow turns only (yarn, Peng et al. 2023)",
     )
     factor: float = Field(1.0, ge=1, description="how many times longer, where scaling is not none")
-    trained_seq_len: int | None = Field(None, ge=1, description="longest sequence before scaling; default max_seq_len / factor (yarn)")
+    trained_seq_len: int | None = Field(
+        None, ge=1, description="for yarn, the longest sequence before scaling; default max_seq_len / factor"
+    )
 
     def parameters(self, max_seq_len: int, d_model: int, n_heads: int) -> int:
         """Count nothing: the angles are computed."""
@@ -119,11 +122,17 @@ class Rotary(Brick):
     def _a_factor_needs_a_scaling(self) -> "Rotary":
         if (self.factor > 1) != (self.scaling != "none"):
             raise ValueError(f"expected factor > 1 with a scaling and only then, found {self.factor:g} with {self.scaling!r}")
+        if self.trained_seq_len is not None and self.scaling != "yarn":
+            raise ValueError(f"expected trained_seq_len with scaling 'yarn' only, found it with {self.scaling!r}; remove it")
         return self
 
 
 class Alibi(Brick):
-    """A penalty on distance, added to the scores (Press et al. 2022, section 3): -m_h |i - j|, slopes m_h = 2^(-8h / H) for head h of H."""
+    """A penalty on distance, added to the scores (Press et al. 2022, section 3): -m_h |i - j|, slopes m_h = 2^(-8h / H) for head h of H.
+
+    Where H is no power of two the slopes lie between those of the next smaller and the next larger one. Encoders, which the paper does not
+    speak of, have the same penalty to both sides.
+    """
 
     advice: ClassVar[str] = "A bias on every score and nothing to learn; degrades gently beyond the trained length, weaker at long recall."
     kind: Literal["alibi"] = "alibi"
@@ -185,9 +194,14 @@ class MultiHead(Brick):
     bias: bool = Field(True, description="biases on W_Q, W_K and W_V")
     output: bool = Field(True, description="mix the heads with W_O; without it n_heads * d_value must equal d_model")
     output_bias: bool = Field(True, description="a bias on W_O")
-    qk_norm: Norm = Field(NoNorm(), description="a norm of each head's queries and keys, before positions turn them (Henry et al. 2020)")
+    qk_norm: Norm = Field(
+        NoNorm(),
+        description="a norm of each head's queries and keys, before positions turn them (Dehghani et al. 2023, after Henry et al. 2020)",
+    )
     softcap: float | None = Field(
-        None, gt=0, description="bound of the scores: c * tanh(S / c) (Gemma Team 2024); attention is then computed explicitly"
+        None,
+        gt=0,
+        description="c of c * tanh(Q K^T / (c sqrt(d_k))), before any bias (Gemma Team 2024); attention is then computed explicitly",
     )
     sinks: bool = Field(
         False,

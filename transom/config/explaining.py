@@ -104,15 +104,26 @@ def _is_kind(schema: type[Schema], kind: Any) -> bool:
 
 
 def _neighbours(path: Path, schema: type[Schema], raw: Mapping[str, Any]) -> str:
+    if kinds := _kinds_with(path, schema):
+        return f"it goes with {'.'.join(path[:-1])}.kind = {' or '.join(map(repr, kinds))}"
     here = {".".join((*path[:-1], name)): name for owner in _owners(path[:-1], schema, raw) for name in owner.model_fields}
     if path[:-1] == ("model",):
         here["model.preset"] = "preset"
     close = difflib.get_close_matches(path[-1], list(here.values()), n=3, cutoff=0.6)
     found = [dotted for name in close for dotted, short in here.items() if short == name]
-    found += [dotted for dotted in _all_fields(schema) if dotted.rsplit(".", 1)[-1] == path[-1] and dotted not in found]
+    found += [dotted for dotted in dict.fromkeys(_all_fields(schema)) if dotted.rsplit(".", 1)[-1] == path[-1] and dotted not in found]
     if found:
         return f"did you mean {' or '.join(found[:3])}?"
     return f"fields of {'.'.join(path[:-1]) or 'a recipe'} are {', '.join(here.values())}" if here else "it is not a table"
+
+
+def _kinds_with(path: Path, schema: type[Schema]) -> list[str]:
+    """Name the kinds of the brick at a field's place that have the field."""
+    owners = [schema]
+    for part in path[:-1]:
+        owners = [below for owner in owners if part in owner.model_fields for below in schemas(owner.model_fields[part].annotation)]
+    having = [owner for owner in owners if path[-1] in owner.model_fields and "kind" in owner.model_fields]
+    return [kind for owner in having for kind in getattr(owner.model_fields["kind"].annotation, "__args__", ())]
 
 
 def _all_fields(schema: type[Schema], prefix: str = "") -> Iterator[str]:

@@ -45,13 +45,16 @@ class Transformer(Brick):
             raise ValueError(f"d_model {self.d_model} is not a multiple of n_heads {self.n_heads}; change one of them or set d_head")
         if self.n_heads % self.key_heads:
             raise ValueError(f"n_heads {self.n_heads} is not a multiple of n_kv_heads {self.key_heads}; change one of them")
-        if self.max_seq_len * self.d_model > MAX_POSITION_TABLE:
+        width = {"sinusoidal": self.d_model, "learned": self.d_model, "rotary": self.width_turned}.get(self.position.kind, 0)
+        if self.max_seq_len * width > MAX_POSITION_TABLE:
             raise ValueError(
-                f"expected max_seq_len * d_model <= {MAX_POSITION_TABLE}, found {self.max_seq_len} * {self.d_model}; lower max_seq_len"
+                f"expected a table of {self.position.kind} positions of at most {MAX_POSITION_TABLE} numbers,"
+                f" found max_seq_len {self.max_seq_len} * {width}; lower max_seq_len"
             )
         if self.position.kind == "rotary" and self.width_turned < 2:
             raise ValueError(
-                f"position.kind = 'rotary' needs heads of which at least 2 columns are turned, found {self.width_turned}; raise d_head"
+                "position.kind = 'rotary' needs at least 2 columns a head that are turned, found"
+                f" {self.width_turned}; raise d_head or position.share"
             )
         if not self.attention.output and self.n_heads * self.width_of_value != self.d_model:
             raise ValueError(

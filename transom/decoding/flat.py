@@ -39,7 +39,7 @@ def searcher_of(model: Seq2SeqTransformer, dtype: torch.dtype | None = None) -> 
     """Give what searches fastest with ``model``: its flat layout or, if a module has no flat form, the model itself.
 
     Args:
-        model: whose weights are used as they are now, frozen; a later change of them is not seen.
+        model: whose weights are used; a flat layout does not see later changes of them.
         dtype: type of the matrix products; left out, that of the weights.
     """
     if dtype not in (None, model.unembedding.weight.dtype):

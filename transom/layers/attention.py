@@ -53,7 +53,7 @@ def scores(
 ) -> Float[Tensor, "batch n_heads query key"]:
     """Compare each query with each key.
 
-    S = Q K^T / sqrt(d_k) (+ bias) (Vaswani et al. 2017, eq. 1, inside the softmax).
+    S = Q K^T / sqrt(d_k) (Vaswani et al. 2017, eq. 1, inside the softmax), then c tanh(S / c) where scores are bounded, then the bias.
     """
     s = (q * q.shape[-1] ** -0.5) @ per_query_head(k, q.shape[1]).transpose(-2, -1)
     if terms.softcap is not None:
@@ -100,6 +100,10 @@ def attend_fused(
     if terms.bias is not None:
         bias = terms.bias.to(q.dtype)
         mask = bias if mask is None else bias.masked_fill(~mask, float("-inf"))
+    if k.shape[1] < q.shape[1] and q.shape[2] == 1 and (mask is None or mask.shape[-3] == 1):  # a step: no copy of the cache
+        grouped = q.view(len(q), k.shape[1], -1, q.shape[3])  # the heads of a group are queries of one key head
+        z = F.scaled_dot_product_attention(grouped, k, v, attn_mask=mask, dropout_p=terms.dropout)
+        return z.reshape(len(q), q.shape[1], 1, -1)
     k, v = per_query_head(k, q.shape[1]), per_query_head(v, q.shape[1])
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=terms.dropout)
 

@@ -95,9 +95,10 @@ def frequencies(brick: bricks.Rotary, width: int, max_seq_len: int) -> tuple[Flo
     """Compute the angle a position of each pair of columns, in float64, and what cosines and sines are multiplied by.
 
     theta_k = base^(-2k / width) (Su et al. 2021, eq. 15), then by ``scaling``, with f = factor: linear, theta / f (Chen et al. 2023,
-    eq. 3); ntk, the base times f^(width / (width - 2)); yarn (Peng et al. 2023, eq. 23 to 25), theta / f for pairs that make less
-    than 1 turn in the trained length, theta for more than 32, a linear mixture between, and cosines and sines times 0.1 ln f + 1,
-    which makes scores sharper.
+    eq. 3); ntk, the base times f^(width / (width - 2)), which leaves the fastest pair and slows the slowest by f; yarn (Peng et al. 2023,
+    section 3), theta / f for pairs that make less than 1 turn in the trained length, theta for more than 32, between them a mixture that
+    is linear in k, as in the authors' code (in the paper it is linear in the turns), and cosines and sines times 0.1 ln f + 1, which
+    makes scores sharper.
     """
     exponent = torch.arange(0, width, 2, dtype=torch.float64) / width
     f = brick.factor
@@ -126,13 +127,13 @@ class Rotary(Position):
         """Compute the angles a position; they are derived, never saved."""
         super().__init__(config, causal)
         assert isinstance(config.position, bricks.Rotary)
-        theta, self.scale = frequencies(config.position, config.width_turned, config.max_seq_len)
+        theta, scale = frequencies(config.position, config.width_turned, config.max_seq_len)
         angles = torch.arange(config.max_seq_len, dtype=torch.float64)[:, None] * theta
         self.cos: Tensor
         self.sin: Tensor
         dtype = torch.get_default_dtype()
-        self.register_buffer("cos", (angles.cos() * self.scale).to(dtype), persistent=False)
-        self.register_buffer("sin", (angles.sin() * self.scale).to(dtype), persistent=False)
+        self.register_buffer("cos", (angles.cos() * scale).to(dtype), persistent=False)
+        self.register_buffer("sin", (angles.sin() * scale).to(dtype), persistent=False)
 
     def rotation(self, positions: Int[Tensor, "#batch length"]) -> Rotation:
         """Look up the angles' cosines and sines."""
@@ -140,7 +141,7 @@ class Rotary(Position):
 
 
 def turn(x: Float[Tensor, "batch heads length d_head"], rotation: Rotation | None) -> Float[Tensor, "batch heads length d_head"]:
-    """Turn the pairs (x_k, x_{k + d/2}) of each vector; columns behind the turned ones stay (Su et al. 2021, eq. 34)."""
+    """Turn the pairs (x_k, x_{k + d/2}) of each vector; columns behind the turned ones stay (after Su et al. 2021, eq. 34)."""
     if rotation is None:
         return x
     cos, sin = rotation

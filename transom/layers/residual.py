@@ -43,7 +43,7 @@ class PreNorm(Residual):
 
 
 class Sandwich(Residual):
-    """x' = x + Dropout(Norm_out(f(Norm(x)))) (Ding et al. 2021, section 3.1; Gemma Team 2024)."""
+    """x' = x + Dropout(Norm_out(f(Norm(x)))) (Ding et al. 2021; Gemma Team 2024)."""
 
     def __init__(self, make_norm: Callable[[], Norm], dropout: float) -> None:
         """Make both norms."""

@@ -8,18 +8,19 @@ from transom.config.model import Transformer
 from transom.layers.attention import Attention
 
 QUERY_KEY_VALUE_GAIN = 1 / math.sqrt(2)
-"""Square W_Q, W_K and W_V are drawn as one map of d_model to 3 d_model would be; if larger, a translator learns much more slowly."""
+"""W_Q, W_K and W_V are drawn smaller by this, as square maps joined to one of d_model to 3 d_model; if larger, a translator learns much
+more slowly. All three have the spread of W_Q, however few the key heads."""
 
 
 def initialise(model: nn.Module, config: Transformer) -> None:
     """Draw all weights from the default generator.
 
-    Linear maps: Xavier uniform (Glorot & Bengio 2010), W_Q, W_K and W_V smaller; biases zero. Embeddings: normal with deviation
-    d_model^-0.5 where they are scaled by sqrt(d_model) or serve as the output map, so that logits and scaled embeddings both start
-    near unit variance.
+    Linear maps: Xavier uniform (Glorot & Bengio 2010), W_Q, W_K and W_V smaller; biases zero. Tables of tokens, learned positions and
+    relative biases: normal with deviation d_model^-0.5, so that logits and embeddings scaled by sqrt(d_model) both start near unit
+    variance.
     """
     gains = {
-        m: QUERY_KEY_VALUE_GAIN
+        m: QUERY_KEY_VALUE_GAIN * math.sqrt(sum(m.weight.shape) / sum(attention.q.weight.shape))
         for attention in model.modules()
         if isinstance(attention, Attention)
         for m in (attention.q, attention.k, attention.v)

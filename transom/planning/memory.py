@@ -39,7 +39,7 @@ def keep_freed_memory() -> bool:
     """Let glibc keep what is freed for the next request instead of giving it back to the system.
 
     A block that is given back comes again as pages that the kernel must clear on first touch; on small models that costs about a tenth
-    of a training step. The process stays as large as it once was. Elsewhere than with glibc this does nothing.
+    of a training step. What is held so goes back by ``give_back_freed_memory``. Elsewhere than with glibc this does nothing.
 
     Returns:
         Whether the setting was made.

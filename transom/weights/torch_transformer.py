@@ -64,13 +64,19 @@ def to_torch(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Rename the blocks of an encoder-decoder's state as ``torch.nn.Transformer`` has them; embeddings and output map are left out.
 
     Raises:
-        CheckpointError: W_Q, W_K and W_V have different heights or one is missing, which PyTorch's module cannot hold.
+        CheckpointError: W_Q, W_K and W_V have different heights or one is missing, a norm has no shift, or there is any other part that
+            PyTorch's module cannot hold. The activation is no part of a state; the caller must see to it.
     """
+    for name in state:
+        if re.fullmatch(r"(encoder|decoder)\..*norm\.weight", name) and name.replace("weight", "bias") not in state:
+            raise CheckpointError(f"{name[:200]!r}: torch.nn.Transformer's norms have a shift, found one without")
     theirs: dict[str, Tensor] = {}
     for name, tensor in state.items():
         if _FINAL.fullmatch(name):
             theirs[name] = tensor
-        if (match := _OURS.fullmatch(name)) is None:
+        if (match := _OURS.fullmatch(name)) is None or match[3] not in _PARTS[match[1]].values():
+            if name.startswith(("encoder.", "decoder.")) and not _FINAL.fullmatch(name):
+                raise CheckpointError(f"{name[:200]!r}: torch.nn.Transformer has no such part; only the bricks of 2017 can be given to it")
             continue
         stack, number, module, letter, kind = match.groups()
         path = f"{stack}.layers.{number}.{next(old for old, new in _PARTS[stack].items() if new == module)}"
