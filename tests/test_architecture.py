@@ -240,7 +240,7 @@ def test_every_field_of_the_schema_is_described() -> None:
         if room_of(path) == "config"
         for node in ast.walk(tree)
         if isinstance(node, ast.ClassDef)
-        and any(base in ("Schema", "Brick", "Adam", "Transformer") for base in map(ast.unparse, node.bases))
+        and any(base in ("Schema", "Brick", "PositionBrick", "Adam", "Transformer") for base in map(ast.unparse, node.bases))
         for field in node.body
         if isinstance(field, ast.AnnAssign) and not ast.unparse(field.annotation).startswith("ClassVar")
         if ast.unparse(field.target) != "kind" and "description=" not in ast.unparse(field)

@@ -4,7 +4,7 @@ A brick's docstring has its equation and source, ``advice`` what it costs and wh
 each brick counts its own parameters.
 """
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, NamedTuple
 
 from pydantic import Field, model_validator
 
@@ -63,7 +63,15 @@ AnyNorm = LayerNorm | RmsNorm | DynamicTanh | NoNorm
 Norm = Annotated[AnyNorm, Field(discriminator="kind")]
 
 
-class Sinusoidal(Brick):
+class PositionBrick(Brick):
+    """What every position brick has."""
+
+    def parameters(self, max_seq_len: int, d_model: int, n_heads: int) -> int:
+        """Count what is learned: nothing, where positions are computed."""
+        return 0
+
+
+class Sinusoidal(PositionBrick):
     """Fixed sines and cosines added to the embeddings (Vaswani et al. 2017, section 3.5).
 
     P[i, 2k] = sin(i / base^(2k / d_model)), P[i, 2k + 1] = cos(i / base^(2k / d_model)).
@@ -73,12 +81,8 @@ class Sinusoidal(Brick):
     kind: Literal["sinusoidal"] = "sinusoidal"
     base: float = Field(10000.0, gt=1, description="the longest wavelength is just below 2 pi times this")
 
-    def parameters(self, max_seq_len: int, d_model: int, n_heads: int) -> int:
-        """Count nothing: the table is computed."""
-        return 0
 
-
-class Learned(Brick):
+class Learned(PositionBrick):
     """A learned vector a position, added to the embeddings (Gehring et al. 2017, section 3.1): h = E[x] + P[i]."""
 
     advice: ClassVar[str] = (
@@ -91,7 +95,7 @@ class Learned(Brick):
         return max_seq_len * d_model
 
 
-class Rotary(Brick):
+class Rotary(PositionBrick):
     """Queries and keys turned by an angle that grows with the position (Su et al. 2021, eq. 34).
 
     The pair (x_k, x_{k + d/2}) of position i turns by i / base^(2k / d), d the width that is turned, so that q_i . k_j depends on i - j.
@@ -114,10 +118,6 @@ class Rotary(Brick):
         None, ge=1, description="for yarn, the longest sequence before scaling; default max_seq_len / factor"
     )
 
-    def parameters(self, max_seq_len: int, d_model: int, n_heads: int) -> int:
-        """Count nothing: the angles are computed."""
-        return 0
-
     @model_validator(mode="after")
     def _a_factor_needs_a_scaling(self) -> "Rotary":
         if (self.factor > 1) != (self.scaling != "none"):
@@ -127,7 +127,7 @@ class Rotary(Brick):
         return self
 
 
-class Alibi(Brick):
+class Alibi(PositionBrick):
     """A penalty on distance, added to the scores (Press et al. 2022, section 3): -m_h |i - j|, slopes m_h = 2^(-8h / H) for head h of H.
 
     Where H is no power of two the slopes lie between those of the next smaller and the next larger one. Encoders, which the paper does not
@@ -137,12 +137,8 @@ class Alibi(Brick):
     advice: ClassVar[str] = "A bias on every score and nothing to learn; degrades gently beyond the trained length, weaker at long recall."
     kind: Literal["alibi"] = "alibi"
 
-    def parameters(self, max_seq_len: int, d_model: int, n_heads: int) -> int:
-        """Count nothing: the slopes are fixed."""
-        return 0
 
-
-class Relative(Brick):
+class Relative(PositionBrick):
     """A learned bias a head and bucket of distance, added to the scores (Raffel et al. 2020, section 2.1): S_ij + b_h[bucket(j - i)].
 
     Half of the buckets hold one distance each, the other half grow logarithmically up to ``max_distance``; encoders tell the two
@@ -165,15 +161,11 @@ class Relative(Brick):
         return self
 
 
-class NoPosition(Brick):
+class NoPosition(PositionBrick):
     """No positions (Kazemnejad et al. 2023): a decoder can still tell order from what its mask hides, an encoder cannot."""
 
     advice: ClassVar[str] = "Free; for decoders in experiments, and for bags of words."
     kind: Literal["none"] = "none"
-
-    def parameters(self, max_seq_len: int, d_model: int, n_heads: int) -> int:
-        """Count nothing."""
-        return 0
 
 
 Position = Annotated[Sinusoidal | Learned | Rotary | Alibi | Relative | NoPosition, Field(discriminator="kind")]
@@ -259,22 +251,53 @@ class Gated(Brick):
 AnyFeedForward = FeedForward | Gated
 FeedForwardNetwork = Annotated[AnyFeedForward, Field(discriminator="kind")]
 
+
+class Placement(NamedTuple):
+    """Where a block's norms stand.
+
+    Attributes:
+        equation: of a sub-layer or block, with its source.
+        advice: what it costs and when to use it.
+        norms_a_sub_layer: that each sub-layer has of its own.
+        norms_a_block: that sub-layers share.
+        final_norm: whether the stack ends with one, since its blocks do not.
+    """
+
+    equation: str
+    advice: str
+    norms_a_sub_layer: int
+    norms_a_block: int
+    final_norm: bool
+
+
 PLACEMENTS = {
-    "post": (
+    "post": Placement(
         "x' = Norm(x + f(x)) (Vaswani et al. 2017, section 5.4)",
         "A little better than pre where it trains; needs a warm-up of the learning rate, and fails in deep stacks.",
+        norms_a_sub_layer=1,
+        norms_a_block=0,
+        final_norm=False,
     ),
-    "pre": (
+    "pre": Placement(
         "x' = x + f(Norm(x)), and a norm at the end (Xiong et al. 2020, figure 1b)",
         "Trains at any depth and rate; the usual one since GPT-2.",
+        norms_a_sub_layer=1,
+        norms_a_block=0,
+        final_norm=True,
     ),
-    "sandwich": (
+    "sandwich": Placement(
         "x' = x + Norm_out(f(Norm(x))), and a norm at the end (Ding et al. 2021; Gemma Team 2024)",
         "A second norm a sub-layer; holds large models' residual stream in bounds.",
+        norms_a_sub_layer=2,
+        norms_a_block=0,
+        final_norm=True,
     ),
-    "parallel": (
+    "parallel": Placement(
         "x' = x + Attention(Norm(x)) + FFN(Norm(x)), and a norm at the end (Wang & Komatsuzaki 2021; PaLM, 2022)",
         "One norm a block, and two products that need not wait for each other; next to no loss in large models.",
+        norms_a_sub_layer=0,
+        norms_a_block=1,
+        final_norm=True,
     ),
 }
-"""The places of a norm (``norm_placement``): equation with source, and what it costs and when to use it."""
+"""The places of a norm by their name in a recipe (``norm_placement``)."""

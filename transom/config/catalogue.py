@@ -30,7 +30,9 @@ def catalogue() -> str:
     for field, title in TITLES.items():
         parts += _table(title, field, (_row(brick) for brick in schemas(Transformer.model_fields[field].annotation)))
     parts += _table(
-        "Where the norm stands", "norm_placement", (f"| `{name}` | {what} | {why} |" for name, (what, why) in PLACEMENTS.items())
+        "Where the norm stands",
+        "norm_placement",
+        (f"| `{name}` | {placement.equation} | {placement.advice} |" for name, placement in PLACEMENTS.items()),
     )
     return "\n".join(parts).rstrip() + "\n"
 

@@ -15,8 +15,8 @@ from transom.layers.tap import Scope, tap
 class Norm(nn.Module):
     """What every kind has, and what ``none`` is: the vector as it is."""
 
-    def __init__(self, brick: Any, d_model: int) -> None:
-        """Make what the brick describes for vectors of ``d_model`` columns."""
+    def __init__(self, brick: Any, width: int) -> None:
+        """Make what the brick describes for vectors of ``width`` columns."""
         super().__init__()
 
     def forward(self, x: Float[Tensor, "*axes d_model"], taps: Scope | None = None) -> Float[Tensor, "*axes d_model"]:
@@ -31,12 +31,12 @@ class LayerNorm(Norm):
     The variance is the biased one. Statistics are in float32 at least, whatever the type of ``x``.
     """
 
-    def __init__(self, brick: bricks.LayerNorm, d_model: int) -> None:
+    def __init__(self, brick: bricks.LayerNorm, width: int) -> None:
         """Make gamma (``weight``, ones) and beta (``bias``, zeros, or none)."""
-        super().__init__(brick, d_model)
+        super().__init__(brick, width)
         self.eps = brick.eps
-        self.weight = nn.Parameter(torch.ones(d_model))
-        self.bias = nn.Parameter(torch.zeros(d_model)) if brick.bias else None
+        self.weight = nn.Parameter(torch.ones(width))
+        self.bias = nn.Parameter(torch.zeros(width)) if brick.bias else None
 
     def forward(self, x: Float[Tensor, "*axes d_model"], taps: Scope | None = None) -> Float[Tensor, "*axes d_model"]:
         """Normalise each vector."""
@@ -50,11 +50,11 @@ class RmsNorm(Norm):
     Statistics are in float32 at least, whatever the type of ``x``.
     """
 
-    def __init__(self, brick: bricks.RmsNorm, d_model: int) -> None:
+    def __init__(self, brick: bricks.RmsNorm, width: int) -> None:
         """Make gamma (``weight``, ones)."""
-        super().__init__(brick, d_model)
+        super().__init__(brick, width)
         self.eps = brick.eps
-        self.weight = nn.Parameter(torch.ones(d_model))
+        self.weight = nn.Parameter(torch.ones(width))
 
     def forward(self, x: Float[Tensor, "*axes d_model"], taps: Scope | None = None) -> Float[Tensor, "*axes d_model"]:
         """Normalise each vector."""
@@ -65,11 +65,11 @@ class RmsNorm(Norm):
 class DynamicTanh(Norm):
     """A bounded curve in a norm's place: gamma * tanh(alpha * x) + beta (Zhu et al. 2025, eq. 1)."""
 
-    def __init__(self, brick: bricks.DynamicTanh, d_model: int) -> None:
+    def __init__(self, brick: bricks.DynamicTanh, width: int) -> None:
         """Make gamma (``weight``, ones), beta (``bias``, zeros) and alpha."""
-        super().__init__(brick, d_model)
-        self.weight = nn.Parameter(torch.ones(d_model))
-        self.bias = nn.Parameter(torch.zeros(d_model))
+        super().__init__(brick, width)
+        self.weight = nn.Parameter(torch.ones(width))
+        self.bias = nn.Parameter(torch.zeros(width))
         self.alpha = nn.Parameter(torch.tensor(brick.alpha))
 
     def forward(self, x: Float[Tensor, "*axes d_model"], taps: Scope | None = None) -> Float[Tensor, "*axes d_model"]:

@@ -6,6 +6,7 @@ from typing import cast
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from transom.config.bricks import PLACEMENTS
 from transom.config.model import Transformer
 from transom.layers.block import Block, ParallelBlock, build_block
 from transom.layers.cache import KeyValueCache, KeyValues
@@ -21,7 +22,7 @@ class Stack(nn.Module):
         """Make ``n_layers`` blocks, with cross-attention or without."""
         super().__init__()
         self.blocks = cast(Sequence[Block | ParallelBlock], nn.ModuleList(build_block(config, cross) for _ in range(n_layers)))
-        self.norm = None if config.norm_placement == "post" else build_norm(config.norm, config.d_model)
+        self.norm = build_norm(config.norm, config.d_model) if PLACEMENTS[config.norm_placement].final_norm else None
 
     def forward(
         self,

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from transom.config.bricks import PLACEMENTS
 from transom.config.model import Model
 
 
@@ -38,8 +39,9 @@ def count_parameters(config: Model) -> Parameters:
     feed_forward, norm = c.feed_forward.parameters(c.d_model, c.d_ff), c.norm.parameters(c.d_model)
     position = c.position.parameters(c.max_seq_len, c.d_model, c.n_heads)
     n_tables = {"all": 0, "decoder": 1, "none": 1}[c.tie]
-    a_sub_layer, a_block = {"post": (1, 0), "pre": (1, 0), "sandwich": (2, 0), "parallel": (0, 1)}[c.norm_placement]
-    final = 0 if c.norm_placement == "post" else norm
+    placement = PLACEMENTS[c.norm_placement]
+    of_encoder, of_decoder = (n * placement.norms_a_sub_layer + placement.norms_a_block for n in (2, 3))
+    final = norm * placement.final_norm
     return Parameters(
         {
             "source_embedding": n_tables * c.source_vocab_size * c.d_model + position,
@@ -47,10 +49,10 @@ def count_parameters(config: Model) -> Parameters:
             "unembedding": c.target_vocab_size * c.d_model if c.tie == "none" else 0,
             "encoder.attn": c.n_encoder_layers * attention,
             "encoder.ff": c.n_encoder_layers * feed_forward,
-            "encoder.norm": c.n_encoder_layers * (2 * a_sub_layer + a_block) * norm + final,
+            "encoder.norm": c.n_encoder_layers * of_encoder * norm + final,
             "decoder.attn": c.n_decoder_layers * attention,
             "decoder.cross": c.n_decoder_layers * attention,
             "decoder.ff": c.n_decoder_layers * feed_forward,
-            "decoder.norm": c.n_decoder_layers * (3 * a_sub_layer + a_block) * norm + final,
+            "decoder.norm": c.n_decoder_layers * of_decoder * norm + final,
         }
     )
