@@ -1,7 +1,10 @@
 """docs/config.md and docs/bricks.md say what the schema says."""
 
+from typing import get_args
+
 from tests.size import ROOT
 from transom.config.brick import schemas
+from transom.config.bricks import PLACEMENTS
 from transom.config.catalogue import TITLES, catalogue
 from transom.config.model import Transformer
 from transom.config.reference import reference
@@ -13,6 +16,7 @@ def test_the_pages_are_current() -> None:
 
 
 def test_every_brick_of_a_block_is_in_the_catalogue() -> None:
+    assert set(PLACEMENTS) == set(get_args(Transformer.model_fields["norm_placement"].annotation))
     assert set(TITLES) == {name for name, field in Transformer.model_fields.items() if schemas(field.annotation)}
 
 

@@ -18,7 +18,7 @@ from transom.inputs.batch import Sequences
 from transom.layers import mask as masks
 from transom.layers.activation import relu
 from transom.layers.attention import Attention, Terms, attend_explicit
-from transom.layers.block import Block
+from transom.layers.block import Block, ParallelBlock
 from transom.layers.dropout import Dropout
 from transom.layers.embedding import Embedding
 from transom.layers.feed_forward import FeedForward
@@ -48,14 +48,16 @@ def searcher_of(model: Seq2SeqTransformer, dtype: torch.dtype | None = None) -> 
 
 
 def _has_flat_form(module: nn.Module) -> bool:
+    if type(module) not in KNOWN:
+        return False
     match module:
         case Attention():
             plain = module.q_norm is None and module.softcap is None and module.sinks is None
-            return type(module) is Attention and plain and module.n_kv_heads == module.n_heads
+            return plain and module.n_kv_heads == module.n_heads
         case FeedForward():
-            return type(module) is FeedForward and module.activation is relu
+            return module.activation is relu
         case _:
-            return type(module) in KNOWN
+            return True
 
 
 class SourceKeys(NamedTuple):
@@ -196,14 +198,15 @@ class _Stack:
     """Blocks, and the norm behind them."""
 
     def __init__(self, stack: Stack, arithmetic: Arithmetic) -> None:
-        self.blocks = [_Block(block, arithmetic) for block in stack.blocks if isinstance(block, Block)]
+        self.blocks = [_Block(block, arithmetic) for block in stack.blocks]
         self.norm = _Norm(stack.norm, arithmetic.dtype)
 
 
 class _Block:
     """One block: what each sub-layer does to the residual stream, its sum and its norm included."""
 
-    def __init__(self, block: Block, arithmetic: Arithmetic) -> None:
+    def __init__(self, block: Block | ParallelBlock, arithmetic: Arithmetic) -> None:
+        assert isinstance(block, Block)
         attn, cross, ff, dtype = block.attn, block.cross, block.ff, arithmetic.dtype
         assert isinstance(ff, FeedForward)
         self.n_heads, self.d_head, self.d_value = attn.n_heads, attn.d_head, attn.d_value

@@ -53,8 +53,8 @@ def keep_freed_memory() -> bool:
 def keep_made_kernels() -> None:
     """Let oneDNN keep all the kernels that it makes, one a shape of product, unless the environment says how many.
 
-    Batches of sentences have a hundred shapes, which make some three thousand shapes of products; it keeps 1,024 and makes the others
-    again and again, for about a tenth of a training step. It asks the environment once, before its first product.
+    Batches of sentences have a hundred shapes, which make, by estimate, three thousand shapes of products; it keeps 1,024 and makes the
+    others again and again, for some 6 % of a training step. It asks the environment once, before its first product.
     """
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "4096")
 
