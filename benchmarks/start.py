@@ -7,8 +7,8 @@ from pathlib import Path
 
 import torch
 
+from transom.config.data import PairTokenizer as TokenizerConfig
 from transom.config.data import Phrasebook
-from transom.config.data import Tokenizer as TokenizerConfig
 from transom.config.model import Seq2Seq
 from transom.inputs.phrasebook.generate import generate
 from transom.inputs.tokenizer import Tokenizers

@@ -1,5 +1,6 @@
 """Recipes load, round-trip, and say in one line what is wrong with them."""
 
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -8,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from transom.config.bricks import LayerNorm
-from transom.config.recipe import Recipe, dump_recipe, load_recipe, packaged_presets, packaged_recipes
+from transom.config.recipe import Recipe, TranslationRecipe, dump_recipe, load_recipe, packaged_presets, packaged_recipes
 from transom.config.training import Adam, AdamW, Ema, Sgd
 from transom.errors import ConfigError
 
@@ -90,12 +91,15 @@ def test_own_fields_go_over_the_preset(write: Load, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("name", packaged_presets())
 def test_packaged_presets_fit_the_schema(write: Load, name: str) -> None:
-    assert write(DATA + f'[model]\npreset = "{name}"').model.kind == "seq2seq"
+    kind = tomllib.loads(packaged_presets()[name])["kind"]
+    task = {"seq2seq": "", "decoder": 'task = "language"\n'}[kind]
+    data = DATA if kind == "seq2seq" else '[data]\ntrain = { files = "a" }\n'
+    assert write(f'{task}{data}[model]\npreset = "{name}"').model.kind == kind
 
 
 @pytest.mark.parametrize("name", packaged_recipes())
 def test_packaged_recipes_load_and_begin_with_a_comment(name: str) -> None:
-    files = ["data.train.source=a", "data.train.target=b"] if name == "translation" else []
+    files = {"translation": ["data.train.source=a", "data.train.target=b"], "text-bpe": ["data.train.files=a"]}.get(name, [])
     recipe, base = load_recipe(name, files)
     assert base == Path.cwd()
     assert packaged_recipes()[name].startswith("# ")
@@ -111,7 +115,7 @@ def test_packaged_recipes_load_and_begin_with_a_comment(name: str) -> None:
     d_head=st.none() | st.integers(1, 9),
 )
 def test_what_is_dumped_loads_as_the_same(tmp_path_factory, clip, optimizer, root, decay, d_head) -> None:
-    recipe = Recipe.model_validate(
+    recipe = TranslationRecipe.model_validate(
         {
             "data": {"root": root, "train": {"pairs": "x.tsv", "source_field": 1}},
             "model": {"d_head": d_head},

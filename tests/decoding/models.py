@@ -3,7 +3,7 @@
 import torch
 
 from tests.decoding.tables import SOS, Prefix
-from transom.config.data import Tokenizer as TokenizerConfig
+from transom.config.data import PairTokenizer as TokenizerConfig
 from transom.config.model import Seq2Seq
 from transom.inputs.batch import Sequences, TranslationBatch
 from transom.inputs.tokenizer import Tokenizer, Tokenizers

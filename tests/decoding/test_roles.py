@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transom.config.training import Decoding
+from transom.config.decoding import Decoding
 from transom.decoding.filters import Forbid, KeepLimits
 from transom.decoding.hypothesis import length_penalty
 from transom.decoding.limits import Limits, limits_of

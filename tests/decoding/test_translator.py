@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from tests.decoding.models import LETTERS, Uncached, letter_tokenizers, tiny_model
 from tests.decoding.tables import EOS
-from transom.config.recipe import Recipe, dump_recipe
-from transom.config.training import Decoding
+from transom.config.decoding import Decoding
+from transom.config.recipe import TranslationRecipe, dump_recipe
 from transom.decoding.answers import PairScore, one_line, perplexity
 from transom.decoding.inference import evaluating
 from transom.decoding.load import load
@@ -181,7 +181,7 @@ def test_scoring_refuses_unequal_and_too_long_pairs() -> None:
 
 def test_perplexity_is_of_symbols_not_of_sentences() -> None:
     assert perplexity([PairScore(-2.0, 1), PairScore(-4.0, 5)]) == pytest.approx(math.e)
-    with pytest.raises(DataError, match="at least one pair"):
+    with pytest.raises(DataError, match="found nothing"):
         perplexity([])
 
 
@@ -198,7 +198,7 @@ def test_bfloat16_translates_and_scores_close_to_float32() -> None:
 def folder(tmp_path: Path) -> Path:
     t = translator(torch.float32)
     with RunFolder.create(tmp_path / "run") as run:
-        recipe = Recipe.model_validate({"data": {"generate": "copy"}, "decoding": {"beam_size": 2, "max_length": 9}})
+        recipe = TranslationRecipe.model_validate({"data": {"generate": "copy"}, "decoding": {"beam_size": 2, "max_length": 9}})
         run.write(RECIPE, dump_recipe(recipe).encode())
         run.write_config(t.model.config)
         run.write(TOKENIZER, t.tokenizers.to_bytes())
@@ -237,5 +237,5 @@ def test_a_missing_part_is_named(folder: Path, name: str) -> None:
 def test_the_tokenizer_of_another_model_is_refused(folder: Path) -> None:
     other: Tokenizers = letter_tokenizers("abcdefg")
     (folder / TOKENIZER).write_bytes(other.to_bytes())
-    with pytest.raises(CheckpointError, match=r"expected 17 source symbols by config\.json, found 11"):
+    with pytest.raises(CheckpointError, match=r"expected 17 symbols by source_vocab_size in config\.json, found 11"):
         load(folder, precision="fp32")

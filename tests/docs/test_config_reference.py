@@ -7,6 +7,7 @@ from transom.config.brick import schemas
 from transom.config.bricks import PLACEMENTS
 from transom.config.catalogue import TITLES, catalogue
 from transom.config.model import Transformer
+from transom.config.recipe import TASKS
 from transom.config.reference import reference
 
 
@@ -25,4 +26,6 @@ def test_the_page_has_every_part_and_its_bounds() -> None:
     assert "| `max_steps` | whole number, at least 1 | `20000` | optimizer steps |" in page
     assert '| `learning_rate` | number or `"paper"` |' in page
     assert "## `[training.optimizer]` of kind `adamw`" in page
-    assert "## `[data.valid]`" in page
+    assert page.count("## `[data.train]`") == len(TASKS)
+    assert page.count("## `[model.norm]` of kind `rmsnorm`") == 1, "what tasks share stands once"
+    assert "| `files` | text or list of texts | required |" in page

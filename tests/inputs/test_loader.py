@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from transom.config.data import Tokenizer as TokenizerConfig
+from transom.config.data import PairTokenizer as TokenizerConfig
 from transom.errors import ConfigError, DataError
 from transom.inputs.batch import TranslationBatch
 from transom.inputs.loader import Loader, ordered_batches

@@ -2,7 +2,7 @@
 
 import json
 
-from transom.config.data import Tokenizer as TokenizerConfig
+from transom.config.data import PairTokenizer as TokenizerConfig
 from transom.inputs.loader import Loader
 from transom.inputs.pairs import Pairs, Splits
 from transom.inputs.report import DataReport, report_data

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.inputs.test_bpe import SENTENCES, texts
-from transom.config.data import Tokenizer as TokenizerConfig
+from transom.config.data import PairTokenizer as TokenizerConfig
 from transom.errors import CheckpointError, ConfigError, DataError
 from transom.inputs.pairs import Pairs
 from transom.inputs.special import EOS, PAD, SOS, UNK

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from transom.config.data import Data, PairFiles
+from transom.config.data import PairData, PairFiles
 from transom.config.model import Seq2Seq
-from transom.config.recipe import Recipe
-from transom.config.training import Training
+from transom.config.recipe import TranslationRecipe
+from transom.config.training import TranslationTraining
 from transom.inspection.alignment import Alignment
 from transom.inspection.facts import Facts, Score
 
@@ -34,7 +34,7 @@ def made_up_metrics(n_steps: int = 6000) -> list[dict[str, object]]:
     for step in range(10, n_steps + 1, 10):
         loss = 1.75 + 7.2 * math.exp(-step / 350) + 1.4 * math.exp(-step / 2200) + draw.gauss(0, 0.05)
         if step in (1230, 1240):
-            records.append({"step": step, "kind": "skipped", "lines": [17, 25011]})
+            records.append({"step": step, "kind": "skipped", "places": ["line 17", "line 25011"]})
         record: dict[str, object] = {
             "step": step,
             "kind": "train",
@@ -77,10 +77,12 @@ def alignment() -> Alignment:
 @pytest.fixture
 def facts(alignment: Alignment) -> Facts:
     """Describe a made-up run."""
-    recipe = Recipe(
-        data=Data(root="../data", train=PairFiles(source="train.en", target="train.de"), valid=PairFiles(source="val.en", target="val.de")),
+    recipe = TranslationRecipe(
+        data=PairData(
+            root="../data", train=PairFiles(source="train.en", target="train.de"), valid=PairFiles(source="val.en", target="val.de")
+        ),
         model=Seq2Seq(d_model=192, n_encoder_layers=3, n_decoder_layers=3, n_heads=4, d_ff=512),
-        training=Training(max_steps=6000),
+        training=TranslationTraining(max_steps=6000),
     )
     return Facts(
         name="multi30k-en-de",

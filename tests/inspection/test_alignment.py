@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from transom.config.data import Tokenizer as TokenizerConfig
+from transom.config.data import PairTokenizer as TokenizerConfig
 from transom.config.model import Seq2Seq
 from transom.errors import ConfigError, DataError
 from transom.inputs.pairs import Pairs

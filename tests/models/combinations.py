@@ -1,8 +1,34 @@
-"""Random combinations of bricks, for property tests of every family."""
+"""Random combinations of bricks in every family, and a batch that each of them reads."""
 
+from dataclasses import replace
 from typing import Any
 
+import torch
 from hypothesis import strategies as st
+from pydantic import TypeAdapter
+from torch import Tensor
+
+from transom.config.model import Model, Seq2Seq, Transformer
+from transom.inputs.batch import LanguageBatch, Sequences, TextBatch, TranslationBatch
+
+VOCAB = 9
+TARGET = Sequences.pad([[1, 5, 8, 4], [1, 7]])
+LABELS = torch.tensor([[5, 8, 4, 2], [7, 2, 0, 0]])
+SOURCE = Sequences.pad([[3, 4, 5, 6, 2], [7, 2]])
+FAMILIES: list[dict[str, Any]] = [
+    *(
+        {
+            "kind": "seq2seq",
+            "n_encoder_layers": 2,
+            "n_decoder_layers": 2,
+            "source_vocab_size": VOCAB,
+            "target_vocab_size": VOCAB,
+            "tie": tie,
+        }
+        for tie in ("all", "decoder", "none")
+    ),
+    *({"kind": "decoder", "n_layers": 2, "vocab_size": VOCAB, "tie": tie} for tie in (True, False)),
+]
 
 NORMS = st.sampled_from(["layernorm", "rmsnorm", "dyt", {"kind": "layernorm", "bias": False}])
 POSITIONS = st.sampled_from(
@@ -47,3 +73,34 @@ def bricks() -> st.SearchStrategy[dict[str, Any]]:
             "dropout": st.sampled_from([0.0, 0.2]),
         }
     )
+
+
+def combinations() -> st.SearchStrategy[dict[str, Any]]:
+    """Draw a family and its bricks."""
+    return st.tuples(bricks(), st.sampled_from(FAMILIES)).map(lambda drawn: drawn[0] | drawn[1])
+
+
+def described(fields: dict[str, Any]) -> Transformer:
+    """Check a combination against the schema."""
+    config: Transformer = TypeAdapter(Model).validate_python(fields)
+    return config
+
+
+def batch_for(config: Transformer, target: Sequences = TARGET, source: Sequences = SOURCE) -> TextBatch:
+    """Make the batch that the family reads."""
+    return TranslationBatch(source, target, LABELS, (0, 1)) if isinstance(config, Seq2Seq) else LanguageBatch(target, LABELS, (0, 1))
+
+
+def prompt_for(config: Transformer) -> Sequences:
+    """Give what ``encode`` reads before the first step: the source, or of a text the first token, which the first step reads."""
+    return SOURCE if isinstance(config, Seq2Seq) else Sequences.pad(TARGET.tokens[:, :1].tolist())
+
+
+def noisy(side: Sequences, token: int) -> Sequences:
+    """Put another token into the padding."""
+    return with_tokens(side, torch.where(side.segments > 0, side.tokens, token))
+
+
+def with_tokens(side: Sequences, tokens: Tensor) -> Sequences:
+    """Put other tokens in the same places."""
+    return replace(side, tokens=tokens)

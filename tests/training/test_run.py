@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from transom.config.recipe import Recipe
+from transom.config.recipe import TranslationRecipe
 from transom.errors import ConfigError, TransomError
 from transom.training.events import Event, Finished, Saved, Started, Stepped, Validated
 from transom.training.run import _better, train
@@ -31,8 +31,8 @@ TRAINING = {
 MODEL = {"d_model": 8, "n_heads": 2, "d_ff": 16, "n_encoder_layers": 1, "n_decoder_layers": 1, "max_seq_len": 32, "dropout": 0.1}
 
 
-def recipe(**training: Any) -> Recipe:
-    return Recipe.model_validate(
+def recipe(**training: Any) -> TranslationRecipe:
+    return TranslationRecipe.model_validate(
         {
             "data": {"generate": {"kind": "reverse", "n_train": 100, "n_valid": 10, "n_test": 10, "max_length": 5}},
             "tokenizer": {"kind": "bpe", "vocab_size": 300, "dropout": 0.2},
@@ -185,9 +185,9 @@ def test_a_bad_batch_is_skipped_counted_and_named_and_twenty_in_a_row_stop_the_r
     with pytest.raises(TransomError, match="found 20 steps in a row without, up to step"):
         sit(tmp_path, events.append, learning_rate=1e38, clip_norm=None, max_steps=60)
     skipped = [e for e in events if isinstance(e, Stepped) and e.skipped]
-    assert len(skipped) >= 20 and all(1 <= line <= 100 for e in skipped for line in e.skipped)
+    assert len(skipped) >= 20 and all(1 <= int(place.removeprefix("line ")) <= 100 for e in skipped for place in e.skipped)
     records = [r for r in RunFolder.open(tmp_path).metrics.read() if r["kind"] == "skipped"]
-    assert [(r["step"], r["lines"]) for r in records] == [(e.step, list(e.skipped)) for e in skipped]
+    assert [(r["step"], r["places"]) for r in records] == [(e.step, list(e.skipped)) for e in skipped]
 
 
 def test_the_record_holds_means_over_true_tokens(tmp_path: Path) -> None:

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from tests.decoding.models import LETTERS, letter_tokenizers, tiny_model
-from transom.config.data import Tokenizer as TokenizerConfig
-from transom.config.training import Decoding
+from transom.config.data import PairTokenizer as TokenizerConfig
+from transom.config.decoding import Decoding
 from transom.decoding.answers import perplexity
 from transom.decoding.translator import Translator
 from transom.inputs.loader import ordered_batches

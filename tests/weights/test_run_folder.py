@@ -218,7 +218,7 @@ def test_a_config_that_does_not_fit_the_schema_is_named(tmp_path):
     for model, words in [
         (good | {"d_model": "wide"}, "model.d_model: expected what transom writes, found 'wide' (Input should be a valid integer"),
         (good | {"colour": "red"}, "model.colour: expected what transom writes, found 'red' (Extra inputs are not permitted)"),
-        (good | {"norm": {"kind": "os.system"}}, "model.norm: expected what transom writes, found {'kind': 'os.system'}"),
+        (good | {"norm": {"kind": "os.system"}}, "model.norm.kind: expected what transom writes, found {'kind': 'os.system'}"),
         (good | {"d_model": -1}, "model.d_model: expected what transom writes, found -1 (Input should be greater than or equal to 1)"),
         (None, "model: "),
         ([], "model: "),

@@ -29,8 +29,8 @@ def demo(
     """Train it (or go on with it), translate held-out sentences, show what cross-attention learned, and write a report."""
     from transom.cli.progress import TrainingProgress
     from transom.cli.training_run import run_training
-    from transom.config.recipe import load_recipe
-    from transom.decoding.load import load
+    from transom.config.recipe import TranslationRecipe, load_recipe
+    from transom.decoding.load import load_translator
     from transom.inputs.datasets import load_data
     from transom.inputs.nearest import nearest_baseline
     from transom.training.evaluation import exact_match
@@ -43,12 +43,13 @@ def demo(
         answer(sitting.to_json(), as_json, [f"stopped at step {sitting.step:,}; saved in {out}; the same command goes on"])
         return sitting.exit_code
 
+    assert isinstance(recipe, TranslationRecipe)
     splits = load_data(recipe.data, base)
     test = splits.test
     assert test is not None
     if not as_json:
         note(f"translating {len(test.source):,} held-out sentences ...")
-    translator = load(out)
+    translator = load_translator(out)
     translations = translator.translate(test.source)
     exact = exact_match(translations, test.target)
     baseline = exact_match(nearest_baseline(splits.train, test.source), test.target)

@@ -24,6 +24,12 @@ TrainSource = Annotated[Path | None, typer.Option("--source", metavar="FILE", he
 TrainTarget = Annotated[Path | None, typer.Option("--target", metavar="FILE", help="Its translations, line by line.")]
 ValidSource = Annotated[Path | None, typer.Option("--valid-source", metavar="FILE", help="Validation source; left out, 1 % is split off.")]
 ValidTarget = Annotated[Path | None, typer.Option("--valid-target", metavar="FILE", help="Validation target.")]
+TrainText = Annotated[
+    list[Path] | None,
+    typer.Option("--text", metavar="PATH", help="For a language model: a text file or a folder (.gz too); may be repeated."),
+]
+ValidText = Annotated[list[Path] | None, typer.Option("--valid-text", metavar="PATH", help="Validation text; left out, 5 % is split off.")]
+Suffix = Annotated[list[str] | None, typer.Option("--suffix", metavar=".EXT", help="Ending of the files that are taken out of folders.")]
 
 
 def file_overrides(source: Path | None, target: Path | None, valid_source: Path | None, valid_target: Path | None) -> list[str]:
@@ -39,7 +45,23 @@ def file_overrides(source: Path | None, target: Path | None, valid_source: Path 
     return sets
 
 
+def text_overrides(text: list[Path] | None, valid_text: list[Path] | None, suffixes: list[str] | None) -> list[str]:
+    """Turn the flags of text into overrides, as ``file_overrides`` does."""
+    if text is None and (valid_text or suffixes):
+        raise ConfigError(f"{'--valid-text' if valid_text else '--suffix'} needs --text beside it: the text to train on")
+    only = f", suffixes = [{', '.join(map(_toml, suffixes))}]" if suffixes else ""
+    return [
+        f"data.{part}={{ files = [{', '.join(map(_quoted, paths))}]{only} }}"
+        for part, paths in (("train", text), ("valid", valid_text))
+        if paths
+    ]
+
+
 def _quoted(path: Path) -> str:
+    return _toml(str(path.absolute()))
+
+
+def _toml(text: str) -> str:
     import tomli_w
 
-    return tomli_w.dumps({"": str(path.absolute())}).split("=", 1)[1].strip()
+    return tomli_w.dumps({"": text}).split("=", 1)[1].strip()

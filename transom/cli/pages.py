@@ -9,8 +9,10 @@ from transom.inspection.alignment import Alignment, align
 from transom.inspection.card import card
 from transom.inspection.facts import gather
 from transom.inspection.report import report
+from transom.models.seq2seq import Seq2SeqTransformer
 from transom.training.events import Finished
 from transom.training.setup import Parts
+from transom.training.translation import TranslationTask
 from transom.weights.run_folder import CARD, REPORT
 
 ALIGNED = 2
@@ -29,6 +31,8 @@ def write_pages(parts: Parts, finished: Finished) -> None:
 
 def _alignments(parts: Parts, samples: Iterable[Mapping[str, str]]) -> Iterator[Alignment]:
     """Align the translations that are not empty; what was translated in pieces is too long to be aligned as a whole."""
+    if not (isinstance(parts.task, TranslationTask) and isinstance(parts.validated, Seq2SeqTransformer)):
+        return
     for sample in samples:
         if sample["translation"].strip():
             try:

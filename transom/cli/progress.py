@@ -76,7 +76,7 @@ class TrainingProgress(AbstractContextManager["TrainingProgress"]):
     def _step(self, event: Stepped) -> None:
         if event.skipped:
             names = ", ".join(map(str, event.skipped[:10])) + (" ..." if len(event.skipped) > 10 else "")
-            self.tell(f"step {whole(event.step)}: loss or gradient was not finite, step skipped (training lines {names})")
+            self.tell(f"step {whole(event.step)}: loss or gradient was not finite, step skipped ({names} of the training data)")
             return
         figures = (
             f"loss {event.loss:.3f}  {whole(event.target_tokens_per_second)} tokens/s  {percent(event.peak_share)} of peak"

@@ -1,32 +1,100 @@
-"""``transom score``: how probable a model finds given translations."""
+"""``transom score``: how probable a model finds given texts, or given translations."""
 
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
 import typer
 
-from transom.cli.answers import Json, answer
+from transom.cli.answers import Json, answer, note
 from transom.cli.imports import lasting_imports
-from transom.cli.options import Precision, Run, Source, Target
+from transom.cli.options import Precision, Run
+from transom.errors import ConfigError
 
 EXAMPLES = """
 transom score runs/en-de --source test.en --target test.de
-transom score runs/en-de --source test.en --target test.de --precision fp32 --json
+transom score runs/shakespeare-char --text play.txt
+transom score runs/stdlib --text src --suffix .py --overlap 128 --json
 """
 
 app = typer.Typer(add_completion=False)
 
 
 @app.command()
-def score(run: Run, source: Source, target: Target, precision: Precision = "auto", as_json: Json = False) -> None:
-    """One line a pair, log p(target | source) in nats with the end symbol included; the perplexity a token at the end."""
+def score(
+    run: Run,
+    source: Annotated[Path | None, typer.Option("--source", metavar="FILE", help="Source sentences, one a line (.gz too).")] = None,
+    target: Annotated[Path | None, typer.Option("--target", metavar="FILE", help="Their translations, line by line.")] = None,
+    text: Annotated[
+        list[Path] | None, typer.Option("--text", metavar="PATH", help="For a language model: a text file or a folder; may be repeated.")
+    ] = None,
+    suffix: Annotated[list[str] | None, typer.Option("--suffix", help="Ending of the files to take out of folders, as .py.")] = None,
+    document: Annotated[
+        Literal["file", "paragraph", "line"], typer.Option("--document", help="What one text is: a file, a paragraph or a line.")
+    ] = "file",
+    start: Annotated[float, typer.Option("--start", min=0, max=1, help="Where in the text to begin, as a share of its characters.")] = 0.0,
+    overlap: Annotated[
+        int, typer.Option("--overlap", min=0, help="Tokens that each further window of a long text sees again; 0 as in validation.")
+    ] = 0,
+    too_long: Annotated[
+        Literal["window", "truncate", "refuse"],
+        typer.Option("--too-long", help="A text longer than the model reads: cut it into windows, leave out the rest, or refuse."),
+    ] = "window",
+    precision: Precision = "auto",
+    as_json: Json = False,
+) -> None:
+    """One line a pair or text, its log p in nats with the end symbol included; at the end the perplexity, and bits a byte of text."""
+    if (text is None) == (source is None and target is None):
+        raise ConfigError("expected --source and --target for a translator, or --text for a language model; give one of them")
     with lasting_imports():
-        from transom.cli.reading import read_test_set
-        from transom.decoding.answers import perplexity
-        from transom.decoding.load import load
+        from transom.decoding.load import load_generator, load_translator
+
+    if text is None:
+        if source is None or target is None:
+            raise ConfigError("expected both --source and --target, found one of them; give the other too")
+        _pairs(load_translator(run, precision), run, source, target, as_json)
+        return
+    from transom.config.data import TextFiles
+    from transom.inputs.documents import read_documents
+    from transom.weights.run_folder import RunFolder
+
+    folder, generator = RunFolder.open(run), load_generator(run, precision)
+    files = TextFiles(files=[str(path.absolute()) for path in text], suffixes=suffix, document=document, start=start)
+    documents = read_documents(files, Path.cwd())
+    for path in text:
+        folder.ledger.record(path, "score")
+    scores: list[Any] = generator.score(documents.texts, overlap, too_long=too_long)
+    _texts(scores, documents.places, generator.model.config.max_seq_len, as_json)
+
+
+def _pairs(translator: Any, run: Path, source: Path, target: Path, as_json: bool) -> None:
+    from transom.cli.reading import read_test_set
+    from transom.decoding.answers import perplexity
 
     pairs = read_test_set([run], source, target, "score")
-    scores: list[Any] = load(run, precision).score(pairs.source, pairs.target, name=pairs.name)
+    scores: list[Any] = translator.score(pairs.source, pairs.target, name=pairs.name)
     value = {"pairs": [each._asdict() for each in scores], "perplexity": perplexity(scores)}
     n_tokens = sum(each.n_tokens for each in scores)
     lines = [f"{each.log_p:.4f}" for each in scores]
     answer(value, as_json, [*lines, f"perplexity {perplexity(scores):.4f} over {n_tokens:,} tokens of {len(scores):,} pairs"])
+
+
+def _texts(scores: list[Any], places: list[str], most: int, as_json: bool) -> None:
+    from transom.decoding.answers import bits_per_byte, perplexity
+
+    n_tokens, n_bytes = sum(each.n_tokens for each in scores), sum(each.n_bytes for each in scores)
+    loss = -sum(each.log_p for each in scores) / n_tokens
+    figures = {"loss": loss, "perplexity": perplexity(scores), "bits_per_byte": bits_per_byte(scores)}
+    texts = [{"text": place, **each._asdict()} for place, each in zip(places, scores, strict=True)]
+    lines = [f"{each.log_p:.4f} {place}" for place, each in zip(places, scores, strict=True)]
+    total = (
+        f"loss {loss:.4f} nats a token, perplexity {figures['perplexity']:.4f} over {n_tokens:,} tokens;"
+        f" {figures['bits_per_byte']:.4f} bits a byte over {n_bytes:,} bytes of {len(scores):,} texts"
+    )
+    answer({"texts": texts, **figures, "n_tokens": n_tokens, "n_bytes": n_bytes}, as_json, [*lines, total])
+    if as_json:
+        return
+    if longer := sum(each.windows > 1 for each in scores):
+        note(f"{longer:,} of {len(scores):,} texts are longer than the {most:,} tokens that the model reads: read in windows")
+    if cut := sum(each.n_left_out > 0 for each in scores):
+        n_left_out = sum(each.n_left_out for each in scores)
+        note(f"{cut:,} of {len(scores):,} texts are longer than the {most:,} tokens that the model reads: {n_left_out:,} tokens left out")

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from transom.cli.answers import Json, answer, note
-from transom.cli.options import RecipeName, Set, TrainSource, TrainTarget, file_overrides
+from transom.cli.options import RecipeName, Set, TrainSource, TrainTarget, TrainText, file_overrides, text_overrides
 
 EXAMPLES = """
 transom tokenizer train multi30k-en-de --set data.root=data/multi30k --out tokenizer.json
@@ -24,22 +24,33 @@ def train(
     out: Annotated[Path, typer.Option("--out", metavar="FILE", help="Where to write it.")],
     source: TrainSource = None,
     target: TrainTarget = None,
+    text: TrainText = None,
     overrides: Set = None,
     as_json: Json = False,
 ) -> None:
-    """Train the tokenizer of a recipe on its training pairs."""
-    from transom.config.recipe import load_recipe
+    """Train the tokenizer of a recipe on its training data."""
+    from transom.config.recipe import LanguageRecipe, TranslationRecipe, load_recipe
     from transom.inputs.datasets import load_data
-    from transom.inputs.tokenizer import Tokenizers, describe
+    from transom.inputs.documents import load_text
+    from transom.inputs.tokenizer import Tokenizer, Tokenizers, describe
     from transom.weights.durable import write_file
 
-    read, base = load_recipe(recipe, [*file_overrides(source, target, None, None), *(overrides or [])])
-    if not as_json:
-        note("reading the data ...")
-    pairs = load_data(read.data, base).train
-    if not as_json:
-        note(f"learning symbols from {len(pairs.source):,} pairs ...")
-    tokenizers = Tokenizers.train(pairs, read.tokenizer)
+    def tell(line: str) -> None:
+        if not as_json:
+            note(line)
+
+    read, base = load_recipe(recipe, [*file_overrides(source, target, None, None), *text_overrides(text, None, None), *(overrides or [])])
+    tell("reading the data ...")
+    if isinstance(read, LanguageRecipe):
+        texts = load_text(read.data, base).train.texts
+        tell(f"learning symbols from {len(texts):,} documents ...")
+        of_text = Tokenizer.train(texts, read.tokenizer)
+        tokenizers = Tokenizers(of_text, of_text)
+    else:
+        assert isinstance(read, TranslationRecipe)
+        pairs = load_data(read.data, base).train
+        tell(f"learning symbols from {len(pairs.source):,} pairs ...")
+        tokenizers = Tokenizers.train(pairs, read.tokenizer)
     write_file(out, tokenizers.to_bytes())
     answer({"file": str(out), **_sizes(tokenizers)}, as_json, [*describe(tokenizers), f"wrote {out}"])
 

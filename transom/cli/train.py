@@ -9,7 +9,19 @@ from typing import Annotated
 import typer
 
 from transom.cli.answers import Json, answer, note, table
-from transom.cli.options import RecipeName, Set, TrainSource, TrainTarget, ValidSource, ValidTarget, file_overrides
+from transom.cli.options import (
+    RecipeName,
+    Set,
+    Suffix,
+    TrainSource,
+    TrainTarget,
+    TrainText,
+    ValidSource,
+    ValidTarget,
+    ValidText,
+    file_overrides,
+    text_overrides,
+)
 from transom.cli.training_run import Sitting, default_folder, run_training
 from transom.config.recipe import Recipe, load_recipe
 from transom.training.figures import VALIDATED, spelled
@@ -20,6 +32,8 @@ EXAMPLES = """
 transom train phrasebook
 transom train translation --source train.en --target train.de --out runs/mine
 transom train multi30k-en-de --set data.root=data/multi30k --out runs/en-de
+transom train python-stdlib
+transom train text-bpe --text notes --suffix .md --out runs/notes
 transom train my.toml --set training.max_steps=300 --set training.optimizer=adamw
 transom train my.toml --out runs/mine --resume
 transom train my.toml --seeds 3
@@ -33,6 +47,9 @@ def train(
     target: TrainTarget = None,
     valid_source: ValidSource = None,
     valid_target: ValidTarget = None,
+    text: TrainText = None,
+    valid_text: ValidText = None,
+    suffix: Suffix = None,
     out: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="The run folder; left out, runs/NAME.")] = None,
     overrides: Set = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out, if there is one.")] = False,
@@ -40,7 +57,8 @@ def train(
     as_json: Json = False,
 ) -> int:
     """Everything is in the recipe; --set changes any field of it. Ctrl-C saves, and --resume goes on to the very same end."""
-    sets = [*file_overrides(source, target, valid_source, valid_target), *(overrides or [])]
+    files = file_overrides(source, target, valid_source, valid_target) + text_overrides(text, valid_text, suffix)
+    sets = [*files, *(overrides or [])]
     folder = out or default_folder(recipe)
     if seeds is None:
         sitting = _one(*load_recipe(recipe, sets), folder, resume, as_json)
@@ -85,7 +103,7 @@ def _told(sitting: Sitting) -> list[str]:
     return [
         f"best validation, step {sitting.best['step']:,.0f}: {best}" if sitting.best else "no validation",
         f"model in {sitting.folder}, report in {sitting.folder / 'report.html'}",
-        f'try: transom translate {sitting.folder} "A sentence."',
+        f"try: {sitting.example}",
     ]
 
 

@@ -24,6 +24,7 @@ class Sitting:
         best: validation figures of the kept weights, with their step.
         seconds: training time over all sittings.
         stopped_by: number of the signal that stopped it; 0 for none.
+        example: a command that answers with the model.
     """
 
     folder: Path
@@ -32,6 +33,7 @@ class Sitting:
     best: dict[str, float]
     seconds: float
     stopped_by: int
+    example: str
 
     @property
     def exit_code(self) -> int:
@@ -96,6 +98,7 @@ def run_training(
         TransomError: recipe, data and folder do not fit together, or the run could not go on.
     """
     from transom.cli.pages import write_pages
+    from transom.inspection.describe import use
     from transom.training.run import train
     from transom.training.setup import set_up
     from transom.weights.run_folder import RunFolder
@@ -108,7 +111,8 @@ def run_training(
             stopped = finished.reason == "stopped"
             if not stopped:
                 write_pages(parts, finished)
-    return Sitting(out, finished.step, finished.reason, dict(finished.best), finished.seconds, stop.signal if stopped else 0)
+    example = use(parts.recipe, str(out))[0]
+    return Sitting(out, finished.step, finished.reason, dict(finished.best), finished.seconds, stop.signal if stopped else 0, example)
 
 
 def train(

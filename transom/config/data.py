@@ -1,6 +1,6 @@
 """The schema of what is read: data files, generated data and tokenizers."""
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -50,10 +50,59 @@ class SequenceTask(Brick):
     seed: int = Field(1, description="seed of the draw")
 
 
+class StandardLibrary(Brick):
+    """The source files of the running Python's standard library, its tests left out: real code that every machine has."""
+
+    kind: Literal["python-stdlib"] = "python-stdlib"
+    n_files: int | None = Field(None, ge=10, description="most files, chosen by a hash of their names; none takes all")
+
+
+class TextFiles(Schema):
+    """Plain text to read on: files, or folders with all that is below them. Each file may be gzipped (``.gz``)."""
+
+    files: str | list[str] = Field(..., description="a file or a folder, or a list of them")
+    suffixes: list[str] | None = Field(None, description='endings of the files that are taken out of folders, as in [".py", ".md"]')
+    document: Literal["file", "paragraph", "line"] = Field(
+        "file", description="what one document is: the whole file, what blank lines set apart, or a line; a .jsonl file has one a line"
+    )
+    field: str = Field("text", description="key of the text in the lines of .jsonl files")
+    start: float = Field(0.0, ge=0, lt=1, description="where in the text to begin, as a share of its characters")
+    end: float = Field(1.0, gt=0, le=1, description="where to stop, likewise: a text's last tenth is start = 0.9")
+
+    @model_validator(mode="after")
+    def _something_between(self) -> "TextFiles":
+        if self.start >= self.end:
+            raise ValueError(f"expected start below end, found {self.start} and {self.end}")
+        return self
+
+
 class Data(Schema):
-    """Where the examples come from and which of them are kept."""
+    """Where the examples come from; each task has its own form of it."""
+
+    FLAGS: ClassVar[str]
+    """The options of ``transom train`` that name a person's own files."""
 
     root: str = Field(".", description="folder that relative paths start from; itself relative to the recipe file")
+    train: Schema | None
+    valid: Schema | None
+    test: Schema | None
+    generate: Brick | None
+
+    @model_validator(mode="after")
+    def _one_origin(self) -> "Data":
+        if (self.train is None) == (self.generate is None):
+            raise ValueError(f"expected exactly one of data.train and data.generate; name your own files with {self.FLAGS}")
+        for name in ("valid", "test"):
+            if self.generate is not None and getattr(self, name) is not None:
+                raise ValueError(f"data.generate makes its own {name} part; remove data.{name}")
+        return self
+
+
+class PairData(Data):
+    """Sentence pairs: where they come from and which of them are kept."""
+
+    FLAGS: ClassVar[str] = "--source and --target"
+
     train: PairFiles | None = Field(None, description="training pairs")
     valid: PairFiles | None = Field(None, description="validation pairs; left out, 1 % of train is split off by hash")
     test: PairFiles | None = Field(None, description="test pairs: only the data report reads them, to tell which stand in train")
@@ -62,14 +111,18 @@ class Data(Schema):
     )
     max_length_ratio: float | None = Field(None, gt=1, description="drop pairs of which one side is this many times longer in tokens")
 
-    @model_validator(mode="after")
-    def _one_origin(self) -> "Data":
-        if (self.train is None) == (self.generate is None):
-            raise ValueError("expected exactly one of data.train and data.generate; name your own files with --source and --target")
-        for name in ("valid", "test"):
-            if self.generate is not None and getattr(self, name) is not None:
-                raise ValueError(f"data.generate makes its own {name} pairs; remove data.{name}")
-        return self
+
+class TextData(Data):
+    """Documents of plain text."""
+
+    FLAGS: ClassVar[str] = "--text"
+
+    train: TextFiles | None = Field(None, description="training text")
+    valid: TextFiles | None = Field(
+        None, description="validation text; left out, 5 % of the documents are split off by hash, or the last 5 % of a single one"
+    )
+    test: TextFiles | None = Field(None, description="test text: only the data report reads it, to tell which documents stand in train")
+    generate: StandardLibrary | None = Field(None, description="text that every machine has, instead of files")
 
 
 class Tokenizer(Brick):
@@ -77,14 +130,19 @@ class Tokenizer(Brick):
 
     kind: Literal["bpe", "char", "whitespace"] = Field("bpe", description="the symbols: sub-words, characters or words")
     vocab_size: int = Field(10000, ge=8, le=1_000_000, description="largest number of symbols a side, special symbols included")
-    joint: bool = Field(True, description="one vocabulary for both sides")
     lowercase: bool = Field(False, description="lower-case all text before anything else; the round trip is then exact only up to case")
+
+
+class PairTokenizer(Tokenizer):
+    """How both sides of a pair become tokens."""
+
+    joint: bool = Field(True, description="one vocabulary for both sides")
     dropout: float = Field(
         0.0, ge=0, lt=1, description="BPE-dropout (Provilkov et al. 2020): probability of skipping a merge, in training only"
     )
 
     @model_validator(mode="after")
-    def _dropout_needs_merges(self) -> "Tokenizer":
+    def _dropout_needs_merges(self) -> "PairTokenizer":
         if self.dropout and self.kind != "bpe":
             raise ValueError(f"tokenizer.dropout needs tokenizer.kind = 'bpe', found {self.kind!r}")
         return self

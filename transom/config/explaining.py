@@ -25,14 +25,14 @@ def explain(error: ValidationError, schema: type[Schema], raw: Mapping[str, Any]
     """
     by_field: dict[Path, list[Any]] = {}
     for detail in error.errors(include_url=False):
-        by_field.setdefault(_path(detail, raw), []).append(detail)
+        by_field.setdefault(path_of(detail, raw), []).append(detail)
     ranked = sorted(by_field.items(), key=lambda item: item[1][0]["type"] != "extra_forbidden")
     path, details = ranked[0]
     more = f" ({len(ranked) - 1} more after this)" if len(ranked) > 1 else ""
     return f"{place(path)}: {_message(path, details, schema, raw)}{more}"
 
 
-def _path(detail: Any, raw: Mapping[str, Any]) -> Path:
+def path_of(detail: Any, raw: Mapping[str, Any]) -> Path:
     """Follow an error's location through the input; what is no key there is the name of a union's member."""
     path: list[str] = []
     value: Any = raw

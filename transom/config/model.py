@@ -1,13 +1,18 @@
 """The schema of a model: a few validated numbers and the kinds of its bricks."""
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
 from transom.config.brick import Brick
-from transom.config.bricks import FeedForward, FeedForwardNetwork, LayerNorm, MultiHead, Norm, Position, Sinusoidal
+from transom.config.bricks import FeedForward, FeedForwardNetwork, Gated, LayerNorm, MultiHead, Norm, Position, RmsNorm, Rotary, Sinusoidal
 
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
+
+Placement = Literal["post", "pre", "sandwich", "parallel"]
+_PLACEMENT = (
+    "after the residual sum (2017), before each sub-layer, both before it and after it, or once for attention and feed-forward side by side"
+)
 
 MAX_POSITION_TABLE = 2**28
 """Most numbers in a table of positions; no file vouches for its size, as weights do for the other sizes."""
@@ -16,6 +21,10 @@ MAX_POSITION_TABLE = 2**28
 class Transformer(Brick):
     """What all families share: the widths and the bricks of a block."""
 
+    VOCABULARIES: ClassVar[tuple[str, ...]] = ()
+    """The fields that the tokenizer fills in."""
+
+    kind: str
     d_model: int = Field(512, ge=1, description="width of the residual stream")
     n_heads: int = Field(8, ge=1, description="attention heads a layer")
     n_kv_heads: int | None = Field(
@@ -29,11 +38,7 @@ class Transformer(Brick):
     attention_dropout: Fraction = Field(0.0, description="on the attention weights")
     feed_forward_dropout: Fraction = Field(0.0, description="on the feed-forward hidden units")
     norm: Norm = Field(LayerNorm(), description="the normalisation brick")
-    norm_placement: Literal["post", "pre", "sandwich", "parallel"] = Field(
-        "post",
-        description="after the residual sum (2017), before each sub-layer, both before it and after it, or once for attention and"
-        " feed-forward side by side",
-    )
+    norm_placement: Placement = Field("post", description=_PLACEMENT)
     position: Position = Field(Sinusoidal(), description="the position brick")
     attention: MultiHead = Field(MultiHead(), description="the attention brick")
     feed_forward: FeedForwardNetwork = Field(FeedForward(), description="the feed-forward brick")
@@ -87,6 +92,8 @@ class Transformer(Brick):
 class Seq2Seq(Transformer):
     """The encoder-decoder Transformer of 2017."""
 
+    VOCABULARIES: ClassVar[tuple[str, ...]] = ("source_vocab_size", "target_vocab_size")
+
     kind: Literal["seq2seq"] = "seq2seq"
     n_encoder_layers: int = Field(6, ge=1, le=1000, description="blocks in the encoder")
     n_decoder_layers: int = Field(6, ge=1, le=1000, description="blocks in the decoder")
@@ -108,5 +115,24 @@ class Seq2Seq(Transformer):
         return self
 
 
-Model = Seq2Seq
-"""Any family's schema, told apart by ``kind``; a union once there are two."""
+class Decoder(Transformer):
+    """A language model: a decoder without a source, as GPT (Radford et al. 2018) and Llama (Touvron et al. 2023) are.
+
+    The defaults are Llama's: RMSNorm before each sub-layer, rotary positions, SwiGLU.
+    """
+
+    VOCABULARIES: ClassVar[tuple[str, ...]] = ("vocab_size",)
+
+    kind: Literal["decoder"] = "decoder"
+    n_layers: int = Field(6, ge=1, le=1000, description="blocks")
+    vocab_size: int | None = Field(None, ge=1, description="rows of the embedding; set from the tokenizer")
+    tie: bool = Field(True, description="share one matrix between the embedding and the output map")
+    norm: Norm = Field(RmsNorm(), description="the normalisation brick")
+    norm_placement: Placement = Field("pre", description=_PLACEMENT)
+    position: Position = Field(Rotary(), description="the position brick")
+    feed_forward: FeedForwardNetwork = Field(Gated(kind="swiglu"), description="the feed-forward brick")
+    scale_embeddings: bool = Field(False, description="multiply embeddings by sqrt(d_model)")
+
+
+Model = Annotated[Seq2Seq | Decoder, Field(discriminator="kind")]
+"""Any family's schema, told apart by ``kind``."""

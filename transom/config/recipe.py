@@ -9,23 +9,35 @@ import tomli_w
 from pydantic import Field, ValidationError, model_validator
 
 from transom.config.brick import Schema
-from transom.config.data import Data, Tokenizer
+from transom.config.data import Data, PairData, PairTokenizer, TextData, Tokenizer
+from transom.config.decoding import Decoding, Sampling
 from transom.config.explaining import explain
-from transom.config.model import Model, Seq2Seq
+from transom.config.model import Decoder, Seq2Seq, Transformer
 from transom.config.names import nearest
 from transom.config.reading import Override, line_of, merged, parse_override, parse_toml, read_toml_text
-from transom.config.training import Decoding, Training
+from transom.config.training import LanguageTraining, Training, TranslationTraining
 from transom.errors import ConfigError
 
 
 class Recipe(Schema):
-    """A task, its data, a tokenizer, a model and how it is trained and decoded."""
+    """What every task's recipe has: a task, its data, a tokenizer, a model, and how it is trained and answers."""
+
+    task: str
+    data: Data
+    tokenizer: Tokenizer
+    model: Transformer
+    training: Training
+    decoding: Schema
+
+
+class TranslationRecipe(Recipe):
+    """A translator: an encoder-decoder that learns from sentence pairs."""
 
     task: Literal["translation"] = Field("translation", description="what the model learns to do")
-    data: Data = Field(..., description="the examples")
-    tokenizer: Tokenizer = Field(Tokenizer(), description="text to tokens")
-    model: Model = Field(Seq2Seq(), description="the network; preset = NAME starts from a published one")
-    training: Training = Field(Training(), description="the run")
+    data: PairData = Field(..., description="the examples")
+    tokenizer: PairTokenizer = Field(PairTokenizer(), description="text to tokens")
+    model: Seq2Seq = Field(Seq2Seq(), description="the network; preset = NAME starts from a published one")
+    training: TranslationTraining = Field(TranslationTraining(), description="the run")
     decoding: Decoding = Field(Decoding(), description="the search for translations")
 
     @model_validator(mode="after")
@@ -33,6 +45,21 @@ class Recipe(Schema):
         if self.model.tie == "all" and not self.tokenizer.joint:
             raise ValueError("model.tie = 'all' needs tokenizer.joint = true; change one of them, or set model.tie = 'decoder'")
         return self
+
+
+class LanguageRecipe(Recipe):
+    """A language model: a decoder that learns to go on with plain text."""
+
+    task: Literal["language"] = Field("language", description="what the model learns to do")
+    data: TextData = Field(..., description="the examples")
+    tokenizer: Tokenizer = Field(Tokenizer(), description="text to tokens")
+    model: Decoder = Field(Decoder(), description="the network; preset = NAME starts from a published one")
+    training: LanguageTraining = Field(LanguageTraining(), description="the run")
+    decoding: Sampling = Field(Sampling(), description="how text is gone on with")
+
+
+TASKS: dict[str, type[Recipe]] = {"translation": TranslationRecipe, "language": LanguageRecipe}
+"""Each task's form of a recipe."""
 
 
 def load_recipe(where: str | Path, overrides: Sequence[str] = ()) -> tuple[Recipe, Path]:
@@ -56,10 +83,11 @@ def load_recipe(where: str | Path, overrides: Sequence[str] = ()) -> tuple[Recip
         raw = override.applied(raw)
     if isinstance(raw.get("model"), dict) and "preset" in raw["model"]:
         raw["model"] = _with_preset(raw["model"], _place(name, text, sets, ("model", "preset")))
+    schema = _schema(raw, _place(name, text, sets, ("task",)))
     try:
-        recipe = Recipe.model_validate(raw)
+        recipe = schema.model_validate(raw)
     except ValidationError as error:
-        raise ConfigError(explain(error, Recipe, raw, lambda path: _place(name, text, sets, path))) from None
+        raise ConfigError(explain(error, schema, raw, lambda path: _place(name, text, sets, path))) from None
     return recipe, Path.cwd() if any(override.path == ("data", "root") for override in sets) else base
 
 
@@ -93,6 +121,14 @@ def _find(where: str | Path) -> tuple[str, str, Path]:
             f"expected a packaged recipe or the path of a .toml file, found {str(where)!r}; {nearest(str(where), list(recipes))}"
         )
     return f"recipe {where}", recipes[str(where)], Path.cwd()
+
+
+def _schema(raw: Mapping[str, Any], place: str) -> type[Recipe]:
+    """Choose the form of recipe by its task; one without a task is a translator's."""
+    task = raw.get("task", "translation")
+    if not isinstance(task, str) or task not in TASKS:
+        raise ConfigError(f"{place}: expected a task, found {task!r}; {nearest(str(task), list(TASKS))}")
+    return TASKS[task]
 
 
 def _with_preset(model: Mapping[str, Any], place: str) -> dict[str, Any]:

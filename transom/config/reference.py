@@ -11,7 +11,7 @@ from pydantic_core import PydanticUndefined
 
 from transom.config.brick import Brick, Schema, members, schemas
 from transom.config.catalogue import catalogue
-from transom.config.recipe import Recipe
+from transom.config.recipe import TASKS
 
 HEAD = """# Every field of a recipe
 
@@ -20,17 +20,23 @@ This page is written by `make docs` from the descriptions in `transom/config/`; 
 A recipe is a TOML file. `transom recipes` lists the packaged ones, and `--set a.b=value` changes any field from the command line.
 Where a part has several kinds, `norm = "layernorm"` is short for `norm = { kind = "layernorm" }`, and a table without `kind` is of
 the default's kind. TOML has no null: `"none"` stands for it. `preset = "NAME"` under `[model]` starts from a published
-architecture; fields beside it win.
+architecture; fields beside it win. What several tasks share is described under the first.
 """
 
 
 def reference() -> str:
     """Write the page."""
-    return "\n".join([HEAD, *_section(Recipe, ())]).rstrip() + "\n"
+    parts, written = [HEAD], set[type[Schema]]()
+    for task, schema in TASKS.items():
+        parts += [f'# `task = "{task}"`\n', *_section(schema, (), written)]
+    return "\n".join(parts).rstrip() + "\n"
 
 
-def _section(schema: type[Schema], path: tuple[str, ...]) -> Iterator[str]:
-    """Write a table of one class's fields, then the classes below it."""
+def _section(schema: type[Schema], path: tuple[str, ...], written: set[type[Schema]]) -> Iterator[str]:
+    """Write a table of one class's fields, then the classes below it; a class that another task has too stands there only."""
+    if schema in written:
+        return
+    written.add(schema)
     kinds, title = _kinds(schema), f"`[{'.'.join(path)}]`" if path else "The outermost table"
     yield f"## {title}{' of kind ' + ' or '.join(f'`{kind}`' for kind in kinds) if kinds else ''}\n"
     yield " ".join((schema.__doc__ or "").split()) + "\n"
@@ -42,7 +48,7 @@ def _section(schema: type[Schema], path: tuple[str, ...]) -> Iterator[str]:
         yield ""
     for name, field in fields.items():
         for below in schemas(field.annotation):
-            yield from _section(below, (*path, name))
+            yield from _section(below, (*path, name), written)
 
 
 def _value(field: FieldInfo) -> str:
@@ -54,7 +60,7 @@ def _value(field: FieldInfo) -> str:
         elif isinstance(member, type) and issubclass(member, Schema):
             parts += [f'`"{choice}"`' for choice in _kinds(member)] or ["table"]
         else:
-            parts.append(words[member])
+            parts.append("list of texts" if get_origin(member) in (list, tuple) else words[member])
     return " or ".join(dict.fromkeys(parts)) + "".join(_bounds(field))
 
 
@@ -83,6 +89,8 @@ def _default(field: FieldInfo) -> str:
         return f'`"{_kinds(type(value))[0]}"`'
     if isinstance(value, Schema):
         return "as below"
+    if isinstance(value, tuple):
+        return f"`{list(value)}`"
     return f"`{str(value).lower()}`" if isinstance(value, bool | int | float) else f'`"{"none" if value is None else value}"`'
 
 

@@ -1,4 +1,4 @@
-"""The schema of a training run and of decoding."""
+"""The schema of a training run."""
 
 from typing import Annotated, Literal
 
@@ -79,26 +79,6 @@ class CheckpointAverage(Brick):
     last: int = Field(5, ge=1, description="how many checkpoints")
 
 
-class Decoding(Schema):
-    """How a translation is searched for, in validation and by default afterwards."""
-
-    beam_size: int = Field(5, ge=1, le=1024, description="hypotheses kept a sentence; 1 is greedy")
-    length_penalty: float = Field(
-        0.6, ge=0, le=10, description="GNMT's alpha: scores are divided by ((5 + length) / 6)^alpha (Wu et al. 2016, eq. 14)"
-    )
-    min_length: int = Field(0, ge=0, description="fewest tokens before the end symbol")
-    max_length: int = Field(256, ge=1, description="most tokens of a translation, the end symbol included")
-    max_length_ratio: float = Field(3.0, gt=0, description="most target tokens for each source token, plus ten")
-
-    @model_validator(mode="after")
-    def _room_for_the_shortest(self) -> "Decoding":
-        if self.min_length >= self.max_length:
-            raise ValueError(
-                f"expected decoding.min_length below decoding.max_length, found {self.min_length} and {self.max_length}; change one of them"
-            )
-        return self
-
-
 class Training(Schema):
     """One training run."""
 
@@ -123,17 +103,41 @@ class Training(Schema):
     )
     seed: int = Field(1, ge=0, lt=2**63, description="seed of initial weights, order, dropout and BPE-dropout")
     validate_every: int = Field(500, ge=1, description="steps between two validations")
-    validate_bleu: int = Field(
-        200, ge=0, description="validation sentences that are translated for BLEU and chrF at a validation; 0 for none"
-    )
-    select_by: Literal["loss", "bleu"] = Field("loss", description="validation figure that chooses the kept weights")
+    select_by: str = Field("loss", description="validation figure that chooses the kept weights")
     patience: int | None = Field(None, ge=1, description="stop after this many validations without a better one")
     checkpoint_every: int = Field(500, ge=1, description="steps between two checkpoints")
     log_every: int = Field(10, ge=1, description="steps between two lines of metrics.jsonl")
     tensorboard: bool = Field(False, description="also write TensorBoard events (extra 'log')")
 
+
+class TranslationTraining(Training):
+    """One training run of a translator."""
+
+    validate_bleu: int = Field(
+        200, ge=0, description="validation sentences that are translated for BLEU and chrF at a validation; 0 for none"
+    )
+    select_by: Literal["loss", "bleu"] = Field("loss", description="validation figure that chooses the kept weights")
+
     @model_validator(mode="after")
-    def _selectable(self) -> "Training":
+    def _selectable(self) -> "TranslationTraining":
         if self.select_by == "bleu" and self.validate_bleu == 0:
             raise ValueError("training.select_by = 'bleu' needs training.validate_bleu > 0")
         return self
+
+
+class LanguageTraining(Training):
+    """One training run of a language model."""
+
+    optimizer: Annotated[Sgd | Adam | AdamW, Field(discriminator="kind")] = Field(
+        AdamW(beta2=0.95, eps=1e-8, weight_decay=0.1), description="the optimizer brick"
+    )
+    learning_rate: Rate | Literal["paper"] = Field(1e-3, description="peak learning rate, or the paper's (d_model * warmup_steps)^-0.5")
+    schedule: Annotated[PaperSchedule | Cosine | WarmupStableDecay, Field(discriminator="kind")] = Field(
+        Cosine(), description="the learning-rate schedule brick"
+    )
+    label_smoothing: float = Field(0.0, ge=0, lt=1, description="probability spread evenly over the vocabulary (Szegedy et al. 2016)")
+    average: Annotated[NoAverage | Ema | CheckpointAverage, Field(discriminator="kind")] = Field(
+        NoAverage(), description="which weights are validated and kept"
+    )
+    select_by: Literal["loss"] = Field("loss", description="validation figure that chooses the kept weights")
+    validate_samples: int = Field(3, ge=0, description="validation documents whose beginning is continued at a validation, to be shown")

@@ -1,4 +1,4 @@
-"""What a translator answers with: translations, and the probabilities of given ones."""
+"""What models answer with: translations, and the probabilities of given texts."""
 
 import math
 from collections.abc import Sequence
@@ -33,15 +33,45 @@ class PairScore(NamedTuple):
     n_tokens: int
 
 
-def perplexity(scores: Sequence[PairScore]) -> float:
-    """Return exp(-sum log p / sum n), over the tokens of all targets, end symbols included.
+class TextScore(NamedTuple):
+    """How probable a language model finds a given text.
+
+    Attributes:
+        log_p: natural logarithm of p(text), its end included.
+        n_tokens: tokens, the end symbol included.
+        n_bytes: bytes of what was read, in UTF-8.
+        windows: pieces in which it was read.
+        n_left_out: tokens that were not read, where the text was to be truncated.
+    """
+
+    log_p: float
+    n_tokens: int
+    n_bytes: int
+    windows: int
+    n_left_out: int = 0
+
+
+def bits_per_byte(scores: Sequence[TextScore]) -> float:
+    """Return -sum log2 p / bytes: unlike the perplexity, comparable between tokenizers.
+
+    Raises:
+        DataError: there is nothing to measure.
+    """
+    n_bytes = sum(score.n_bytes for score in scores)
+    if n_bytes == 0:
+        raise DataError("expected some text to score, found none")
+    return -sum(score.log_p for score in scores) / math.log(2) / n_bytes
+
+
+def perplexity(scores: Sequence[PairScore] | Sequence[TextScore]) -> float:
+    """Return exp(-sum log p / sum n), over all tokens, end symbols included.
 
     Raises:
         DataError: there is nothing to measure.
     """
     n_tokens = sum(score.n_tokens for score in scores)
     if n_tokens == 0:
-        raise DataError("expected at least one pair to score, found none")
+        raise DataError("expected something to score, found nothing")
     return math.exp(min(-sum(score.log_p for score in scores) / n_tokens, 700.0))
 
 

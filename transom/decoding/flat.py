@@ -27,6 +27,7 @@ from transom.layers.position import Sinusoidal
 from transom.layers.residual import PostNorm, PreNorm, Residual
 from transom.layers.stack import Stack
 from transom.models.seq2seq import Memory, Seq2SeqTransformer
+from transom.models.text import TextModel
 
 KNOWN = {
     *(Seq2SeqTransformer, Embedding, Sinusoidal, Stack, Block, Attention, FeedForward, LayerNorm, PostNorm, PreNorm, Dropout),
@@ -35,7 +36,7 @@ KNOWN = {
 """The modules that have a flat form, by their exact type; ``_has_flat_form`` looks closer."""
 
 
-def searcher_of(model: Seq2SeqTransformer, dtype: torch.dtype | None = None) -> StepModel[Any, Any]:
+def searcher_of(model: TextModel, dtype: torch.dtype | None = None) -> StepModel[Any, Any]:
     """Give what searches fastest with ``model``: its flat layout or, if a module has no flat form, the model itself.
 
     Args:
@@ -44,7 +45,10 @@ def searcher_of(model: Seq2SeqTransformer, dtype: torch.dtype | None = None) -> 
     """
     if dtype not in (None, model.unembedding.weight.dtype):
         model = copy.deepcopy(model).to(dtype).eval()
-    return FlatSeq2Seq(model) if all(map(_has_flat_form, model.modules())) else model
+    if isinstance(model, Seq2SeqTransformer) and all(map(_has_flat_form, model.modules())):
+        return FlatSeq2Seq(model)
+    assert isinstance(model, StepModel)
+    return model
 
 
 def _has_flat_form(module: nn.Module) -> bool:

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from transom.config.training import Decoding
+from transom.config.decoding import Decoding
 
 
 @dataclass(frozen=True)

@@ -1,24 +1,29 @@
-"""From a run folder to a translator."""
+"""From a run folder to what answers with its model."""
 
 from pathlib import Path
-from typing import Literal, cast
+from typing import Literal
 
 import torch
 
+from transom.config.decoding import Decoding, Sampling
 from transom.config.recipe import load_recipe
 from transom.decoding.flat import searcher_of
+from transom.decoding.generator import Generator
 from transom.decoding.inference import prepare
 from transom.decoding.translator import Translator
-from transom.errors import CheckpointError
+from transom.errors import CheckpointError, ConfigError
 from transom.inputs.tokenizer import Tokenizers
 from transom.models.build import build_empty
+from transom.models.decoder import DecoderTransformer
 from transom.models.seq2seq import Seq2SeqTransformer
 from transom.planning.precision import choose_precision
 from transom.weights.run_folder import CONFIG, RECIPE, TOKENIZER, RunFolder
 
+PrecisionName = Literal["auto", "fp32", "bf16", "fp16"]
 
-def load(folder: str | Path, precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto") -> Translator:
-    """Load a run's model to translate with; the caller's random numbers stay as they were.
+
+def load(folder: str | Path, precision: PrecisionName = "auto") -> Translator | Generator:
+    """Load a run's model to answer with: a ``Translator`` or a ``Generator``; the caller's random numbers stay as they were.
 
     Args:
         folder: the ``--out`` of a training.
@@ -30,18 +35,46 @@ def load(folder: str | Path, precision: Literal["auto", "fp32", "bf16", "fp16"] 
     run = RunFolder.open(Path(folder))
     config = run.load_config()
     tokenizers = Tokenizers.from_bytes(run.read(TOKENIZER), str(run.path / TOKENIZER))
-    for side, found, expected in (
-        ("source", tokenizers.source.vocab_size, config.source_vocab_size),
-        ("target", tokenizers.target.vocab_size, config.target_vocab_size),
-    ):
-        if found != expected:
+    for name, tokenizer in zip(config.VOCABULARIES, (tokenizers.source, tokenizers.target), strict=False):
+        if tokenizer.vocab_size != (expected := getattr(config, name)):
             raise CheckpointError(
-                f"{run.path / TOKENIZER}: expected {expected} {side} symbols by {CONFIG}, found {found}; they are of different runs"
+                f"{run.path / TOKENIZER}: expected {expected} symbols by {name} in {CONFIG}, found {tokenizer.vocab_size};"
+                " they are of different runs"
             )
-    model = cast(Seq2SeqTransformer, build_empty(config))
+    model = build_empty(config)
     run.load_weights(model)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     chosen = choose_precision(precision, device)
     prepare(model, chosen.dtype, device)
-    decoding = load_recipe(run.path / RECIPE)[0].decoding if (run.path / RECIPE).exists() else None
-    return Translator(model, tokenizers, decoding, chosen, searcher_of(model))
+    settings = load_recipe(run.path / RECIPE)[0].decoding if (run.path / RECIPE).exists() else None
+    if isinstance(model, DecoderTransformer):
+        assert settings is None or isinstance(settings, Sampling)
+        return Generator(model, tokenizers.source, settings, chosen, searcher_of(model))
+    assert isinstance(model, Seq2SeqTransformer) and (settings is None or isinstance(settings, Decoding))
+    return Translator(model, tokenizers, settings, chosen, searcher_of(model))
+
+
+def load_translator(folder: str | Path, precision: PrecisionName = "auto") -> Translator:
+    """Load a run that translates.
+
+    Raises:
+        CheckpointError: there is no intact run in the folder.
+        ConfigError: the run is of another task.
+    """
+    found = load(folder, precision)
+    if not isinstance(found, Translator):
+        raise ConfigError(f"{folder}: expected a run that translates, found a language model; go on with a text: transom generate")
+    return found
+
+
+def load_generator(folder: str | Path, precision: PrecisionName = "auto") -> Generator:
+    """Load a run that goes on with text.
+
+    Raises:
+        CheckpointError: there is no intact run in the folder.
+        ConfigError: the run is of another task.
+    """
+    found = load(folder, precision)
+    if not isinstance(found, Generator):
+        raise ConfigError(f"{folder}: expected a language model's run, found one that translates; translate with: transom translate")
+    return found

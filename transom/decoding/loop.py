@@ -1,6 +1,6 @@
 """The one loop of all searches: encode, then step, filter and select until every source is done."""
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -16,26 +16,52 @@ DROP_SHARE = 0.25
 """Done sources leave the batch when they are this share of it, at most 1: dropping each at once would copy the caches too often."""
 
 
-@torch.inference_mode()
+Found = list[list[Hypothesis]]
+"""Each source's hypotheses, best first."""
+
+
 def search(
     model: StepModel[MemoryT, CacheT],
     source: Sequences,
     strategy: Strategy,
     limits: Limits,
-    start: int,
+    start: int | Int[Tensor, "sources"],
     end: int,
     filters: Sequence[Filter] = (),
-) -> list[list[Hypothesis]]:
-    """Search for each source's translations.
+) -> Found:
+    """Search for each source's answers; arguments as in ``search_steps``."""
+    steps = search_steps(model, source, strategy, limits, start, end, filters)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as over:
+            found: Found = over.value
+            return found
+
+
+@torch.inference_mode()
+def search_steps(
+    model: StepModel[MemoryT, CacheT],
+    source: Sequences,
+    strategy: Strategy,
+    limits: Limits,
+    start: int | Int[Tensor, "sources"],
+    end: int,
+    filters: Sequence[Filter] = (),
+) -> Generator[Progress, None, Found]:
+    """Search for each source's answers, step by step.
 
     Args:
         model: takes the steps; in evaluation mode.
         source: one sequence a row.
         strategy: chooses the tokens.
-        limits: of each source's translations; always kept.
-        start: the start symbol.
+        limits: of each source's answers; always kept.
+        start: the first token that the decoder reads, of all rows or of each source's.
         end: the end symbol.
         filters: what may not be said, applied in this order, before the limits.
+
+    Yields:
+        Where the search stands after each step.
 
     Returns:
         Each source's hypotheses, best first.
@@ -44,15 +70,16 @@ def search(
     filters = [*filters, KeepLimits(end)]
     cache = model.start(model.encode(source), n_beams, limits.last_must_end_at)
     selection = strategy.begin(limits)
-    prefixes = torch.full((n_sources * n_beams, 1), start, device=device)
-    progress = Progress(prefixes, torch.arange(n_sources, device=device), limits, n_beams)
-    found: list[list[Hypothesis]] = [[] for _ in range(n_sources)]
+    first = torch.full((n_sources,), start, device=device) if isinstance(start, int) else start
+    progress = Progress(first.repeat_interleave(n_beams)[:, None], torch.arange(n_sources, device=device), limits, n_beams)
+    found: Found = [[] for _ in range(n_sources)]
     while True:
         log_p = log_probabilities(model.step(progress.prefixes[:, -1:], cache)[:, -1])
         for forbid in filters:
             log_p = forbid(log_p, progress)
         move = selection.advance(log_p, progress)
         progress.prefixes = _extended(progress.prefixes, move)
+        yield progress
         done = _done(move, progress)
         rows, n_done = move.parents, int(done.sum())
         if n_done and n_done >= DROP_SHARE * len(done):
@@ -89,7 +116,7 @@ def _done(move: Move, progress: Progress) -> Bool[Tensor, "sources"]:
     return move.done | (progress.length >= progress.limits.longest)
 
 
-def _collect(found: list[list[Hypothesis]], selection: Selection, done: Bool[Tensor, "sources"], progress: Progress) -> None:
+def _collect(found: Found, selection: Selection, done: Bool[Tensor, "sources"], progress: Progress) -> None:
     """Put the hypotheses of done sources where they belong."""
     places = done.nonzero()[:, 0].tolist()
     for index, hypotheses in zip(progress.sources[places].tolist(), selection.harvest(places, progress), strict=True):

@@ -7,8 +7,8 @@ import numpy as np
 import torch
 from pydantic import ValidationError
 
+from transom.config.decoding import Decoding
 from transom.config.explaining import explain
-from transom.config.training import Decoding
 from transom.decoding.answers import PairScore, Translation, joined, one_line
 from transom.decoding.beam import Beam
 from transom.decoding.deal import deal_out

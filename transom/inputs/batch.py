@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol, Self, runtime_checkable
 
 import torch
 from jaxtyping import Int
@@ -42,6 +43,35 @@ class Sequences:
         return type(self)(*(getattr(self, name).to(device) for name in self.__dataclass_fields__))
 
 
+@runtime_checkable
+class TextBatch(Protocol):
+    """What every batch for teacher forcing has, whatever stands before the target."""
+
+    @property
+    def target(self) -> Sequences:
+        """What the decoder reads."""
+        ...
+
+    @property
+    def labels(self) -> Int[Tensor, "batch target"]:
+        """What it is to say at each place, ``PAD`` where ``target`` is padding."""
+        ...
+
+    @property
+    def samples(self) -> tuple[int, ...]:
+        """Which sample of the data set each row is or begins with, so that a bad one can be named."""
+        ...
+
+    @property
+    def n_target_tokens(self) -> int:
+        """True target tokens, padding not counted."""
+        ...
+
+    def to(self, device: torch.device) -> Self:
+        """Copy to ``device``."""
+        ...
+
+
 @dataclass(frozen=True)
 class TranslationBatch:
     """Sentence pairs for teacher forcing.
@@ -73,3 +103,27 @@ def translation_batch(sources: Sequence[Sequence[int]], targets: Sequence[Sequen
     target = Sequences.pad([[SOS, *row] for row in targets])
     labels = Sequences.pad([[*row, EOS] for row in targets]).tokens
     return TranslationBatch(Sequences.pad([[*row, EOS] for row in sources]), target, labels, tuple(samples))
+
+
+@dataclass(frozen=True)
+class LanguageBatch:
+    """Windows of text for teacher forcing.
+
+    Attributes:
+        target: the text, each document behind a start symbol; a row may hold parts of several documents, one segment each.
+        labels: the token behind each one, ``PAD`` where ``target`` is padding.
+        samples: where each row begins in the data set, so that a bad one can be named.
+    """
+
+    target: Sequences
+    labels: Int[Tensor, "batch target"]
+    samples: tuple[int, ...]
+
+    @property
+    def n_target_tokens(self) -> int:
+        """True target tokens, padding not counted."""
+        return int(self.target.lengths.sum())
+
+    def to(self, device: torch.device) -> "LanguageBatch":
+        """Copy to ``device``."""
+        return type(self)(self.target.to(device), self.labels.to(device), self.samples)

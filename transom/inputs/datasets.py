@@ -2,13 +2,13 @@
 
 from pathlib import Path
 
-from transom.config.data import Data, Phrasebook
+from transom.config.data import PairData, Phrasebook
 from transom.inputs.pairs import Splits, expanded, load_pairs, split_validation
 from transom.inputs.phrasebook.generate import generate
 from transom.inputs.tasks import generate_sequences
 
 
-def load_data(data: Data, base: Path) -> Splits:
+def load_data(data: PairData, base: Path) -> Splits:
     """Read or generate the pairs of a recipe.
 
     Args:

@@ -1,17 +1,17 @@
 """Sentence pairs: what a translator learns from."""
 
 import csv
-import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from transom.config.data import PairFiles
 from transom.errors import ConfigError, DataError
+from transom.inputs.json_lines import json_rows
+from transom.inputs.split import least_share
 from transom.inputs.text import check_text, read_lines
 
 
@@ -110,16 +110,11 @@ def split_validation(pairs: Pairs, share: float = 0.01) -> tuple[Pairs, Pairs]:
     Raises:
         DataError: there are not two different pairs to split.
     """
-    hashes = [_hash(source, target) for source, target in zip(pairs.source, pairs.target, strict=True)]
-    least, most = min(hashes), max(hashes)
-    threshold = int(share * 2**64)
-    if not least <= threshold < most:
-        threshold = least
-    if least == most:
+    chosen = least_share([f"{source}\0{target}" for source, target in zip(pairs.source, pairs.target, strict=True)], share)
+    if not chosen:
         raise DataError(f"{pairs.name}: too few different pairs to split off any for validation; name data.valid or add pairs")
-    sides = {chosen: [i for i, value in enumerate(hashes) if (value <= threshold) == chosen] for chosen in (False, True)}
-    chosen = f"{len(sides[True])} of {len(pairs)} pairs of {pairs.name}, split off by hash"
-    return pairs.take(sides[False], pairs.name), pairs.take(sides[True], chosen)
+    rest = sorted(set(range(len(pairs))).difference(chosen))
+    return pairs.take(rest, pairs.name), pairs.take(chosen, f"{len(chosen)} of {len(pairs)} pairs of {pairs.name}, split off by hash")
 
 
 def fingerprint(*parts: Pairs) -> str:
@@ -148,10 +143,6 @@ def expanded(path: str) -> Path:
 
 def _resolve(path: str, root: Path) -> Path:
     return root / expanded(path)
-
-
-def _hash(source: str, target: str) -> int:
-    return int.from_bytes(blake2b(f"{source}\0{target}".encode(), digest_size=8).digest(), "big")
 
 
 def _load_two(source: Path, target: Path) -> Pairs:
@@ -235,33 +226,7 @@ def _columns(path: Path, fields: list[str | int], header: list[str]) -> list[int
 
 
 def _jsonl_rows(path: Path, fields: list[str | int]) -> Iterator[tuple[int, list[str]]]:
-    for number, line in enumerate(read_lines(path), 1):
-        if not line.strip():
-            yield number, ["", ""]
-            continue
-        where = f"{path}:{number}"
-        record = _parse_json(line, where)
-        yield number, [_json_field(record, field, where) for field in fields]
-
-
-def _parse_json(line: str, where: str) -> Any:
-    try:
-        return json.loads(line)
-    except json.JSONDecodeError as error:
-        raise DataError(f"{where}:{error.colno}: expected one JSON object a line: {error.msg}") from error
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{where}: expected one plain JSON object a line: {error}") from error
-
-
-def _json_field(record: Any, field: str | int, where: str) -> str:
-    places = range(len(record)) if isinstance(record, list) else record if isinstance(record, dict) else ()
-    if field not in places:
-        found = f"fields {', '.join(map(repr, record)) or '(none)'}" if isinstance(record, dict) else f"a {type(record).__name__}"
-        raise DataError(f"{where}: expected JSON with the field {field!r}, found {found:.100}; set source_field and target_field")
-    value = record[field]
-    if not isinstance(value, str):
-        raise DataError(f"{where}: expected text in the field {field!r}, found {json.dumps(value)[:100]}")
-    return check_text(value, f"{where}: field {field!r}")
+    return json_rows(path, fields, "set source_field and target_field")
 
 
 Rows = Callable[[Path, list[str | int]], Iterator[tuple[int, list[str]]]]

@@ -49,7 +49,7 @@ class DataReport:
         """Give the report for people, the problems last."""
         lines = []
         for name, facts in self.pairs.items():
-            lines.append(f"{name}: {_counted(int(facts['pairs']), 'pair')} ({facts['from']})")
+            lines.append(f"{name}: {counted(int(facts['pairs']), 'pair')} ({facts['from']})")
             for side in ("source", "target"):
                 figures = self.tokens[f"{name} {side}"]
                 lines.append(
@@ -76,13 +76,13 @@ def report_data(splits: Splits, tokenizers: Tokenizers, loader: Loader) -> DataR
     pairs = {"train": _sizes(splits.train)}
     tokens = _distributions("train", *loader.lengths)
     problems += _doubles(splits.train) + _outliers(splits.train, *loader.lengths)
-    seen, unseen = loader.seen(), dict[str, dict[str, str | int]]()
+    seen, never = loader.seen(), dict[str, dict[str, str | int]]()
     for name, other in others.items():
         overlap = _overlap(splits.train, other)
         pairs[name] = {**_sizes(other), **overlap}
         if overlap["also in training"]:
             problems.append(
-                f"{name}: {overlap['also in training']:,} of {_counted(len(other), 'pair')} also in training, so its scores flatter"
+                f"{name}: {overlap['also in training']:,} of {counted(len(other), 'pair')} also in training, so its scores flatter"
             )
         rows = encode(tokenizers.source, other.source), encode(tokenizers.target, other.target)
         lengths = [np.array([len(row) for row in side], dtype=np.int64) for side in rows]
@@ -90,15 +90,15 @@ def report_data(splits: Splits, tokenizers: Tokenizers, loader: Loader) -> DataR
         too_long = np.flatnonzero(np.maximum(*lengths) + 1 > loader.max_seq_len).tolist()
         if too_long:
             problems.append(_lines_of(other, too_long, f"{name}: left out longer than {loader.max_seq_len} tokens"))
-        unseen[f"{name} source"] = _unseen(tokenizers.source, rows[0], seen[0])
-        unseen[f"{name} target"] = _unseen(tokenizers.target, rows[1], seen[1])
+        never[f"{name} source"] = unseen(tokenizers.source, rows[0], seen[0])
+        never[f"{name} target"] = unseen(tokenizers.target, rows[1], seen[1])
     problems += [
-        f"{name}: {_counted(int(facts['symbols']), 'symbol')} that training never shows, {_counted(int(facts['occurrences']), 'time')},"
+        f"{name}: {counted(int(facts['symbols']), 'symbol')} that training never shows, {counted(int(facts['occurrences']), 'time')},"
         f" such as {facts['such as']}"
-        for name, facts in unseen.items()
+        for name, facts in never.items()
         if facts["symbols"]
     ]
-    return DataReport(problems, pairs, tokens, _longest(splits.train, *loader.lengths), loader.dropped, unseen, loader.padding_waste)
+    return DataReport(problems, pairs, tokens, _longest(splits.train, *loader.lengths), loader.dropped, never, loader.padding_waste)
 
 
 def _overlap(train: Pairs, other: Pairs) -> dict[str, int]:
@@ -109,7 +109,7 @@ def _overlap(train: Pairs, other: Pairs) -> dict[str, int]:
     }
 
 
-def _unseen(tokenizer: Tokenizer, rows: Encoded, seen: set[int]) -> dict[str, str | int]:
+def unseen(tokenizer: Tokenizer, rows: Encoded, seen: set[int]) -> dict[str, str | int]:
     """Count the symbols of some texts that are not among those seen."""
     counts = Counter(token for row in rows for token in row if token not in seen)
     examples = tokenizer.symbols([token for token, _ in counts.most_common(SHOWN)])
@@ -127,10 +127,11 @@ def _sizes(pairs: Pairs) -> dict[str, str | int]:
 
 
 def _distributions(name: str, source: Indices, target: Indices) -> dict[str, dict[str, int | float]]:
-    return {f"{name} {side}": _distribution(lengths) for side, lengths in (("source", source), ("target", target))}
+    return {f"{name} {side}": distribution(lengths) for side, lengths in (("source", source), ("target", target))}
 
 
-def _distribution(lengths: Indices) -> dict[str, int | float]:
+def distribution(lengths: Indices) -> dict[str, int | float]:
+    """Sum up lengths: the extremes, some quantiles, mean and total."""
     quantiles = np.quantile(lengths, (0.01, 0.25, 0.5, 0.75, 0.99), method="nearest").tolist()
     return {
         "shortest": int(lengths.min()),
@@ -166,8 +167,9 @@ def _outliers(pairs: Pairs, source: Indices, target: Indices) -> list[str]:
 def _lines_of(pairs: Pairs, samples: Sequence[int], what: str) -> str:
     lines = ", ".join(str(pairs.line(sample)) for sample in samples[:SHOWN])
     more = ", ..." if len(samples) > SHOWN else ""
-    return f"{what}: {len(samples):,} of {_counted(len(pairs), 'pair')}, line{'s' if len(samples) > 1 else ''} {lines}{more}"
+    return f"{what}: {len(samples):,} of {counted(len(pairs), 'pair')}, line{'s' if len(samples) > 1 else ''} {lines}{more}"
 
 
-def _counted(n: int, noun: str) -> str:
+def counted(n: int, noun: str) -> str:
+    """Write a number of things."""
     return f"{n:,} {noun}{'' if n == 1 else 's'}"

@@ -27,10 +27,10 @@ def plan_epoch(source_lengths: Indices, target_lengths: Indices, *, batch_tokens
     """
     longer = np.maximum(source_lengths, target_lengths)
     assert longer.max(initial=0) <= batch_tokens
-    noise, ties = _noise(len(longer), seed, epoch)
+    noise, ties = draws(len(longer), seed, epoch)
     difference = source_lengths - target_lengths + 2 * noise
     batches = list(cut_batches(np.lexsort((ties, np.where(longer % 2, difference, -difference), longer)), longer, batch_tokens))
-    order = np.argsort(_noise(len(batches), seed, epoch)[1], kind="stable")
+    order = np.argsort(draws(len(batches), seed, epoch)[1], kind="stable")
     return [batches[number] for number in order]
 
 
@@ -63,7 +63,7 @@ def cut_batches(order: Indices, lengths: Indices, batch_tokens: int) -> Iterator
         yield order[start:]
 
 
-def _noise(n: int, seed: int, epoch: int) -> Noise:
+def draws(n: int, seed: int, epoch: int) -> Noise:
     """Draw two rows of n numbers from [0, 1), by the bit generator alone, whose stream is the same in every version of numpy."""
     bits = np.random.Philox(np.random.SeedSequence([seed, epoch])).random_raw(2 * n)
     return np.asarray(bits * 2.0**-64, np.float64).reshape(2, n)

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from transom.config.data import PairTokenizer
 from transom.config.data import Tokenizer as TokenizerConfig
 from transom.errors import CheckpointError, DataError
 from transom.inputs.bpe import BytePairs
@@ -134,7 +135,7 @@ class Tokenizers:
         return self.source is self.target
 
     @classmethod
-    def train(cls, pairs: Pairs, config: TokenizerConfig) -> "Tokenizers":
+    def train(cls, pairs: Pairs, config: PairTokenizer) -> "Tokenizers":
         """Learn the symbols of training pairs.
 
         Raises:

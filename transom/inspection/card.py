@@ -1,9 +1,9 @@
 """The model card: the README.md of a run folder, written from the facts of the run and from nothing else."""
 
 import re
-import shlex
 
-from transom.config.recipe import Recipe, dump_recipe
+from transom.config.recipe import TranslationRecipe, dump_recipe
+from transom.inspection import describe
 from transom.inspection.facts import Facts
 from transom.inspection.figures import duration, percent, whole
 from transom.inspection.markup import visible
@@ -17,34 +17,20 @@ def card(facts: Facts) -> str:
 
 
 def _what(facts: Facts) -> str:
-    model, tokenizer = facts.recipe.model, facts.recipe.tokenizer
-    vocabulary = "one vocabulary for both sides" if tokenizer.joint else "a vocabulary for each side"
+    recipe, model = facts.recipe, facts.recipe.model
     sizes = [
         f"{whole(facts.n_parameters)} parameters",
-        f"an encoder of {_layers(model.n_encoder_layers)}, a decoder of {_layers(model.n_decoder_layers)}",
+        describe.layers(recipe),
         f"{model.norm.kind}, placed {model.norm_placement}; positions {model.position.kind}; feed-forward {model.feed_forward.kind}",
-        f"width {model.d_model}, {model.n_heads} heads of width {model.width_of_head}, feed-forward width {model.d_ff}",
-        f"{tokenizer.kind} symbols, {vocabulary}{_vocabulary(facts.recipe)}{', lower case' if tokenizer.lowercase else ''}",
+        f"width {model.d_model}, {describe.heads(recipe)}, feed-forward width {model.d_ff}",
+        describe.symbols(recipe),
         f"sequences of at most {whole(model.max_seq_len)} tokens",
     ]
-    return f"A {facts.recipe.task} model: an encoder-decoder Transformer, trained from scratch by transom.\n\n{_list(sizes)}"
-
-
-def _layers(n: int) -> str:
-    return f"{n} layer{'' if n == 1 else 's'}"
-
-
-def _vocabulary(recipe: Recipe) -> str:
-    source, target = recipe.model.source_vocab_size, recipe.model.target_vocab_size
-    if source is None or target is None:
-        return ""
-    return f" ({whole(target)} symbols)" if recipe.tokenizer.joint else f" ({whole(source)} and {whole(target)} symbols)"
+    return f"A {recipe.task} model: {describe.family(recipe)}, trained from scratch by transom.\n\n{_list(sizes)}"
 
 
 def _use(facts: Facts) -> str:
-    name = visible(facts.name)
-    command = f"transom translate {shlex.quote(name)} --input source.txt --output translations.txt"
-    python = f'import transom\n\ntransom.load({name!r}).translate(["A sentence in the source language."])'
+    command, python = describe.use(facts.recipe, visible(facts.name))
     return f"## Use\n\nFrom the folder that holds this one:\n\n{_fenced(command, 'sh')}\n\n{_fenced(python, 'python')}"
 
 
@@ -53,9 +39,10 @@ def _scores(facts: Facts) -> str:
     kept = facts.kept
     if kept is not None:
         figures = ", ".join(spelled(kept))
-        case = ", upper and lower case aside" if facts.recipe.tokenizer.lowercase else ""
-        n_pairs = whole(facts.recipe.training.validate_bleu)
-        translated = f" (BLEU and chrF on its first {n_pairs} pairs at most{case})" if "bleu" in kept else ""
+        translated = ""
+        if "bleu" in kept and isinstance(facts.recipe, TranslationRecipe):
+            case = ", upper and lower case aside" if facts.recipe.tokenizer.lowercase else ""
+            translated = f" (BLEU and chrF on its first {whole(facts.recipe.training.validate_bleu)} pairs at most{case})"
         lines.append(
             f"validation set{translated}: {figures}, at step {whole(kept['step'])}."
             f" These weights were chosen by this {facts.recipe.training.select_by}, so the figures favour them."
@@ -71,9 +58,9 @@ def _data(facts: Facts) -> str:
         lines.append(f"generated: {_code(data.generate.model_dump_json())}")
     for use, files in (("training", data.train), ("validation", data.valid)):
         if files is not None:
-            lines.append(f"{use}: {', '.join(_code(name) for name in (files.source, files.target, files.pairs) if name)}")
+            lines.append(f"{use}: {', '.join(_code(name) for name in describe.files(files))}")
     if data.train is not None and data.valid is None:
-        lines.append("validation: 1 % of the training pairs, split off by hash")
+        lines.append(f"validation: {describe.split_off(facts.recipe)}")
     problems = [str(problem) for problem in facts.data.get("problems") or ()]
     found = f"\n\nFound in the data before training:\n\n{_list([_code(problem) for problem in problems])}" if problems else ""
     return f"## Data\n\n{_list(lines)}{found}"

@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from transom.config.model import Model
+from transom.config.model import Transformer
 from transom.errors import ConfigError
 from transom.inputs.batch import translation_batch
 from transom.inputs.special import EOS
@@ -82,21 +82,21 @@ class Site(NamedTuple):
 
 
 @torch.no_grad()
-def sites(config: Model) -> list[Site]:
-    """List every tap site of a translation model in the order of its forward pass, without building its weights.
+def sites(config: Transformer) -> list[Site]:
+    """List every tap site of a model in the order of its forward pass, without building its weights.
 
-    The shapes are those of a batch of one source of 3 and one target of 2 tokens.
+    The shapes are those of a batch of one target of 2 tokens and, where there is one, a source of 3.
 
     Args:
         config: the model's, vocabulary sizes filled in.
     """
     recorder = Recorder(["*"])
-    with FakeTensorMode():
+    with FakeTensorMode():  # whatever the family reads of a batch, one of pairs has it
         build_model(config).eval()(translation_batch([[EOS, EOS]], [[EOS]], [0]), recorder.taps)
     return [Site(address, tuple(x.shape)) for address, x in recorder.kept.items()]
 
 
-def select(config: Model, patterns: Iterable[str]) -> list[str]:
+def select(config: Transformer, patterns: Iterable[str]) -> list[str]:
     """Name the sites that any of the patterns matches.
 
     Raises:

@@ -10,6 +10,7 @@ from transom import __version__
 from transom.config.recipe import dump_recipe
 from transom.inspection.curves import Line, line_chart
 from transom.inspection.data_section import data_section
+from transom.inspection.describe import layers_in_short
 from transom.inspection.facts import Facts
 from transom.inspection.figures import compact, duration, percent, whole
 from transom.inspection.markup import node, preformatted, style_sheet, to_html
@@ -33,7 +34,8 @@ def report(facts: Facts) -> str:
     sections = [
         ("scores", "Scores", _scores(facts)),
         ("curves", "Curves", _curves(facts)),
-        ("translations", "Translations", _samples(facts)),
+        ("translations", "Translations", _translations(facts)),
+        ("continuations", "Continuations", _continuations(facts)),
         ("alignment", "Alignment", _alignments(facts)),
         ("data", "Data", data_section(facts.data)),
         ("time", "Time and throughput", _time(facts)),
@@ -61,10 +63,9 @@ def _head(facts: Facts) -> Element:
 
 
 def _lead(facts: Facts) -> str:
-    model = facts.recipe.model
     return (
-        f"A {facts.recipe.task} model trained from scratch: {model.n_encoder_layers} + {model.n_decoder_layers} layers,"
-        f" width {model.d_model}, {compact(facts.n_parameters)} parameters."
+        f"A {facts.recipe.task} model trained from scratch: {layers_in_short(facts.recipe)}, width {facts.recipe.model.d_model},"
+        f" {compact(facts.n_parameters)} parameters."
     )
 
 
@@ -79,7 +80,10 @@ def _tiles(facts: Facts) -> Element:
         if "bleu" in facts.kept:
             tiles.append(_tile("Validation BLEU", _figure(facts.kept, "bleu", 1), f"chrF {_figure(facts.kept, 'chrf', 1)}"))
         kept = f"kept: step {whole(facts.kept['step'])}, the best {facts.recipe.training.select_by}"
-        tiles.append(_tile("Validation loss", _figure(facts.kept, "loss", 3), f"perplexity {_figure(facts.kept, 'perplexity', 2)}", kept))
+        measures = [f"perplexity {_figure(facts.kept, 'perplexity', 2)}"]
+        if "bits_per_byte" in facts.kept:
+            measures.append(f"{_figure(facts.kept, 'bits_per_byte', 3)} bits a byte")
+        tiles.append(_tile("Validation loss", _figure(facts.kept, "loss", 3), *measures, kept))
     tiles.append(_tile("Training time", duration(facts.seconds), f"{whole(facts.steps)} steps"))
     if facts.throughput is not None:
         share = () if facts.peak_share is None else (f"{percent(facts.peak_share, 1)} of measured peak",)
@@ -96,7 +100,7 @@ def _skipped(facts: Facts) -> list[Element]:
     records = facts.of_kind("skipped")
     if not records:
         return []
-    shown = [node("li", f"step {whole(record['step'])}: training lines {_listed(record['lines'])}") for record in records[:20]]
+    shown = [node("li", f"step {whole(record['step'])}: {_listed(record['places'])} of the training data") for record in records[:20]]
     more = [node("li", f"and {whole(len(records) - 20)} more")] if len(records) > 20 else []
     count = "1 step was" if len(records) == 1 else f"{whole(len(records))} steps were"
     title = f"{count} skipped because the loss or a gradient was not finite:"
@@ -119,6 +123,7 @@ def _curves(facts: Facts) -> list[Element]:
     mark = None if facts.kept is None else (float(facts.kept["step"]), "kept")
     panels = [
         ("Loss a target token, in nats", [("training", "train", "nll"), ("validation", "validation", "loss")], mark, False),
+        ("Bits a byte of text", [("validation", "validation", "bits_per_byte")], mark, False),
         ("Validation BLEU and chrF", [("BLEU", "validation", "bleu"), ("chrF", "validation", "chrf")], mark, True),
         ("Learning rate", [("learning rate", "train", "learning_rate")], None, True),
         ("Norm of the gradient, before clipping", [("norm", "train", "grad_norm")], None, False),
@@ -146,13 +151,23 @@ def _validations(facts: Facts) -> list[Element]:
     return [node("details", summary, node("div", table(["Step", "Time", *(figure.name for figure in columns)], rows), class_="scroll"))]
 
 
-def _samples(facts: Facts) -> list[Element]:
-    if not facts.samples:
+def _continuations(facts: Facts) -> list[Element]:
+    shown = [sample for sample in facts.samples if "continuation" in sample]
+    if not shown:
+        return []
+    note = node("p", "Beginnings of validation documents, and ", node("mark", "what the kept weights drew"), " behind them.", class_="soft")
+    texts = (node("pre", sample["prompt"], node("mark", sample["continuation"]), dir="auto") for sample in shown)
+    return [note, *(node("div", text, class_="sample") for text in texts)]
+
+
+def _translations(facts: Facts) -> list[Element]:
+    shown = [sample for sample in facts.samples if "translation" in sample]
+    if not shown:
         return []
     but = ", upper and lower case aside." if facts.recipe.tokenizer.lowercase else "."
     told = f" words differ from the reference{but}"
     note = node("p", "Validation sentences, translated by the kept weights. ", node("mark", "Underlined"), told, class_="soft")
-    return [note, *(_sample(sample, facts.recipe.tokenizer.lowercase) for sample in facts.samples)]
+    return [note, *(_sample(sample, facts.recipe.tokenizer.lowercase) for sample in shown)]
 
 
 def _sample(sample: Mapping[str, str], lowercase: bool) -> Element:

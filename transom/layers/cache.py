@@ -1,5 +1,6 @@
 """The incremental decoder's memory: keys and values of what was already read, so that each token is computed once."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from jaxtyping import Float, Int
@@ -47,14 +48,14 @@ class DecoderCache:
 
     Attributes:
         blocks: one self-attention cache a block; rows are source-major, ``n_beams`` a source.
-        memories: one block's cross-attention keys and values, kept once a source and never copied a beam.
+        memories: one block's cross-attention keys and values, kept once a source and never copied a beam; none where there is no source.
         memory_mask: True where a memory key is not padding.
     """
 
-    def __init__(self, blocks: list[KeyValueCache], memories: list[KeyValues], memory_mask: Tensor) -> None:
+    def __init__(self, blocks: list[KeyValueCache], memories: Sequence[KeyValues] = (), memory_mask: Tensor | None = None) -> None:
         """Gather the blocks' caches."""
         self.blocks = blocks
-        self.memories = memories
+        self.memories = list(memories)
         self.memory_mask = memory_mask
 
     @property
@@ -70,4 +71,5 @@ class DecoderCache:
     def keep_sources(self, sources: Int[Tensor, "kept"]) -> None:
         """Go on with these sources only; their rows must be chosen by ``reorder`` in the same order."""
         self.memories = [KeyValues(k[sources], v[sources]) for k, v in self.memories]
-        self.memory_mask = self.memory_mask[sources]
+        if self.memory_mask is not None:
+            self.memory_mask = self.memory_mask[sources]

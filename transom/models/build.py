@@ -6,21 +6,23 @@ from typing import Any
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from transom.config.model import Model
+from transom.config.model import Transformer
+from transom.models.decoder import DecoderTransformer
 from transom.models.initialise import initialise
 from transom.models.seq2seq import Seq2SeqTransformer
+from transom.models.text import TextModel
 
-FAMILIES = {"seq2seq": Seq2SeqTransformer}
+FAMILIES: dict[str, Callable[[Any], TextModel]] = {"seq2seq": Seq2SeqTransformer, "decoder": DecoderTransformer}
 
 
-def build_model(config: Model) -> nn.Module:
+def build_model(config: Transformer) -> TextModel:
     """Build the family that ``config.kind`` names, with fresh weights from the default generator."""
     model = FAMILIES[config.kind](config)
     initialise(model, config)
     return model
 
 
-def build_empty(config: Model) -> nn.Module:
+def build_empty(config: Transformer) -> TextModel:
     """Build the same with weights of any value, for saved ones to be put in: no random number is drawn, which takes longer than reading."""
     with _NoDraws():
         return FAMILIES[config.kind](config)

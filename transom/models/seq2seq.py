@@ -14,18 +14,7 @@ from transom.layers.position import build_position
 from transom.layers.sight import Sight, look
 from transom.layers.stack import Stack
 from transom.layers.tap import Scope, scope
-
-
-@runtime_checkable
-class Sequences(Protocol):
-    """What the model reads of one side of a batch; see ``inputs.batch.Sequences``."""
-
-    @property
-    def tokens(self) -> Int[Tensor, "batch length"]: ...
-    @property
-    def positions(self) -> Int[Tensor, "#batch length"]: ...
-    @property
-    def segments(self) -> Int[Tensor, "batch length"]: ...
+from transom.models.text import Sequences, TextModel
 
 
 @runtime_checkable
@@ -50,14 +39,14 @@ class Memory(NamedTuple):
     segments: Int[Tensor, "batch source"]
 
 
-class Seq2SeqTransformer(nn.Module):
+class Seq2SeqTransformer(TextModel):
     """The Transformer (Vaswani et al. 2017, figure 1): p(y | x) = prod_t p(y_t | y_<t, x)."""
 
     def __init__(self, config: Seq2Seq) -> None:
         """Build from a configuration whose vocabulary sizes are known."""
         super().__init__()
         assert config.source_vocab_size and config.target_vocab_size, "the vocabulary sizes come from the tokenizer"
-        self.config = config
+        self.config: Seq2Seq = config
         c = config
         target = nn.Embedding(config.target_vocab_size, config.d_model)
         source = target if config.tie == "all" else nn.Embedding(config.source_vocab_size, config.d_model)
@@ -68,10 +57,6 @@ class Seq2SeqTransformer(nn.Module):
         self.unembedding = nn.Linear(config.d_model, config.target_vocab_size, bias=False)
         if config.tie != "none":
             self.unembedding.weight = target.weight
-
-    def forward(self, batch: Batch, taps: Scope | None = None) -> Float[Tensor, "batch target vocab"]:
-        """Return the logits of each next target token, given the source and the target so far."""
-        return self.unembedding(self.hidden(batch, taps))
 
     def hidden(self, batch: Batch, taps: Scope | None = None) -> Float[Tensor, "batch target d_model"]:
         """Return the decoder's output, of which the logits are a linear map."""

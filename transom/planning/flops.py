@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from transom.config.model import Model, Transformer
+from transom.config.model import Decoder, Seq2Seq, Transformer
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Flops:
         return 3 * self.forward
 
 
-def count_flops(config: Model, batch: int, source: int, target: int) -> Flops:
+def count_flops(config: Transformer, batch: int, source: int, target: int) -> Flops:
     """Count the operations of teacher forcing.
 
     A weight matrix costs 2 operations a weight and token. Attention scores and weighted values cost 2 h (d_k + d_v) a pair of query and
@@ -31,23 +31,23 @@ def count_flops(config: Model, batch: int, source: int, target: int) -> Flops:
     Args:
         config: the model.
         batch: rows.
-        source: tokens a row on the source side: padded for the machine's work, the mean length for the useful work.
+        source: tokens a row on the source side: padded for the machine's work, the mean length for the useful work; 0 where there is none.
         target: tokens a row on the target side, likewise.
     """
-    c = config
-    assert c.target_vocab_size, "the vocabulary sizes come from the tokenizer"
-    n_source, n_target = batch * source, batch * target
+    c, n_source, n_target = config, batch * source, batch * target
     feed_forward = 2 * c.feed_forward.weights(c.d_model, c.d_ff)
-    return Flops(
-        {
-            "encoder.attn": c.n_encoder_layers * _attention(c, n_source, n_source, source),
-            "encoder.ff": c.n_encoder_layers * feed_forward * n_source,
-            "decoder.attn": c.n_decoder_layers * _attention(c, n_target, n_target, target),
-            "decoder.cross": c.n_decoder_layers * _attention(c, n_target, n_source, source),
-            "decoder.ff": c.n_decoder_layers * feed_forward * n_target,
-            "unembedding": 2 * c.d_model * c.target_vocab_size * n_target,
-        }
-    )
+    vocab_size = getattr(c, c.VOCABULARIES[-1])
+    assert vocab_size, "the vocabulary sizes come from the tokenizer"
+    n_layers, parts = c.n_layers if isinstance(c, Decoder) else 0, dict[str, int]()
+    if isinstance(c, Seq2Seq):
+        n_layers = c.n_decoder_layers
+        parts["encoder.attn"] = c.n_encoder_layers * _attention(c, n_source, n_source, source)
+        parts["encoder.ff"] = c.n_encoder_layers * feed_forward * n_source
+        parts["decoder.cross"] = n_layers * _attention(c, n_target, n_source, source)
+    parts["decoder.attn"] = n_layers * _attention(c, n_target, n_target, target)
+    parts["decoder.ff"] = n_layers * feed_forward * n_target
+    parts["unembedding"] = 2 * c.d_model * vocab_size * n_target
+    return Flops(parts)
 
 
 def _attention(c: Transformer, n_queries: int, n_keys: int, keys_a_query: int) -> int:

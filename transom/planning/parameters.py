@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from transom.config.bricks import PLACEMENTS
-from transom.config.model import Model
+from transom.config.model import Decoder, Seq2Seq, Transformer
 
 
 @dataclass(frozen=True)
@@ -27,32 +27,39 @@ class Parameters:
         return sum(count for part, count in self.parts.items() if "embedding" in part)
 
 
-def count_parameters(config: Model) -> Parameters:
+def count_parameters(config: Transformer) -> Parameters:
     """Count the parameters of a model whose vocabulary sizes are known, without building it.
 
     An attention layer has 4 d_model^2 weights where h d_k = h d_v = d_model, a feed-forward layer 2 d_model d_ff; biases and norms
     come on top.
     """
-    c = config
-    assert c.source_vocab_size and c.target_vocab_size, "the vocabulary sizes come from the tokenizer"
-    attention = c.attention.parameters(c.d_model, c.n_heads, c.key_heads, c.width_of_head, c.width_of_value)
-    feed_forward, norm = c.feed_forward.parameters(c.d_model, c.d_ff), c.norm.parameters(c.d_model)
+    c, parts = config, dict[str, int]()
     position = c.position.parameters(c.max_seq_len, c.d_model, c.n_heads)
-    n_tables = {"all": 0, "decoder": 1, "none": 1}[c.tie]
-    placement = PLACEMENTS[c.norm_placement]
-    of_encoder, of_decoder = (n * placement.norms_a_sub_layer + placement.norms_a_block for n in (2, 3))
-    final = norm * placement.final_norm
-    return Parameters(
-        {
-            "source_embedding": n_tables * c.source_vocab_size * c.d_model + position,
-            "target_embedding": c.target_vocab_size * c.d_model + position,
-            "unembedding": c.target_vocab_size * c.d_model if c.tie == "none" else 0,
-            "encoder.attn": c.n_encoder_layers * attention,
-            "encoder.ff": c.n_encoder_layers * feed_forward,
-            "encoder.norm": c.n_encoder_layers * of_encoder * norm + final,
-            "decoder.attn": c.n_decoder_layers * attention,
-            "decoder.cross": c.n_decoder_layers * attention,
-            "decoder.ff": c.n_decoder_layers * feed_forward,
-            "decoder.norm": c.n_decoder_layers * of_decoder * norm + final,
-        }
-    )
+
+    def table(vocab_size: int | None) -> int:
+        assert vocab_size, "the vocabulary sizes come from the tokenizer"
+        return vocab_size * c.d_model
+
+    match c:
+        case Seq2Seq():
+            parts["source_embedding"] = (c.tie != "all") * table(c.source_vocab_size) + position
+            parts["target_embedding"] = table(c.target_vocab_size) + position
+            parts["unembedding"] = (c.tie == "none") * table(c.target_vocab_size)
+            parts |= _stack(c, "encoder", c.n_encoder_layers, cross=False) | _stack(c, "decoder", c.n_decoder_layers, cross=True)
+        case Decoder():
+            parts["embedding"] = table(c.vocab_size) + position
+            parts["unembedding"] = (not c.tie) * table(c.vocab_size)
+            parts |= _stack(c, "decoder", c.n_layers, cross=False)
+    return Parameters(parts)
+
+
+def _stack(c: Transformer, name: str, n_layers: int, cross: bool) -> dict[str, int]:
+    attention = c.attention.parameters(c.d_model, c.n_heads, c.key_heads, c.width_of_head, c.width_of_value)
+    norm, placement = c.norm.parameters(c.d_model), PLACEMENTS[c.norm_placement]
+    norms_a_block = (3 if cross else 2) * placement.norms_a_sub_layer + placement.norms_a_block
+    return {
+        f"{name}.attn": n_layers * attention,
+        **({f"{name}.cross": n_layers * attention} if cross else {}),
+        f"{name}.ff": n_layers * c.feed_forward.parameters(c.d_model, c.d_ff),
+        f"{name}.norm": (n_layers * norms_a_block + placement.final_norm) * norm,
+    }

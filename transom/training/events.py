@@ -42,7 +42,7 @@ class Stepped:
         target_tokens_per_second: true target tokens over the step's time.
         peak_share: model FLOP/s over the machine's measured peak, from 0 to 1.
         seconds_left: estimate to the end of the run.
-        skipped: lines of the training data for whose sake the step was skipped; empty when it was taken.
+        skipped: places in the training data for whose sake the step was skipped; empty when it was taken.
     """
 
     step: int
@@ -54,7 +54,7 @@ class Stepped:
     target_tokens_per_second: float
     peak_share: float
     seconds_left: float
-    skipped: tuple[int, ...] = ()
+    skipped: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -63,9 +63,9 @@ class Validated:
 
     Attributes:
         step: steps done.
-        figures: loss, perplexity and, where translations were made, bleu and chrf.
+        figures: loss, perplexity and what else the task measures.
         best: True if these weights are the best so far and were written.
-        samples: a few of the translations, as source, reference and translation.
+        samples: a few answers of the model, with what they answer to and what was expected.
     """
 
     step: int

@@ -23,6 +23,7 @@ class Measured(NamedTuple):
 VALIDATED = (
     Measured("loss", "loss", 4, "nats a token"),
     Measured("perplexity", "perplexity", 3),
+    Measured("bits_per_byte", "bits a byte", 4),
     Measured("bleu", "BLEU", 2),
     Measured("chrf", "chrF", 2),
 )

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from transom.config.training import Training
 from transom.errors import DataError, TransomError
-from transom.inputs.batch import TranslationBatch
+from transom.inputs.batch import TextBatch
 from transom.planning.memory import give_back_freed_memory
 from transom.training.average import Averager
 from transom.training.events import Event, Finished, Observer, Reason, Saved, Started, Stepped, Validated
@@ -74,7 +74,7 @@ class _Run:
         groups, state = checkpoints.load(newest.step)
         if state.get("data", self.parts.task.data) != self.parts.task.data:
             raise DataError(
-                f"{self.parts.folder.path}: expected the pairs that the run was begun with, found others in the same files;"
+                f"{self.parts.folder.path}: expected the data that the run was begun with, found others in the same files;"
                 " a resumed run keeps its data: put them back or give another --out"
             )
         restore_parameters(self.parts.model, groups["model"])
@@ -112,7 +112,7 @@ class _Run:
             p.seconds += time.perf_counter() - start
         return self.finish(reason)
 
-    def stepped(self, slices: Sequence[TranslationBatch], result: StepResult, rate: float, seconds: float) -> None:
+    def stepped(self, slices: Sequence[TextBatch], result: StepResult, rate: float, seconds: float) -> None:
         """Count a step and tell of it."""
         p, t = self.progress, self.training
         p.step += 1
@@ -129,10 +129,10 @@ class _Run:
             left = min(left, max(t.max_minutes * 60 - p.seconds, 0.0))
         n = result.n_target_tokens
         share = flops / seconds / self.parts.peak
-        lines = tuple(map(self.parts.task.loader.pairs.line, result.skipped))
-        self.tell(Stepped(p.step, result.loss / n, result.nll / n, rate, result.grad_norm, n, n / seconds, share, left, lines))
-        if lines:
-            self.parts.folder.metrics.append({"step": p.step, "kind": "skipped", "lines": list(lines)})
+        places = tuple(map(self.parts.task.place, result.skipped))
+        self.tell(Stepped(p.step, result.loss / n, result.nll / n, rate, result.grad_norm, n, n / seconds, share, left, places))
+        if places:
+            self.parts.folder.metrics.append({"step": p.step, "kind": "skipped", "places": list(places)})
         if p.step % t.log_every == 0:
             self.parts.folder.metrics.append({"step": p.step, "kind": "train", "learning_rate": rate, **self.window.close(self.parts.peak)})
         if p.skips_in_a_row >= SKIPS_ALLOWED:

@@ -4,7 +4,7 @@ import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 
@@ -12,18 +12,22 @@ from transom.config.brick import Schema
 from transom.config.recipe import Recipe, dump_recipe, load_recipe
 from transom.errors import CheckpointError, ConfigError
 from transom.inputs.pairs import expanded
-from transom.inputs.report import DataReport
 from transom.models.build import build_model
-from transom.models.seq2seq import Seq2SeqTransformer
+from transom.models.text import TextModel
 from transom.planning.machine import MachinePeak, measure_peak
 from transom.planning.memory import keep_freed_memory, keep_made_kernels, refuse_larger_than_memory
 from transom.planning.parameters import count_parameters
 from transom.planning.precision import Precision, Threads, choose_precision, choose_threads
+from transom.training.language import LanguageTask
 from transom.training.optimizer import build_optimizer
+from transom.training.task import Report, Task
 from transom.training.translation import TranslationTask
 from transom.weights.run_folder import RECIPE, WEIGHTS, RunFolder
 
-TASKS = {"translation": TranslationTask}
+TASKS: dict[str, Callable[[Any, Path, RunFolder, Callable[[str], None]], Task]] = {
+    "translation": TranslationTask.read,
+    "language": LanguageTask.read,
+}
 """The only table of tasks, by the name they have in a recipe."""
 
 
@@ -45,9 +49,9 @@ class Parts:
 
     recipe: Recipe
     folder: RunFolder
-    task: TranslationTask
-    model: Seq2SeqTransformer
-    validated: Seq2SeqTransformer
+    task: Task
+    model: TextModel
+    validated: TextModel
     optimizer: torch.optim.Optimizer
     precision: Precision
     peak: float
@@ -78,12 +82,12 @@ def set_up(recipe: Recipe, base: Path, folder: RunFolder, tell: Callable[[str], 
     torch.set_num_threads(threads.count)
     torch.manual_seed(recipe.training.seed)
 
-    task = TASKS[recipe.task].read(recipe, base, folder, tell)
+    task = TASKS[recipe.task](recipe, base, folder, tell)
     recipe = task.recipe.model_copy(update={"training": recipe.training.model_copy(update={"precision": precision.name})})
     refuse_larger_than_memory(count_parameters(recipe.model).total, device)
     tell("measuring the machine")
     peak = measure_peak(device)
-    model = cast(Seq2SeqTransformer, build_model(recipe.model)).to(device)
+    model = build_model(recipe.model).to(device)
     task.write(folder)  # only now: what could not begin leaves nothing
     folder.write(RECIPE, dump_recipe(recipe).encode())
     folder.write_config(recipe.model)
@@ -100,7 +104,7 @@ def set_up(recipe: Recipe, base: Path, folder: RunFolder, tell: Callable[[str], 
     )
 
 
-def _facts(model: Seq2SeqTransformer, report: DataReport, precision: Precision, threads: Threads, peak: MachinePeak) -> dict[str, Any]:
+def _facts(model: TextModel, report: Report, precision: Precision, threads: Threads, peak: MachinePeak) -> dict[str, Any]:
     """Gather what is known before the run."""
     return {
         "data": report.to_json(),
@@ -130,7 +134,7 @@ def _as_begun(recipe: Recipe, folder: RunFolder) -> Recipe:
     """Check that a run to go on with has this recipe; take over what it chose itself, the precision and the vocabulary sizes."""
     begun = load_recipe(folder.path / RECIPE)[0]
     chosen = {"precision": begun.training.precision} if recipe.training.precision == "auto" else {}
-    sizes = {name: getattr(begun.model, name) for name in ("source_vocab_size", "target_vocab_size") if getattr(recipe.model, name) is None}
+    sizes = {name: getattr(begun.model, name) for name in recipe.model.VOCABULARIES if getattr(recipe.model, name) is None}
     recipe = recipe.model_copy(
         update={"training": recipe.training.model_copy(update=chosen), "model": recipe.model.model_copy(update=sizes)}
     )

@@ -9,8 +9,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from transom.config.training import Training
-from transom.inputs.batch import TranslationBatch
-from transom.models.seq2seq import Seq2SeqTransformer
+from transom.inputs.batch import TextBatch
+from transom.models.text import TextModel
 from transom.training.loss import linear_cross_entropy
 
 
@@ -33,7 +33,7 @@ class StepResult:
     skipped: tuple[int, ...] = ()
 
 
-def batch_loss(model: Seq2SeqTransformer, batch: TranslationBatch, smoothing: float) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
+def batch_loss(model: TextModel, batch: TextBatch, smoothing: float) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
     """Return a batch's smoothed loss and negative log-likelihood, in nats, summed over its true target tokens; padding counts nothing."""
     real = batch.target.segments > 0
     return linear_cross_entropy(model.hidden(batch)[real], model.unembedding.weight, batch.labels[real], smoothing)
@@ -46,7 +46,7 @@ class Stepper:
     gives the same update however it is sliced.
     """
 
-    def __init__(self, model: Seq2SeqTransformer, optimizer: torch.optim.Optimizer, training: Training, dtype: torch.dtype) -> None:
+    def __init__(self, model: TextModel, optimizer: torch.optim.Optimizer, training: Training, dtype: torch.dtype) -> None:
         """Hold the model and its optimizer; ``dtype`` is that of the matrix products."""
         self.model = model
         self.optimizer = optimizer
@@ -55,7 +55,7 @@ class Stepper:
         self.device = next(model.parameters()).device
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=dtype == torch.float16)
 
-    def step(self, slices: Sequence[TranslationBatch], learning_rate: float) -> StepResult:
+    def step(self, slices: Sequence[TextBatch], learning_rate: float) -> StepResult:
         """Update the weights once from the slices of one batch.
 
         A non-finite loss or gradient leaves weights and optimizer as they were, and the samples that caused it are named.
@@ -82,7 +82,7 @@ class Stepper:
         """Run matrix products in ``dtype``; weights, residual stream and statistics stay in float32."""
         return torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32)
 
-    def _culprits(self, slices: Sequence[TranslationBatch]) -> tuple[int, ...]:
+    def _culprits(self, slices: Sequence[TextBatch]) -> tuple[int, ...]:
         """Name the samples with a logit that is not finite; all of the batch where there is none."""
         bad: list[int] = []
         with torch.no_grad(), self.autocast():

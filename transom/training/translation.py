@@ -7,7 +7,7 @@ from typing import Any, Self
 
 import torch
 
-from transom.config.recipe import Recipe
+from transom.config.recipe import TranslationRecipe
 from transom.inputs.batch import TranslationBatch
 from transom.inputs.datasets import load_data
 from transom.inputs.loader import Loader, ordered_batches
@@ -15,6 +15,7 @@ from transom.inputs.pairs import Pairs, Splits, fingerprint
 from transom.inputs.report import DataReport, report_data
 from transom.inputs.tokenizer import Tokenizers
 from transom.models.seq2seq import Seq2SeqTransformer
+from transom.models.text import TextModel
 from transom.planning.flops import count_flops
 from transom.planning.precision import Precision
 from transom.training.validation import validation_loss, validation_scores
@@ -35,7 +36,7 @@ class TranslationTask:
         data: hash of all training and validation pairs, in their order.
     """
 
-    recipe: Recipe
+    recipe: TranslationRecipe
     tokenizers: Tokenizers
     loader: Loader
     valid: Pairs
@@ -44,7 +45,7 @@ class TranslationTask:
     data: str
 
     @classmethod
-    def read(cls, recipe: Recipe, base: Path, folder: RunFolder, tell: Callable[[str], None]) -> Self:
+    def read(cls, recipe: TranslationRecipe, base: Path, folder: RunFolder, tell: Callable[[str], None]) -> Self:
         """Read the data, make or load the tokenizers, and examine all of it.
 
         Args:
@@ -87,14 +88,19 @@ class TranslationTask:
         """Leave in the run folder what translating needs beside the model."""
         folder.write(TOKENIZER, self.tokenizers.to_bytes())
 
+    def place(self, sample: int) -> str:
+        """Name a training pair by its line."""
+        return f"line {self.loader.pairs.line(sample)}"
+
     def flops(self, batch: TranslationBatch) -> float:
         """Count the floating-point operations of learning from a batch, forward and backward, padding included."""
         return count_flops(self.recipe.model, len(batch.samples), batch.source.tokens.shape[1], batch.target.tokens.shape[1]).training
 
     def validate(
-        self, model: Seq2SeqTransformer, autocast: torch.autocast, precision: Precision
+        self, model: TextModel, autocast: torch.autocast, precision: Precision
     ) -> tuple[dict[str, float], tuple[Mapping[str, Any], ...]]:
         """Measure a model on the validation pairs; return the figures and, where it translated, a few translations."""
+        assert isinstance(model, Seq2SeqTransformer)
         figures = validation_loss(model, self.valid_batches, autocast)
         n_sentences = self.recipe.training.validate_bleu
         if not n_sentences:
@@ -103,7 +109,7 @@ class TranslationTask:
         return figures | scores, samples
 
 
-def _tokenizers(recipe: Recipe, splits: Splits, folder: RunFolder) -> Tokenizers:
+def _tokenizers(recipe: TranslationRecipe, splits: Splits, folder: RunFolder) -> Tokenizers:
     """Load the run's tokenizers, or train them on the training pairs."""
     if folder.holds_recipe:
         return Tokenizers.load(folder.path / TOKENIZER)

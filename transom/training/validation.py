@@ -5,13 +5,14 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from transom.config.training import Decoding
+from transom.config.decoding import Decoding
 from transom.decoding.flat import searcher_of
 from transom.decoding.translator import Translator
-from transom.inputs.batch import TranslationBatch
+from transom.inputs.batch import TextBatch
 from transom.inputs.pairs import Pairs
 from transom.inputs.tokenizer import Tokenizers
 from transom.models.seq2seq import Seq2SeqTransformer
+from transom.models.text import TextModel
 from transom.training.evaluation import corpus_scores
 from transom.training.step import batch_loss
 
@@ -20,7 +21,7 @@ SHOWN = 5
 
 
 @torch.inference_mode()
-def validation_loss(model: Seq2SeqTransformer, batches: Sequence[TranslationBatch], autocast: torch.autocast) -> dict[str, float]:
+def validation_loss(model: TextModel, batches: Sequence[TextBatch], autocast: torch.autocast) -> dict[str, float]:
     """Return the negative log-likelihood a true target token in nats (``loss``) and its exponential (``perplexity``)."""
     device = next(model.parameters()).device
     total, n_tokens = 0.0, 0

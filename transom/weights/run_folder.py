@@ -13,7 +13,8 @@ from typing import Self
 from pydantic import TypeAdapter, ValidationError
 from torch import Tensor, nn
 
-from transom.config.model import Model
+from transom.config.explaining import path_of
+from transom.config.model import Model, Transformer
 from transom.errors import CheckpointError, ConfigError
 from transom.planning.parameters import count_parameters
 from transom.weights.checked import read_bytes, read_json
@@ -136,7 +137,7 @@ class RunFolder:
         assert name in FILES, f"expected one of {FILES}, found {name!r}"
         return read_bytes(self.path / name)
 
-    def write_config(self, config: Model) -> None:
+    def write_config(self, config: Transformer) -> None:
         """Put ``config.json`` in place: from now on the authority for the model's shape.
 
         Raises:
@@ -152,7 +153,7 @@ class RunFolder:
                 )
         self.write(CONFIG, json_bytes({"format_version": FORMAT_VERSION, "model": config.model_dump(mode="json")}))
 
-    def load_config(self) -> Model:
+    def load_config(self) -> Transformer:
         """Read the model's configuration; build nothing from it that is larger than the weights beside it.
 
         Raises:
@@ -181,18 +182,19 @@ class RunFolder:
             raise CheckpointError(f"{self.path}: no {WEIGHTS} yet; it comes with the first validation")
         load_into(model, self.path / WEIGHTS)
 
-    def _read_config(self) -> Model:
+    def _read_config(self) -> Transformer:
         path = self.path / CONFIG
+        raw = read_json(path, MAX_CONFIG_BYTES).get("model")
         try:
-            config = TypeAdapter(Model).validate_python(read_json(path, MAX_CONFIG_BYTES).get("model"))
+            config: Transformer = TypeAdapter(Model).validate_python(raw)
         except ValidationError as error:
             first = error.errors()[0]
-            field = ".".join(["model", *map(str, first["loc"])])
+            field = ".".join(["model", *path_of(first, raw if isinstance(raw, dict) else {})])
             raise CheckpointError(
                 f"{path}: {field[:200]}: expected what transom writes, found {first['input']!r:.80} ({first['msg'][:200]})"
             ) from error
-        if config.source_vocab_size is None or config.target_vocab_size is None:
-            raise CheckpointError(f"{path}: expected model.source_vocab_size and model.target_vocab_size, found none")
+        if missing := [name for name in config.VOCABULARIES if getattr(config, name) is None]:
+            raise CheckpointError(f"{path}: expected model.{missing[0]}, found none")
         return config
 
     def _progress(self) -> str:

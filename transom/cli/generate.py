@@ -1,0 +1,120 @@
+"""``transom generate``: go on with a text, as it is drawn."""
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from transom.cli.answers import Json, answer, note
+from transom.cli.imports import lasting_imports
+from transom.cli.options import Precision, Run
+from transom.errors import ConfigError
+
+EXAMPLES = """
+transom generate runs/shakespeare-char "ROMEO:"
+transom generate runs/stdlib "def read(" --temperature 0.7 --top-p 0.9 --max-new-tokens 400
+transom generate runs/stdlib --input prompts.txt --samples 3 --json
+transom generate runs/stdlib "class Stack:" --stop "\\n\\n\\n" --seed 7
+"""
+
+app = typer.Typer(add_completion=False)
+
+
+MaxNewTokens = Annotated[int | None, typer.Option(min=1, help="Most tokens of a text.")]
+MinNewTokens = Annotated[int | None, typer.Option(min=0, help="Fewest before the model may end it.")]
+Temperature = Annotated[float | None, typer.Option(min=0, help="Below 1 is bolder, 0 takes always the likeliest token.")]
+TopK = Annotated[int | None, typer.Option(min=1, help="Draw among the k likeliest tokens only.")]
+TopP = Annotated[float | None, typer.Option(min=0, max=1, help="Among the likeliest of this total probability.")]
+MinP = Annotated[float | None, typer.Option(min=0, max=1, help="Among those of this share of the likeliest's probability.")]
+TypicalP = Annotated[float | None, typer.Option(min=0, max=1, help="Among those nearest the expected surprise, of this total probability.")]
+RepetitionPenalty = Annotated[float | None, typer.Option(help="Above 1 against tokens that stood before.")]
+FrequencyPenalty = Annotated[float | None, typer.Option(help="Taken off a token's log probability for each use.")]
+PresencePenalty = Annotated[float | None, typer.Option(help="Taken off once a token was used.")]
+Stop = Annotated[
+    list[str] | None, typer.Option(metavar="TEXT", help="End at this text, which is left out; may be repeated; \\n is a new line.")
+]
+Seed = Annotated[int | None, typer.Option(min=0, help="Of the draws; the same seed gives the same text.")]
+TooLong = Annotated[
+    Literal["window", "refuse"], typer.Option(help="When text outgrows the model: go on from its last half, and say so, or refuse.")
+]
+
+
+@app.command()
+def generate(
+    run: Run,
+    prompt: Annotated[str | None, typer.Argument(metavar="PROMPT", help="What to go on with; left out, the model begins a text.")] = None,
+    input_file: Annotated[Path | None, typer.Option("--input", metavar="FILE", help="Prompts, one a line (.gz too).")] = None,
+    samples: Annotated[int, typer.Option("--samples", min=1, metavar="N", help="Texts a prompt.")] = 1,
+    max_new_tokens: MaxNewTokens = None,
+    min_new_tokens: MinNewTokens = None,
+    temperature: Temperature = None,
+    top_k: TopK = None,
+    top_p: TopP = None,
+    min_p: MinP = None,
+    typical_p: TypicalP = None,
+    repetition_penalty: RepetitionPenalty = None,
+    frequency_penalty: FrequencyPenalty = None,
+    presence_penalty: PresencePenalty = None,
+    stop: Stop = None,
+    seed: Seed = None,
+    too_long: TooLong = "window",
+    precision: Precision = "auto",
+    as_json: Json = False,
+) -> None:
+    """The text appears as it is drawn, behind the prompt. What is not given here is as the decoding table of the recipe has it."""
+    if prompt is not None and input_file is not None:
+        raise ConfigError("expected a PROMPT or --input, found both; remove one")
+    with lasting_imports():
+        from transom.cli.progress import counting
+        from transom.decoding.load import load_generator
+        from transom.inputs.text import check_text, read_lines
+
+    prompts = read_lines(input_file) if input_file is not None else [check_text(prompt or "", "PROMPT")]
+    options: dict[str, Any] = {
+        "max_new_tokens": max_new_tokens,
+        "min_new_tokens": min_new_tokens,
+        "temperature": temperature,
+        "top_k": top_k,
+        "top_p": top_p,
+        "min_p": min_p,
+        "typical_p": typical_p,
+        "repetition_penalty": repetition_penalty,
+        "frequency_penalty": frequency_penalty,
+        "presence_penalty": presence_penalty,
+        "seed": seed,
+        "too_long": too_long,
+        "stop": None if stop is None else [text.replace("\\n", "\n") for text in stop],
+        "name": "PROMPT" if input_file is None else str(input_file),
+    }
+    generator = load_generator(run, precision)
+    if input_file is None and samples == 1 and not as_json:
+        _streamed(generator, prompts[0], options)
+        return
+    with counting("texts", quiet=as_json or input_file is None) as tell:
+        found = generator.continuations(prompts, samples, **options, tell=tell)
+    records = [
+        {"prompt": text, "continuations": [each._asdict() for each in of_prompt]} for text, of_prompt in zip(prompts, found, strict=True)
+    ]
+    lines = [line for text, of_prompt in zip(prompts, found, strict=True) for each in of_prompt for line in (f"{text}{each.text}", "---")]
+    answer(records, as_json, lines[:-1])
+    if grown := sum(each.windows > 0 for of_prompt in found for each in of_prompt):
+        _outgrew(f"{grown:,} texts", generator, as_json)
+
+
+def _streamed(generator: Any, prompt: str, options: dict[str, Any]) -> None:
+    """Write one text as it comes."""
+    print(prompt, end="", flush=True)
+    n_tokens = len(generator.tokenizer.encode(prompt))
+    for piece in generator.stream(prompt, **options):
+        print(piece, end="", flush=True)
+        n_tokens += len(generator.tokenizer.encode(piece))
+    print(flush=True)
+    if n_tokens >= generator.model.config.max_seq_len:
+        _outgrew("the text", generator, quiet=False)
+
+
+def _outgrew(what: str, generator: Any, quiet: bool) -> None:
+    if not quiet and sys.stderr is not None:
+        most = generator.model.config.max_seq_len
+        note(f"{what} outgrew the {most:,} tokens that the model reads: where they were full it went on from the last {most // 2:,}")

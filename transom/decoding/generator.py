@@ -1,0 +1,331 @@
+"""From prompts to the texts that go on with them."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Any, Literal, NamedTuple, TypedDict, Unpack
+
+import torch
+from pydantic import ValidationError
+
+from transom.config.decoding import Sampling
+from transom.config.explaining import explain
+from transom.decoding.answers import TextScore
+from transom.decoding.deal import deal_out
+from transom.decoding.filters import Forbid
+from transom.decoding.inference import evaluating
+from transom.decoding.limits import Limits
+from transom.decoding.loop import log_probabilities, search, search_steps
+from transom.decoding.roles import StepModel
+from transom.decoding.sampling import Sample
+from transom.decoding.stopping import StopAt, first_stop
+from transom.errors import ConfigError, DataError
+from transom.inputs.batch import Sequences
+from transom.inputs.special import EOS, PAD, SOS
+from transom.inputs.tokenizer import Tokenizer
+from transom.inputs.windows import scoring_batches
+from transom.models.decoder import DecoderTransformer
+from transom.planning.precision import Precision
+
+TooLong = Literal["window", "refuse"]
+Ending = Literal["end", "stop", "length"]
+
+
+class Continuation(NamedTuple):
+    """What a model said behind a prompt.
+
+    Attributes:
+        text: without the prompt and without the text that it stopped at.
+        n_tokens: tokens that were drawn.
+        ended: by the model's own end of the text, at a stop text, or for its length.
+        windows: how often the model, its context full, went on from the last half of it alone.
+    """
+
+    text: str
+    n_tokens: int
+    ended: Ending
+    windows: int
+
+
+class Options(TypedDict, total=False):
+    """How to go on. What is left out or None is the recipe's setting, or the default named here.
+
+    Attributes:
+        temperature, top_k, top_p, min_p, typical_p: what reshapes the distribution; see ``config.decoding.Sampling``.
+        repetition_penalty, frequency_penalty, presence_penalty: likewise.
+        max_new_tokens: most tokens of a text.
+        min_new_tokens: fewest tokens before the model may end a text.
+        stop: texts at which an answer ends.
+        seed: of the draws.
+        batch_rows: most texts at a time; 32.
+        too_long: what to do when prompt and text outgrow the model: "window", to go on from the last half, or "refuse".
+        name: of the prompts' origin, for messages; "prompt".
+        tell: called with the texts done so far and all there are.
+    """
+
+    temperature: float | None
+    top_k: int | None
+    top_p: float | None
+    min_p: float | None
+    typical_p: float | None
+    repetition_penalty: float | None
+    frequency_penalty: float | None
+    presence_penalty: float | None
+    max_new_tokens: int | None
+    min_new_tokens: int | None
+    stop: Sequence[str] | None
+    seed: int | None
+    batch_rows: int | None
+    too_long: TooLong | None
+    name: str | None
+    tell: Callable[[int, int], None] | None
+
+
+@dataclass
+class _Text:
+    """A text under way."""
+
+    prompt: list[int]
+    sample: int
+    new: list[int] = field(default_factory=list)
+    windows: int = 0
+    ended: Ending | None = None
+
+    def context(self, most: int) -> list[int]:
+        """Give what the model goes on from: all of it, or the last half of what it can read."""
+        tokens = self.prompt + self.new
+        return tokens if len(tokens) < most else tokens[-max(most // 2, 1) :]
+
+
+class Generator:
+    """A trained language model with its tokenizer and its way of drawing."""
+
+    def __init__(
+        self,
+        model: DecoderTransformer,
+        tokenizer: Tokenizer,
+        sampling: Sampling | None = None,
+        precision: Precision | None = None,
+        searcher: StepModel[Any, Any] | None = None,
+    ) -> None:
+        """Join what is needed to go on with texts.
+
+        Args:
+            model: as it is; ``load`` prepares one for speed.
+            tokenizer: of the text.
+            sampling: default settings of the draw.
+            precision: of the model's matrix products, with the reason, for whoever asks.
+            searcher: the model laid out for steps; left out, the model itself, which may still be learning.
+        """
+        self._searcher: StepModel[Any, Any] = searcher or model
+        self.model, self.tokenizer, self.precision = model, tokenizer, precision
+        self.sampling = sampling or Sampling()
+
+    def generate(self, prompts: Sequence[str], **options: Unpack[Options]) -> list[str]:
+        """Go on with each prompt; the text without the prompt.
+
+        Raises:
+            ConfigError: an option has no such value.
+            DataError: prompt and text outgrow the model and ``too_long`` is "refuse", or ``prompts`` is one text.
+        """
+        return [answers[0].text for answers in self.continuations(prompts, 1, **options)]
+
+    def continuations(self, prompts: Sequence[str], n: int = 1, **options: Unpack[Options]) -> list[list[Continuation]]:
+        """Go on with each prompt ``n`` times.
+
+        A draw depends on the seed, the number of the text (prompt times ``n`` plus sample) and the place in it, never on the batch.
+
+        Raises:
+            ConfigError: an option has no such value.
+            DataError: prompt and text outgrow the model and ``too_long`` is "refuse", or ``prompts`` is one text.
+        """
+        if isinstance(prompts, str):
+            raise DataError("expected a list of prompts, found one text; put it in brackets: [text]")
+        settings = self._settings(n, options)
+        rows = self._prompts(prompts, settings, options)
+        texts = [_Text(row, number * n + sample) for number, row in enumerate(rows) for sample in range(n)]
+        tell, n_workers = options.get("tell"), torch.get_num_threads() if self._device.type == "cpu" else 1
+        with evaluating(self.model):
+            while pending := [text for text in texts if text.ended is None]:
+                batches = self._batches(pending, options.get("batch_rows") or 32, n_workers)
+                for _ in deal_out(lambda batch: self._extend(batch, settings), batches, n_workers):
+                    if tell is not None:
+                        tell(sum(text.ended is not None for text in texts), len(texts))
+        answers = [self._answer(text, settings) for text in texts]
+        return [answers[i : i + n] for i in range(0, len(answers), n)]
+
+    def stream(self, prompt: str, **options: Unpack[Options]) -> Iterator[str]:
+        """Go on with a prompt and give the text piece by piece, as soon as it is sure: whole characters, and no beginning of a stop text.
+
+        Raises:
+            ConfigError: an option has no such value.
+            DataError: prompt and text outgrow the model and ``too_long`` is "refuse".
+        """
+        settings = self._settings(1, options)
+        text = _Text(self._prompts([prompt], settings, options)[0], 0)
+        given = 0
+        with evaluating(self.model):
+            while text.ended is None:
+                begun = len(text.new)
+                for drawn in self._steps(text, settings):
+                    said = self._said(_Text(text.prompt, 0, text.new[:begun] + drawn))
+                    sure = _sure(said, settings.stop)
+                    if sure > given:
+                        yield said[given:sure]
+                        given = sure
+        rest = self._answer(text, settings).text[given:]
+        if rest:
+            yield rest
+
+    @torch.inference_mode()
+    def score(
+        self,
+        texts: Sequence[str],
+        overlap: int = 0,
+        batch_tokens: int = 4096,
+        name: str = "text",
+        too_long: Literal["window", "truncate", "refuse"] = "window",
+    ) -> list[TextScore]:
+        """Compute log p of each text, its end included: sum_t log p(y_t | y_<t), as far back as the model reads.
+
+        Args:
+            texts: each a document of its own.
+            overlap: tokens of the window before that each further window of a long text sees again; 0 is what validation does.
+            batch_tokens: most tokens of a batch, padding included.
+            name: of the texts' origin, for messages.
+            too_long: what to do with a text longer than the model reads: read it in windows, only the first of them, or refuse.
+
+        Raises:
+            ConfigError: the overlap leaves a window nothing new to read.
+            DataError: a text is too long and ``too_long`` is "refuse".
+        """
+        most = self.model.config.max_seq_len
+        if not 0 <= overlap < most:
+            raise ConfigError(f"expected an overlap from 0 to {most - 1}, below model.max_seq_len, found {overlap}")
+        rows = self.tokenizer.encode_batch(list(texts))
+        longer = [number for number, row in enumerate(rows) if len(row) >= most]
+        if longer and too_long == "refuse":
+            raise DataError(
+                f"{name}: expected at most {most - 1} tokens a text, the model's, found {len(rows[longer[0]])} in text {longer[0] + 1};"
+                " split it, or let it be read in windows"
+            )
+        totals, windows = [0.0] * len(rows), [0] * len(rows)
+        read = [[EOS, *(row if too_long == "window" else row[: most - 1])] for row in rows]
+        with evaluating(self.model):
+            for batch, owners, new in scoring_batches(read, most, overlap, batch_tokens):
+                on_device = batch.to(self._device)
+                log_p = log_probabilities(self.model(on_device)).gather(-1, on_device.labels[..., None])[..., 0]  # (batch, target)
+                sums = log_p.double().masked_fill(~new.to(self._device), 0.0).sum(1).tolist()
+                for owner, total in zip(owners, sums, strict=True):
+                    totals[owner] += total
+                    windows[owner] += 1
+        left_out = [1 + len(row) - len(kept) for row, kept in zip(rows, read, strict=True)]
+        seen = [self.tokenizer.decode(kept) if out else text for text, kept, out in zip(texts, read, left_out, strict=True)]
+        sizes = [len(text.encode()) for text in seen]
+        return [TextScore(*each) for each in zip(totals, map(len, read), sizes, windows, left_out, strict=True)]
+
+    @property
+    def _device(self) -> torch.device:
+        return self.model.unembedding.weight.device
+
+    def _settings(self, n: int, options: Options) -> Sampling:
+        """Lay the options over the recipe's settings and check them."""
+        changes = {key: value for key, value in options.items() if key in Sampling.model_fields and value is not None}
+        raw = {**self.sampling.model_dump(), **changes}
+        try:
+            settings = Sampling.model_validate(raw)
+        except ValidationError as error:
+            raise ConfigError(explain(error, Sampling, raw, lambda path: "decoding")) from None
+        if n < 1:
+            raise ConfigError(f"decoding: expected at least 1 text a prompt, found {n}")
+        if (rows := options.get("batch_rows")) is not None and rows < 1:
+            raise ConfigError(f"decoding: batch_rows: expected at least 1, found {rows}")
+        if (too_long := options.get("too_long")) not in (None, "window", "refuse"):
+            raise ConfigError(f"decoding: too_long: expected 'window' or 'refuse', found {too_long!r}")
+        return settings
+
+    def _prompts(self, prompts: Sequence[str], settings: Sampling, options: Options) -> list[list[int]]:
+        """Encode prompts behind the start symbol, which is the end of the text before."""
+        rows, most = [[EOS, *row] for row in self.tokenizer.encode_batch(list(prompts))], self.model.config.max_seq_len
+        for number, row in enumerate(rows, 1):
+            if options.get("too_long") == "refuse" and len(row) + settings.max_new_tokens > most:
+                raise DataError(
+                    f"{options.get('name') or 'prompt'}:{number}: expected prompt and new text in model.max_seq_len = {most} tokens, found"
+                    f" {len(row)} and {settings.max_new_tokens}; shorten the prompt, lower max_new_tokens, or let it go on in windows"
+                )
+        return rows
+
+    def _batches(self, texts: list[_Text], batch_rows: int, n_workers: int) -> list[list[_Text]]:
+        """Group texts whose contexts are of one length, so that nothing is padded; the longest first, small enough for each worker."""
+        rows, most = min(batch_rows, -(-len(texts) // n_workers)), self.model.config.max_seq_len
+        lengths = {id(text): len(text.context(most)) for text in texts}
+        ordered = sorted(texts, key=lambda text: -lengths[id(text)])
+        groups = (list(group) for _, group in groupby(ordered, key=lambda text: (lengths[id(text)], len(text.new))))
+        return [group[i : i + rows] for group in groups for i in range(0, len(group), rows)]
+
+    def _extend(self, texts: list[_Text], settings: Sampling) -> None:
+        """Let texts of one length grow until they end or the model's context is full."""
+        arguments = self._arguments(texts, settings)
+        for text, (hypothesis, *_) in zip(texts, search(self._searcher, **arguments), strict=True):
+            self._grown(text, list(hypothesis.tokens), int(arguments["limits"].last_must_end_at) - 1, settings)
+
+    def _steps(self, text: _Text, settings: Sampling) -> Iterator[list[int]]:
+        """Let one text grow and give, after each step, what was drawn."""
+        arguments, drawn = self._arguments([text], settings), list[int]()
+        for progress in search_steps(self._searcher, **arguments):
+            drawn = [token for token in progress.prefixes[0, 1:].tolist() if token != EOS]
+            yield drawn
+        self._grown(text, drawn, int(arguments["limits"].last_must_end_at) - 1, settings)
+
+    def _grown(self, text: _Text, drawn: list[int], room: int, settings: Sampling) -> None:
+        """Take in what was drawn and tell whether the text is at its end."""
+        text.new += drawn
+        if first_stop(self.tokenizer.decode(text.new), settings.stop) is not None:
+            text.ended = "stop"
+        elif len(drawn) < room:
+            text.ended = "end"
+        elif len(text.new) >= settings.max_new_tokens:
+            text.ended = "length"
+        else:
+            text.windows += 1
+
+    def _arguments(self, texts: list[_Text], settings: Sampling) -> dict[str, Any]:
+        """Lay out a search that goes on with texts of one length."""
+        most, device = self.model.config.max_seq_len, self._device
+        contexts, begun = [text.context(most) for text in texts], len(texts[0].new)
+        room = min(settings.max_new_tokens - begun, max(most - len(contexts[0]), 1))
+        shortest = min(max(settings.min_new_tokens - begun, 0), room)
+        rows = Sequences.pad(contexts).to(device)
+        seen = None
+        if settings.repetition_penalty != 1:
+            seen = torch.zeros(len(texts), self.tokenizer.vocab_size, dtype=torch.bool, device=device)
+            for row, text in zip(seen, texts, strict=True):
+                row[text.prompt[1:] + text.new] = True
+        filters = [Forbid(torch.tensor([PAD, SOS], device=device))]
+        return {
+            "source": rows,
+            "strategy": Sample(EOS, settings, tuple(text.sample for text in texts), begun, seen),
+            "limits": Limits(*(torch.full((len(texts),), n, device=device) for n in (shortest, room + 1))),  # the end symbol is no text
+            "start": rows.tokens[:, -1],
+            "end": EOS,
+            "filters": [*filters, StopAt(settings.stop, self.tokenizer, EOS)] if settings.stop else filters,
+        }
+
+    def _said(self, text: _Text) -> str:
+        """Give the text behind the prompt: what the whole says more than the prompt."""
+        return self.tokenizer.decode(text.prompt + text.new)[len(self.tokenizer.decode(text.prompt)) :]
+
+    def _answer(self, text: _Text, settings: Sampling) -> Continuation:
+        assert text.ended is not None
+        said = self._said(text)
+        return Continuation(said[: first_stop(said, settings.stop)], len(text.new), text.ended, text.windows)
+
+
+def _sure(text: str, stops: Sequence[str]) -> int:
+    """Count the characters that no further token can change or make part of a stop text."""
+    stop = first_stop(text, stops)
+    if stop is not None:
+        return stop
+    whole = len(text.rstrip("\N{REPLACEMENT CHARACTER}"))
+    begun = max((n for stop in stops for n in range(1, len(stop)) if text[:whole].endswith(stop[:n])), default=0)
+    return whole - begun

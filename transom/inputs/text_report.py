@@ -1,0 +1,112 @@
+"""What is known of documents before step 1: sizes, lengths, doubles, overlap, symbols never seen."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from transom.inputs.documents import Documents, TextSplits
+from transom.inputs.report import SHOWN, counted, distribution, unseen
+from transom.inputs.special import UNK
+from transom.inputs.tokenizer import Tokenizer
+from transom.inputs.windows import Stream, WindowLoader
+
+
+@dataclass(frozen=True)
+class TextReport:
+    """The facts of the text.
+
+    Attributes:
+        problems: sentences that name what a person should look at.
+        text: for each split its documents, origin, characters, bytes, tokens, doubles, and documents that also stand in training.
+        tokens: for each split the distribution of the documents' lengths in tokens.
+        longest: the longest training documents, with their places.
+        unseen: for each split but training's, the symbols that training never shows.
+        windows: how the training text is cut.
+    """
+
+    problems: list[str]
+    text: dict[str, dict[str, str | int | float]]
+    tokens: dict[str, dict[str, int | float]]
+    longest: list[dict[str, str | int]]
+    unseen: dict[str, dict[str, str | int]]
+    windows: dict[str, int]
+
+    def to_json(self) -> dict[str, Any]:
+        """Give the report as JSON values."""
+        return asdict(self)
+
+    def lines(self) -> list[str]:
+        """Give the report for people, the problems last."""
+        lines = []
+        for name, facts in self.text.items():
+            lengths = self.tokens[name]
+            lines += [
+                f"{name}: {counted(int(facts['documents']), 'document')}, {facts['bytes']:,} bytes ({facts['from']})",
+                f"  {facts['tokens']:,} tokens, {facts['bytes a token']:g} bytes each;"
+                f" a document's median {lengths['median']:g}, longest {lengths['longest']:,}",
+            ]
+        w = self.windows
+        lines.append(f"windows: {w['windows']:,} of {w['tokens']:,} tokens an epoch, at most {w['a batch']:,} a batch")
+        return [*lines, *(f"look at this: {problem}" for problem in self.problems)]
+
+
+def report_text(splits: TextSplits, streams: dict[str, Stream], tokenizer: Tokenizer, loader: WindowLoader) -> TextReport:
+    """Examine the text of a run.
+
+    Args:
+        splits: all documents.
+        streams: the same as tokens, by the split's name.
+        tokenizer: of the text.
+        loader: of the training windows.
+    """
+    parts = {name: part for name, part in (("train", splits.train), ("valid", splits.valid), ("test", splits.test)) if part is not None}
+    text = {name: _sizes(part, streams[name]) for name, part in parts.items()}
+    seen, known = set(np.unique(streams["train"].tokens).tolist()), set(splits.train.texts)
+    problems, never = _doubles(splits.train), dict[str, dict[str, str | int]]()
+    for name in list(parts)[1:]:
+        also = [i for i, each in enumerate(parts[name].texts) if each in known]
+        text[name]["also in training"] = len(also)
+        if also:
+            problems.append(f"{name}: {_named(parts[name], also, 'also in training')}, so its figures flatter")
+        never[name] = unseen(tokenizer, [streams[name].tokens.tolist()], seen)
+        if never[name]["symbols"]:
+            problems.append(
+                f"{name}: {counted(int(never[name]['symbols']), 'symbol')} that training never shows,"
+                f" {counted(int(never[name]['occurrences']), 'time')}, such as {never[name]['such as']}"
+            )
+    if tokenizer.kind != "bpe":
+        for name, stream in streams.items():
+            if n := int((stream.tokens == UNK).sum()):
+                problems.append(f"{name}: {counted(n, 'token')} outside the vocabulary; raise tokenizer.vocab_size or take kind = 'bpe'")
+    lengths = {name: distribution(stream.lengths) for name, stream in streams.items()}
+    order = np.argsort(-streams["train"].lengths, kind="stable")[:SHOWN].tolist()
+    longest: list[dict[str, str | int]] = [{"document": splits.train.places[i], "tokens": int(streams["train"].lengths[i])} for i in order]
+    windows = {"windows": loader.n_windows, "tokens": loader.length, "a batch": loader.batch_windows}
+    return TextReport(problems, text, lengths, longest, never, windows)
+
+
+def _sizes(documents: Documents, stream: Stream) -> dict[str, str | int | float]:
+    n_bytes, n_tokens = documents.n_bytes, stream.n_tokens
+    return {
+        "documents": len(documents),
+        "from": documents.name,
+        "characters": sum(map(len, documents.texts)),
+        "bytes": n_bytes,
+        "tokens": n_tokens,
+        "bytes a token": round(n_bytes / n_tokens, 3),
+        "doubles": len(documents) - len(set(documents.texts)),
+    }
+
+
+def _doubles(documents: Documents) -> list[str]:
+    first: dict[str, int] = {}
+    again = [i for i, text in enumerate(documents.texts) if first.setdefault(text, i) != i]
+    return [f"train: {_named(documents, again, 'the same as an earlier one')}"] if again else []
+
+
+def _named(documents: Documents, samples: Sequence[int], what: str) -> str:
+    places = ", ".join(documents.places[i] for i in samples[:SHOWN])
+    more = ", ..." if len(samples) > SHOWN else ""
+    return f"{len(samples):,} of {counted(len(documents), 'document')} {what} ({places}{more})"

@@ -1,0 +1,186 @@
+"""From documents to batches of windows: one stream of tokens, cut anew for each epoch."""
+
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
+from jaxtyping import Bool
+from numpy.typing import NDArray
+from torch import Tensor
+
+from transom.errors import DataError
+from transom.inputs.batch import LanguageBatch, Sequences
+from transom.inputs.documents import Documents
+from transom.inputs.sampler import cut_batches, draws
+from transom.inputs.special import EOS, PAD
+from transom.inputs.tokenizer import Tokenizer
+
+Tokens = NDArray[np.int32]
+
+
+class Stream:
+    """Documents as one row of tokens, each behind an end symbol: what ends a document begins the next.
+
+    Attributes:
+        documents: the texts.
+        tokens: all of them.
+        starts: place of each document's end symbol.
+    """
+
+    def __init__(self, documents: Documents, tokenizer: Tokenizer) -> None:
+        """Encode the documents.
+
+        Raises:
+            DataError: no token is in them.
+        """
+        rows = [np.array([EOS, *row], np.int32) for text in documents.texts for row in tokenizer.encode_batch([text])]
+        self.documents = documents
+        self.tokens: Tokens = np.concatenate(rows) if rows else np.empty(0, np.int32)
+        self.starts = np.concatenate([[0], np.cumsum([len(row) for row in rows])])[:-1].astype(np.int64)
+        if len(self.tokens) == len(rows):
+            raise DataError(f"{documents.name}: expected text that the tokenizer knows, found no token; name other text")
+
+    @property
+    def n_tokens(self) -> int:
+        """Count the tokens, one end symbol a document included."""
+        return len(self.tokens)
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """Count each document's tokens, its end symbol not included."""
+        return np.diff(self.starts, append=len(self.tokens)) - 1
+
+    def place(self, token: int) -> str:
+        """Name the document that a token stands in, and where."""
+        number = bisect_right(self.starts.tolist(), token) - 1
+        return f"{self.documents.places[number]}, token {token - int(self.starts[number])}"
+
+
+class WindowLoader:
+    """Training batches without end, from any position.
+
+    The stream is a ring: an epoch begins somewhere on it, goes round once in windows that do not overlap, and takes them in a random
+    order; each epoch has its own beginning and order, a pure function of (seed, epoch). A position is the number of windows read since
+    the start of training, over all shards. It is the whole state of the loader.
+
+    Attributes:
+        stream: the training text.
+        length: tokens of a window.
+        n_windows: windows an epoch; up to a window's length of tokens at the ring's seam waits for the next epoch.
+        batch_windows: most windows of a batch; an epoch's batches differ by one at most.
+    """
+
+    def __init__(
+        self, stream: Stream, *, max_seq_len: int, batch_tokens: int, seed: int, accumulate: int = 1, shard: int = 0, n_shards: int = 1
+    ) -> None:
+        """Plan windows.
+
+        Args:
+            stream: the training text.
+            max_seq_len: most tokens of a window.
+            batch_tokens: most tokens of a batch, over all shards and slices; a longer window is a batch of its own.
+            seed: of the order.
+            accumulate: slices of a batch.
+            shard: the rows of every batch that this process takes, from 0.
+            n_shards: how many processes there are.
+        """
+        self.stream, self._seed, self._accumulate, self._shard, self._n_shards = stream, seed, accumulate, shard, n_shards
+        self.length = min(max_seq_len, stream.n_tokens)
+        self.n_windows = stream.n_tokens // self.length
+        self.batch_windows = max(1, batch_tokens // self.length)
+
+    def epoch_of(self, position: int) -> int:
+        """Give the number, from 0, of the pass over the text that a position lies in."""
+        return position // self.n_windows
+
+    def place(self, sample: int) -> str:
+        """Name where a sample begins, for people."""
+        return self.stream.place(sample)
+
+    def batches_from(self, position: int) -> Iterator[tuple[int, list[LanguageBatch]]]:
+        """Yield each batch, as slices, with the position behind it: what a checkpoint stores to go on from there."""
+        n_batches = -(-self.n_windows // self.batch_windows)
+        while True:
+            epoch = self.epoch_of(position)
+            order, beginning = draws(self.n_windows + 1, self._seed, epoch)
+            first = int(beginning[-1] * self.stream.n_tokens)
+            starts = (first + self.length * np.argsort(order[:-1], kind="stable")) % self.stream.n_tokens
+            end = epoch * self.n_windows
+            for batch in np.array_split(starts, n_batches):
+                begun, end = end, end + len(batch)
+                if end > position:
+                    yield end, self._slices(batch[max(position - begun, 0) :])
+            position = end
+
+    def _slices(self, starts: NDArray[np.int64]) -> list[LanguageBatch]:
+        rows = starts[self._shard :: self._n_shards]
+        parts = np.array_split(rows, min(self._accumulate, len(rows))) if len(rows) else []
+        return [self._batch(part) for part in parts]
+
+    def _batch(self, starts: NDArray[np.int64]) -> LanguageBatch:
+        places = (starts[:, None] + np.arange(self.length + 1)) % self.stream.n_tokens
+        rows = self.stream.tokens[places]
+        return language_batch(rows[:, :-1], rows[:, 1:], np.full(len(starts), self.length), starts)
+
+
+def language_batch(tokens: Tokens, labels: Tokens, lengths: NDArray[np.int64], samples: NDArray[np.int64]) -> LanguageBatch:
+    """Make a batch of windows; a document's tokens are a segment and count their positions from its start symbol, or from the window's."""
+    places = np.arange(tokens.shape[1])
+    begins = (tokens == EOS) | (places == 0)
+    real = places < lengths[:, None]
+    segments = np.cumsum(begins, 1) * real
+    positions = places - np.maximum.accumulate(np.where(begins, places, 0), 1)
+    if not begins[:, 1:].any():
+        positions = places[None]  # one row for all
+    text = Sequences(*(torch.from_numpy(x.astype(np.int64)) for x in (np.where(real, tokens, PAD), positions, segments, lengths)))
+    return LanguageBatch(text, torch.from_numpy(np.where(real, labels, PAD).astype(np.int64)), tuple(samples.tolist()))
+
+
+def reading_batches(stream: Stream, max_seq_len: int, batch_tokens: int) -> list[LanguageBatch]:
+    """Cut a stream into windows that do not overlap, for reading all of it once, the end symbol of the last document included.
+
+    Args:
+        stream: the text.
+        max_seq_len: most tokens of a window.
+        batch_tokens: most tokens of a batch; a longer window is a batch of its own.
+    """
+    following = np.append(stream.tokens[1:], np.int32(EOS))
+    starts = np.arange(0, stream.n_tokens, max_seq_len)
+    batches = []
+    for part in np.array_split(starts, -(-len(starts) // max(1, batch_tokens // max_seq_len))):
+        lengths = np.minimum(stream.n_tokens - part, max_seq_len)
+        places = np.minimum(part[:, None] + np.arange(lengths.max()), stream.n_tokens - 1)
+        batches.append(language_batch(stream.tokens[places], following[places], lengths, part))
+    return batches
+
+
+def scoring_batches(
+    rows: Sequence[Sequence[int]], max_seq_len: int, overlap: int, batch_tokens: int
+) -> Iterator[tuple[LanguageBatch, list[int], Bool[Tensor, "batch target"]]]:
+    """Cut texts into windows and batch windows of like length, for reading each token once.
+
+    Args:
+        rows: texts as tokens, each behind its start symbol.
+        max_seq_len: most tokens of a window.
+        overlap: tokens that a further window of a text shows again before those that count.
+        batch_tokens: most tokens of a batch, padding included; a longer window is a batch of its own.
+
+    Yields:
+        A batch, the text that each of its rows is of, and True where a label counts: where no earlier window has it.
+    """
+    step = max_seq_len - overlap
+    windows = [(number, start) for number, row in enumerate(rows) for start in range(0, max(len(row) - overlap, 1), step)]
+    lengths = np.array([min(len(rows[number]) - start, max_seq_len) for number, start in windows])
+    for batch in cut_batches(np.argsort(lengths, kind="stable"), lengths, batch_tokens):
+        parts = [windows[i] for i in batch.tolist()]
+        inside = [rows[number][start : start + max_seq_len] for number, start in parts]
+        behind = [
+            [*rows[number][start + 1 : start + 1 + max_seq_len], EOS][: len(row)]
+            for row, (number, start) in zip(inside, parts, strict=True)
+        ]
+        text = Sequences.pad(inside)
+        labels = Sequences.pad(behind).tokens
+        first = torch.tensor([overlap if start else 0 for _, start in parts])
+        new = (text.segments > 0) & (torch.arange(labels.shape[1]) >= first[:, None])
+        yield LanguageBatch(text, labels, tuple(start for _, start in parts)), [number for number, _ in parts], new

@@ -1,0 +1,86 @@
+"""What differs between tasks in the words of the report and the card: what the model is, what it reads, how it is used."""
+
+import shlex
+
+from transom.config.data import PairFiles, TextFiles
+from transom.config.model import Decoder, Seq2Seq
+from transom.config.recipe import LanguageRecipe, Recipe, TranslationRecipe
+from transom.inspection.figures import whole
+
+
+def family(recipe: Recipe) -> str:
+    """Name the kind of network."""
+    return "a decoder-only Transformer" if isinstance(recipe.model, Decoder) else "an encoder-decoder Transformer"
+
+
+def layers(recipe: Recipe) -> str:
+    """Count the layers, stack by stack."""
+    match recipe.model:
+        case Seq2Seq(n_encoder_layers=n_encoder, n_decoder_layers=n_decoder):
+            return f"an encoder of {_layers(n_encoder)}, a decoder of {_layers(n_decoder)}"
+        case Decoder(n_layers=n):
+            return f"a decoder of {_layers(n)}"
+        case _:
+            raise AssertionError(recipe.model.kind)
+
+
+def layers_in_short(recipe: Recipe) -> str:
+    """Count the layers in a few characters, as in "3 + 3 layers"."""
+    model = recipe.model
+    counts = [getattr(model, name) for name in ("n_encoder_layers", "n_decoder_layers", "n_layers") if hasattr(model, name)]
+    return f"{' + '.join(map(str, counts))} layers"
+
+
+def heads(recipe: Recipe) -> str:
+    """Describe the attention heads."""
+    model = recipe.model
+    shared = f", {model.key_heads} of keys and values" if model.key_heads != model.n_heads else ""
+    extras = [name for name, there in (("QK-norm", model.attention.qk_norm.kind != "none"), ("sinks", model.attention.sinks)) if there]
+    if model.attention.softcap is not None:
+        extras.append(f"scores bounded at {model.attention.softcap:g}")
+    return f"{model.n_heads} heads of width {model.width_of_head}{shared}{''.join(f', {extra}' for extra in extras)}"
+
+
+def symbols(recipe: Recipe) -> str:
+    """Describe the vocabulary."""
+    tokenizer, sizes = recipe.tokenizer, [getattr(recipe.model, name) for name in recipe.model.VOCABULARIES]
+    case = ", lower case" if tokenizer.lowercase else ""
+    if not isinstance(recipe, TranslationRecipe):
+        return f"{tokenizer.kind} symbols{'' if None in sizes else f' ({whole(sizes[0])})'}{case}"
+    both = "one vocabulary for both sides" if recipe.tokenizer.joint else "a vocabulary for each side"
+    if None in sizes:
+        return f"{tokenizer.kind} symbols, {both}{case}"
+    counts = whole(sizes[0]) if recipe.tokenizer.joint else f"{whole(sizes[0])} and {whole(sizes[1])}"
+    return f"{tokenizer.kind} symbols, {both} ({counts} symbols){case}"
+
+
+def use(recipe: Recipe, name: str) -> tuple[str, str]:
+    """Give the command and the lines of Python that answer with a run's model."""
+    if isinstance(recipe, LanguageRecipe):
+        command = f'transom generate {shlex.quote(name)} "The beginning of a text"'
+        return command, f'import transom\n\ntransom.load({name!r}).generate(["The beginning of a text"])'
+    command = f"transom translate {shlex.quote(name)} --input source.txt --output translations.txt"
+    return command, f'import transom\n\ntransom.load({name!r}).translate(["A sentence in the source language."])'
+
+
+def files(part: object) -> list[str]:
+    """Name the files of a part of the data."""
+    match part:
+        case PairFiles():
+            return [name for name in (part.source, part.target, part.pairs) if name]
+        case TextFiles():
+            span = [f"{part.start:g} to {part.end:g} of it"] if (part.start, part.end) != (0.0, 1.0) else []
+            return [*([part.files] if isinstance(part.files, str) else part.files), *span]
+        case _:
+            return []
+
+
+def split_off(recipe: Recipe) -> str:
+    """Say what is taken for validation where no data are named."""
+    if isinstance(recipe, LanguageRecipe):
+        return "5 % of the documents, split off by hash, or the last 5 % of a single one"
+    return "1 % of the training pairs, split off by hash"
+
+
+def _layers(n: int) -> str:
+    return f"{n} layer{'' if n == 1 else 's'}"

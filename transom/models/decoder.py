@@ -1,0 +1,85 @@
+"""The decoder alone: text in, what follows each token out, as in GPT and Llama."""
+
+from typing import Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from transom.config.model import Decoder
+from transom.layers import mask as masks
+from transom.layers.cache import DecoderCache, KeyValueCache
+from transom.layers.embedding import Embedding
+from transom.layers.position import build_position
+from transom.layers.sight import Sight, look
+from transom.layers.stack import Stack
+from transom.layers.tap import Scope, scope
+from transom.models.text import Sequences, TextModel
+
+
+@runtime_checkable
+class Batch(Protocol):
+    """What the model reads of a batch: the text, from its start symbol on."""
+
+    @property
+    def target(self) -> Sequences: ...
+
+
+class DecoderTransformer(TextModel):
+    """A language model: p(y) = prod_t p(y_t | y_<t) (Radford et al. 2018, eq. 1 and 2)."""
+
+    def __init__(self, config: Decoder) -> None:
+        """Build from a configuration whose vocabulary size is known."""
+        super().__init__()
+        assert config.vocab_size, "the vocabulary size comes from the tokenizer"
+        self.config: Decoder = config
+        tokens = nn.Embedding(config.vocab_size, config.d_model)
+        self.embedding = Embedding(tokens, build_position(config, causal=True), config.scale_embeddings, config.dropout)
+        self.decoder = Stack(config, config.n_layers, cross=False)
+        self.unembedding = nn.Linear(config.d_model, config.vocab_size, bias=False)
+        if config.tie:
+            self.unembedding.weight = tokens.weight
+
+    def hidden(self, batch: Batch, taps: Scope | None = None) -> Float[Tensor, "batch target d_model"]:
+        """Return the decoder's output, of which the logits are a linear map."""
+        text = batch.target
+        x = self.embedding(text.tokens, text.positions, scope(taps, "embedding"))
+        return self.decoder(x, self.target_sight(text), taps=scope(taps, "decoder"))
+
+    def target_sight(self, text: Sequences) -> Sight:
+        """Let tokens see themselves and those before them in their own document."""
+        length = text.tokens.shape[1]
+        mask = masks.same_segment(text.segments, text.segments) & masks.causal(length, length, text.tokens.device)
+        return look(self.embedding.position, text.positions, text.positions, mask)
+
+    def encode(self, prompt: Sequences) -> Sequences:
+        """Take the prompts as they are: this family has no encoder, and reads them in ``start``."""
+        return prompt
+
+    def start(self, prompt: Sequences, n_beams: int, max_length: int) -> DecoderCache:
+        """Prepare step-by-step decoding: read all but the last token of each prompt, which the first step reads.
+
+        Args:
+            prompt: prompts of one length, the start symbol first, nothing padded.
+            n_beams: rows a prompt; row ``prompt * n_beams + beam``.
+            max_length: most new tokens.
+        """
+        c, read = self.config, prompt.tokens[:, :-1].repeat_interleave(n_beams, 0)
+        sizes = len(read), c.key_heads, read.shape[1] + max_length, c.width_of_head, c.width_of_value
+        like = self.unembedding.weight
+        cache = DecoderCache([KeyValueCache(*sizes, like=like) for _ in self.decoder.blocks])
+        if read.shape[1]:
+            self._read(read, cache)
+        return cache
+
+    def step(self, tokens: Int[Tensor, "rows new"], cache: DecoderCache) -> Float[Tensor, "rows new vocab"]:
+        """Read the next tokens of each row and return the logits of what follows each."""
+        return self.unembedding(self._read(tokens, cache))
+
+    def _read(self, tokens: Int[Tensor, "rows new"], cache: DecoderCache) -> Float[Tensor, "rows new d_model"]:
+        new, end = tokens.shape[1], cache.length + tokens.shape[1]
+        positions = torch.arange(end, device=tokens.device)[None]
+        now = positions[:, cache.length :]
+        mask = masks.causal(new, end, tokens.device) if new > 1 else None
+        sight = look(self.embedding.position, now, positions, mask)
+        return self.decoder(self.embedding(tokens, now), sight, caches=cache.blocks)

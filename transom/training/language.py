@@ -1,0 +1,131 @@
+"""Language modelling as a task: each token of a text is to be said from those before it."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+
+from transom.config.recipe import LanguageRecipe
+from transom.decoding.flat import searcher_of
+from transom.decoding.generator import Generator
+from transom.inputs.batch import LanguageBatch
+from transom.inputs.documents import Documents, load_text
+from transom.inputs.text_report import TextReport, report_text
+from transom.inputs.tokenizer import Tokenizer, Tokenizers
+from transom.inputs.windows import Stream, WindowLoader, reading_batches
+from transom.models.decoder import DecoderTransformer
+from transom.models.text import TextModel
+from transom.planning.flops import count_flops
+from transom.planning.precision import Precision
+from transom.training.validation import validation_loss
+from transom.weights.run_folder import TOKENIZER, RunFolder
+
+PROMPT_TOKENS, ANSWER_TOKENS = 32, 96
+"""Tokens of a validation document that are shown to the model, and those that are shown of its own."""
+
+
+@dataclass(frozen=True)
+class LanguageTask:
+    """Documents, ready to be learnt from.
+
+    Attributes:
+        recipe: as resolved, vocabulary size filled in.
+        tokenizer: of the text.
+        loader: training batches.
+        valid: validation documents.
+        valid_batches: the same as batches.
+        report: what is known of the text.
+        data: hash of all training and validation text, in its order.
+    """
+
+    recipe: LanguageRecipe
+    tokenizer: Tokenizer
+    loader: WindowLoader
+    valid: Documents
+    valid_batches: Sequence[LanguageBatch]
+    report: TextReport
+    data: str
+
+    @classmethod
+    def read(cls, recipe: LanguageRecipe, base: Path, folder: RunFolder, tell: Callable[[str], None]) -> Self:
+        """Read the text, make or load the tokenizer, and examine all of it.
+
+        Args:
+            recipe: what to train.
+            base: folder that ``data.root`` is relative to.
+            folder: the run folder; the tokenizer of a run to go on with is there.
+            tell: is told what is being done, in a few words.
+
+        Raises:
+            TransomError: the text cannot be read, or does not fit the recipe.
+        """
+        tell("reading the text")
+        splits = load_text(recipe.data, base)
+        tell("preparing the tokenizer")
+        if folder.holds_recipe:
+            tokenizer = Tokenizers.load(folder.path / TOKENIZER).source
+        else:
+            tokenizer = Tokenizer.train(splits.train.texts, recipe.tokenizer)
+        recipe = recipe.model_copy(update={"model": recipe.model.model_copy(update={"vocab_size": tokenizer.vocab_size})})
+        tell("reading the text as tokens")
+        parts = {"train": splits.train, "valid": splits.valid} | ({"test": splits.test} if splits.test else {})
+        streams = {name: Stream(part, tokenizer) for name, part in parts.items()}
+        training, max_seq_len = recipe.training, recipe.model.max_seq_len
+        loader = WindowLoader(
+            streams["train"],
+            max_seq_len=max_seq_len,
+            batch_tokens=training.batch_tokens,
+            seed=training.seed,
+            accumulate=training.accumulate,
+        )
+        return cls(
+            recipe=recipe,
+            tokenizer=tokenizer,
+            loader=loader,
+            valid=splits.valid,
+            valid_batches=reading_batches(streams["valid"], max_seq_len, training.batch_tokens),
+            report=report_text(splits, streams, tokenizer, loader),
+            data=_fingerprint(splits.train, splits.valid),
+        )
+
+    def write(self, folder: RunFolder) -> None:
+        """Leave in the run folder what generating needs beside the model."""
+        folder.write(TOKENIZER, Tokenizers(self.tokenizer, self.tokenizer).to_bytes())
+
+    def place(self, sample: int) -> str:
+        """Name the document that a window begins in."""
+        return self.loader.place(sample)
+
+    def flops(self, batch: LanguageBatch) -> float:
+        """Count the floating-point operations of learning from a batch, forward and backward, padding included."""
+        return count_flops(self.recipe.model, len(batch.samples), 0, batch.target.tokens.shape[1]).training
+
+    def validate(
+        self, model: TextModel, autocast: torch.autocast, precision: Precision
+    ) -> tuple[dict[str, float], tuple[Mapping[str, Any], ...]]:
+        """Measure a model on the validation text; return the figures, bits a byte of it among them, and a few texts gone on with."""
+        assert isinstance(model, DecoderTransformer)
+        figures = validation_loss(model, self.valid_batches, autocast)
+        n_tokens = sum(batch.n_target_tokens for batch in self.valid_batches)
+        figures["bits_per_byte"] = figures["loss"] * n_tokens / math.log(2) / self.valid.n_bytes
+        texts = self.valid.texts[: self.recipe.training.validate_samples]
+        rows = [self.tokenizer.encode(text[: 8 * PROMPT_TOKENS])[: PROMPT_TOKENS + ANSWER_TOKENS] for text in texts]
+        prompts = [self.tokenizer.decode(row[:PROMPT_TOKENS]) for row in rows]
+        generator = Generator(model, self.tokenizer, self.recipe.decoding, searcher=searcher_of(model, precision.dtype))
+        answers = generator.generate(prompts, max_new_tokens=ANSWER_TOKENS, stop=())
+        samples = [{"prompt": prompt, "continuation": answer} for prompt, answer in zip(prompts, answers, strict=True)]
+        return figures, tuple(samples)
+
+
+def _fingerprint(*parts: Documents) -> str:
+    """Hash the documents in their order, so that a run can tell whether its data are still the same."""
+    total = blake2b(digest_size=16)
+    for documents in parts:
+        for text in documents.texts:
+            total.update(text.encode() + b"\0")
+        total.update(b"\1")
+    return total.hexdigest()

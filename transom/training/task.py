@@ -1,0 +1,77 @@
+"""What the training loop asks of a task: the one face of all of them."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+
+from transom.config.recipe import Recipe
+from transom.inputs.batch import TextBatch
+from transom.models.text import TextModel
+from transom.planning.precision import Precision
+from transom.weights.run_folder import RunFolder
+
+
+@runtime_checkable
+class Report(Protocol):
+    """What is known of the data before step 1."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Give it as JSON values."""
+        ...
+
+    def lines(self) -> list[str]:
+        """Give it for people."""
+        ...
+
+
+@runtime_checkable
+class Batches(Protocol):
+    """A loader: training batches without end, whose whole state is one integer."""
+
+    def batches_from(self, position: int) -> Iterator[tuple[int, Sequence[TextBatch]]]:
+        """Yield each batch, as slices, with the position behind it."""
+        ...
+
+
+@runtime_checkable
+class Task(Protocol):
+    """Data ready to be learnt from, and how to tell what was learnt."""
+
+    @property
+    def recipe(self) -> Recipe:
+        """As resolved, vocabulary sizes filled in."""
+        ...
+
+    @property
+    def loader(self) -> Batches:
+        """Training batches."""
+        ...
+
+    @property
+    def report(self) -> Report:
+        """What is known of the data."""
+        ...
+
+    @property
+    def data(self) -> str:
+        """Hash of all training and validation data, in their order."""
+        ...
+
+    def write(self, folder: RunFolder) -> None:
+        """Leave in the run folder what answering needs beside the model."""
+        ...
+
+    def place(self, sample: int) -> str:
+        """Name a training sample by its place in the data, for people."""
+        ...
+
+    def flops(self, batch: Any) -> float:
+        """Count the floating-point operations of learning from a batch, forward and backward, padding included."""
+        ...
+
+    def validate(
+        self, model: TextModel, autocast: torch.autocast, precision: Precision
+    ) -> tuple[dict[str, float], tuple[Mapping[str, Any], ...]]:
+        """Measure a model on the validation data; return the figures and a few answers."""
+        ...
