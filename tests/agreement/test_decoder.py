@@ -72,7 +72,7 @@ def llama() -> nn.Module:
         max_position_embeddings=16,
         rms_norm_eps=1e-6,
         tie_word_embeddings=False,
-        attn_implementation="eager",
+        attn_implementation="sdpa",  # their eager softmax is in float32
     )
     model = LlamaForCausalLM(config)
     model.model.rotary_emb = RotaryAngles()  # theirs, and their norms, compute in float32 whatever the model's type
