@@ -104,9 +104,9 @@ def generate(
 
 def _streamed(generator: Any, prompt: str, options: dict[str, Any]) -> None:
     """Write one text as it comes."""
+    pieces, n_tokens = generator.stream(prompt, **options), len(generator.tokenizer.encode(prompt))
     print(prompt, end="", flush=True)
-    n_tokens = len(generator.tokenizer.encode(prompt))
-    for piece in generator.stream(prompt, **options):
+    for piece in pieces:
         print(piece, end="", flush=True)
         n_tokens += len(generator.tokenizer.encode(piece))
     print(flush=True)

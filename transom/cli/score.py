@@ -54,13 +54,15 @@ def score(
         _pairs(load_translator(run, precision), run, source, target, as_json)
         return
     from transom.config.data import TextFiles
-    from transom.inputs.documents import read_documents
+    from transom.config.explaining import check
+    from transom.inputs.documents import files_of, read_documents
     from transom.weights.run_folder import RunFolder
 
     folder, generator = RunFolder.open(run), load_generator(run, precision)
-    files = TextFiles(files=[str(path.absolute()) for path in text], suffixes=suffix, document=document, start=start)
+    raw = {"files": [str(path.absolute()) for path in text], "suffixes": suffix, "document": document, "start": start}
+    files = check(TextFiles, raw, lambda path: "--" + ".".join(path))
     documents = read_documents(files, Path.cwd())
-    for path in text:
+    for path in files_of(files, Path.cwd()):
         folder.ledger.record(path, "score")
     scores: list[Any] = generator.score(documents.texts, overlap, too_long=too_long)
     _texts(scores, documents.places, generator.model.config.max_seq_len, as_json)

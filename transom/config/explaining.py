@@ -2,13 +2,34 @@
 
 import difflib
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
 from transom.config.brick import Schema, schemas
+from transom.errors import ConfigError
 
 Path = tuple[str, ...]
+
+
+Checked = TypeVar("Checked", bound=Schema)
+
+
+def check(schema: type[Checked], raw: Mapping[str, Any], place: Callable[[Path], str]) -> Checked:
+    """Validate a value.
+
+    Args:
+        schema: what it is to be.
+        raw: the input as it was read.
+        place: gives the file and line, or the flag, that sets a field.
+
+    Raises:
+        ConfigError: it is something else; one line says what.
+    """
+    try:
+        return schema.model_validate(raw)
+    except ValidationError as error:
+        raise ConfigError(explain(error, schema, raw, place)) from None
 
 
 def explain(error: ValidationError, schema: type[Schema], raw: Mapping[str, Any], place: Callable[[Path], str]) -> str:
@@ -26,10 +47,15 @@ def explain(error: ValidationError, schema: type[Schema], raw: Mapping[str, Any]
     by_field: dict[Path, list[Any]] = {}
     for detail in error.errors(include_url=False):
         by_field.setdefault(path_of(detail, raw), []).append(detail)
-    ranked = sorted(by_field.items(), key=lambda item: item[1][0]["type"] != "extra_forbidden")
+    ranked = sorted(by_field.items(), key=lambda item: _weight(item[0], item[1][0]["type"]))
     path, details = ranked[0]
     more = f" ({len(ranked) - 1} more after this)" if len(ranked) > 1 else ""
     return f"{place(path)}: {_message(path, details, schema, raw)}{more}"
+
+
+def _weight(path: Path, kind: str) -> int:
+    """Order errors: a wrong kind explains the others, an unknown field is often what was meant by a missing one."""
+    return 0 if path[-1:] == ("kind",) else 1 if kind == "extra_forbidden" else 2
 
 
 def path_of(detail: Any, raw: Mapping[str, Any]) -> Path:

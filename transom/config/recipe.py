@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 import tomli_w
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
 from transom.config.brick import Schema
 from transom.config.data import Data, PairData, PairTokenizer, TextData, Tokenizer
 from transom.config.decoding import Decoding, Sampling
-from transom.config.explaining import explain
+from transom.config.explaining import check
 from transom.config.model import Decoder, Seq2Seq, Transformer
 from transom.config.names import nearest
 from transom.config.reading import Override, line_of, merged, parse_override, parse_toml, read_toml_text
@@ -83,11 +83,7 @@ def load_recipe(where: str | Path, overrides: Sequence[str] = ()) -> tuple[Recip
         raw = override.applied(raw)
     if isinstance(raw.get("model"), dict) and "preset" in raw["model"]:
         raw["model"] = _with_preset(raw["model"], _place(name, text, sets, ("model", "preset")))
-    schema = _schema(raw, _place(name, text, sets, ("task",)))
-    try:
-        recipe = schema.model_validate(raw)
-    except ValidationError as error:
-        raise ConfigError(explain(error, schema, raw, lambda path: _place(name, text, sets, path))) from None
+    recipe = check(_schema(raw, _place(name, text, sets, ("task",))), raw, lambda path: _place(name, text, sets, path))
     return recipe, Path.cwd() if any(override.path == ("data", "root") for override in sets) else base
 
 

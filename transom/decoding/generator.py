@@ -6,10 +6,9 @@ from itertools import groupby
 from typing import Any, Literal, NamedTuple, TypedDict, Unpack
 
 import torch
-from pydantic import ValidationError
 
 from transom.config.decoding import Sampling
-from transom.config.explaining import explain
+from transom.config.explaining import check
 from transom.decoding.answers import TextScore
 from transom.decoding.deal import deal_out
 from transom.decoding.filters import Forbid
@@ -162,7 +161,9 @@ class Generator:
             DataError: prompt and text outgrow the model and ``too_long`` is "refuse".
         """
         settings = self._settings(1, options)
-        text = _Text(self._prompts([prompt], settings, options)[0], 0)
+        return self._pieces(_Text(self._prompts([prompt], settings, options)[0], 0), settings)
+
+    def _pieces(self, text: _Text, settings: Sampling) -> Iterator[str]:
         given = 0
         with evaluating(self.model):
             while text.ended is None:
@@ -232,10 +233,7 @@ class Generator:
         """Lay the options over the recipe's settings and check them."""
         changes = {key: value for key, value in options.items() if key in Sampling.model_fields and value is not None}
         raw = {**self.sampling.model_dump(), **changes}
-        try:
-            settings = Sampling.model_validate(raw)
-        except ValidationError as error:
-            raise ConfigError(explain(error, Sampling, raw, lambda path: "decoding")) from None
+        settings = check(Sampling, raw, lambda path: "decoding")
         if n < 1:
             raise ConfigError(f"decoding: expected at least 1 text a prompt, found {n}")
         if (rows := options.get("batch_rows")) is not None and rows < 1:

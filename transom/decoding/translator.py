@@ -5,10 +5,9 @@ from typing import Any, Literal, TypedDict, Unpack
 
 import numpy as np
 import torch
-from pydantic import ValidationError
 
 from transom.config.decoding import Decoding
-from transom.config.explaining import explain
+from transom.config.explaining import check
 from transom.decoding.answers import PairScore, Translation, joined, one_line
 from transom.decoding.beam import Beam
 from transom.decoding.deal import deal_out
@@ -141,10 +140,7 @@ class Translator:
         """Lay the options over the recipe's settings and check them."""
         changes = {key: value for key, value in options.items() if key in Decoding.model_fields and value is not None}
         raw = {**self.decoding.model_dump(), **changes}
-        try:
-            decoding = Decoding.model_validate(raw)
-        except ValidationError as error:
-            raise ConfigError(explain(error, Decoding, raw, lambda path: "decoding")) from None
+        decoding = check(Decoding, raw, lambda path: "decoding")
         if (batch_tokens := options.get("batch_tokens")) is not None and batch_tokens < 1:
             raise ConfigError(f"decoding: batch_tokens: expected at least 1, found {batch_tokens}")
         if (too_long := options.get("too_long")) not in (None, "split", "refuse"):

@@ -100,20 +100,28 @@ def read_documents(files: TextFiles, root: Path) -> Documents:
     Raises:
         DataError: a file is missing or no clean text, or there is no text at all.
     """
-    names = [files.files] if isinstance(files.files, str) else files.files
     texts, places = list[str](), list[str]()
-    for name in names:
-        for path in _files(root / expanded(name), files.suffixes):
-            for place, text in _read(path, files):
-                if text.strip():
-                    texts.append(text)
-                    places.append(place)
+    for path in files_of(files, root):
+        for place, text in _read(path, files):
+            if text.strip():
+                texts.append(text)
+                places.append(place)
+    names = _names(files)
     found = Documents(texts, places, ", ".join(names))
     if files.start > 0 or files.end < 1:
         found = found.part(files.start, files.end)
     if not found.texts:
         raise DataError(f"{', '.join(str(root / name) for name in names)}: expected some text, found none; name other files")
     return found
+
+
+def files_of(files: TextFiles, root: Path) -> list[Path]:
+    """List the files that are named, or are in folders that are named.
+
+    Raises:
+        DataError: a folder holds none of them.
+    """
+    return [path for name in _names(files) for path in _files(root / expanded(name), files.suffixes)]
 
 
 def standard_library(config: StandardLibrary) -> Documents:
@@ -157,6 +165,10 @@ def split_validation(documents: Documents) -> tuple[Documents, Documents]:
     return documents.take(rest, documents.name), documents.take(
         chosen, f"{len(chosen)} of {n} documents of {documents.name}, split off by hash"
     )
+
+
+def _names(files: TextFiles) -> list[str]:
+    return [files.files] if isinstance(files.files, str) else files.files
 
 
 def _files(path: Path, suffixes: Sequence[str] | None) -> list[Path]:

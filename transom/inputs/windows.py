@@ -171,7 +171,7 @@ def scoring_batches(
     """
     step = max_seq_len - overlap
     windows = [(number, start) for number, row in enumerate(rows) for start in range(0, max(len(row) - overlap, 1), step)]
-    lengths = np.array([min(len(rows[number]) - start, max_seq_len) for number, start in windows])
+    lengths = np.array([min(len(rows[number]) - start, max_seq_len) for number, start in windows], np.int64)
     for batch in cut_batches(np.argsort(lengths, kind="stable"), lengths, batch_tokens):
         parts = [windows[i] for i in batch.tolist()]
         inside = [rows[number][start : start + max_seq_len] for number, start in parts]

@@ -1,0 +1,128 @@
+"""The verbs of language models: train on one's own text, go on with it, score it, and what is said of mistakes."""
+
+import json
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from tests.cli.conftest import Call, Trained, sets
+from transom.cli.main import main
+
+TINY = (
+    "tokenizer.vocab_size=300",
+    "model.d_model=16",
+    "model.d_ff=16",
+    "model.n_heads=2",
+    "model.n_layers=1",
+    "model.max_seq_len=16",
+    "training.batch_tokens=256",
+    "training.validate_every=5",
+    "training.checkpoint_every=5",
+    "training.precision=fp32",
+    "training.max_steps=10",
+    "decoding.max_new_tokens=12",
+)
+
+
+class LanguageRun(NamedTuple):
+    """A tiny run and the folder of its text."""
+
+    folder: Path
+    text: Path
+
+
+@pytest.fixture(scope="session")
+def spoken(tmp_path_factory: pytest.TempPathFactory) -> LanguageRun:
+    """Train a tiny language model once."""
+    folder = tmp_path_factory.mktemp("spoken")
+    text = folder / "text"
+    text.mkdir()
+    for i in range(25):
+        (text / f"{i}.txt").write_text("".join(f"the {word} of {i} is {word * 2}\n" for word in ("sun", "moon", "star")))
+    assert main(["train", "text-bpe", "--text", str(text), *sets(*TINY), "--out", str(folder / "run"), "--json"]) == 0
+    return LanguageRun(folder / "run", text)
+
+
+def test_training_leaves_a_whole_run_folder(spoken: LanguageRun) -> None:
+    names = {path.name for path in spoken.folder.iterdir()}
+    assert {"recipe.toml", "config.json", "model.safetensors", "tokenizer.json", "metrics.jsonl", "report.html", "README.md"} <= names
+    card = (spoken.folder / "README.md").read_text()
+    assert "A language model: a decoder-only Transformer" in card and 'transom generate run "The beginning of a text"' in card
+    page = (spoken.folder / "report.html").read_text()
+    assert "Continuations" in page and "Bits a byte" in page and "Translations" not in page
+
+
+def test_generate_streams_the_prompt_and_what_follows(transom: Call, spoken: LanguageRun) -> None:
+    streamed = transom("generate", spoken.folder, "the sun", "--seed", "3", "--precision", "fp32")
+    whole = transom("generate", spoken.folder, "the sun", "--seed", "3", "--precision", "fp32", "--json")
+    assert streamed.code == whole.code == 0
+    (record,) = whole.json
+    (answer,) = record["continuations"]
+    assert streamed.out == f"the sun{answer['text']}\n"
+    assert set(answer) == {"text", "n_tokens", "ended", "windows"} and answer["n_tokens"] <= 12
+    assert transom("generate", spoken.folder, "--max-new-tokens", "3").code == 0, "a prompt may be left out"
+
+
+def test_generate_takes_prompts_from_a_file_and_several_samples(transom: Call, spoken: LanguageRun, tmp_path: Path) -> None:
+    (tmp_path / "prompts").write_text("the moon\nthe\n")
+    made = transom("generate", spoken.folder, "--input", tmp_path / "prompts", "--samples", "2", "--precision", "fp32")
+    assert made.code == 0 and made.out.count("---\n") == 3 and made.out.startswith("the moon")
+    stopped = transom("generate", spoken.folder, "the", "--stop", "\\n", "--stop", "i", "--json", "--precision", "fp32").json
+    assert not {"\n", "i"} & set(stopped[0]["continuations"][0]["text"])
+
+
+def test_a_text_that_outgrows_the_model_is_said(transom: Call, spoken: LanguageRun) -> None:
+    grown = transom("generate", spoken.folder, "the", "--max-new-tokens", "60", "--min-new-tokens", "59")
+    assert grown.code == 0 and "outgrew the 16 tokens that the model reads: where they were full it went on from the last 8" in grown.err
+    refused = transom("generate", spoken.folder, "the", "--max-new-tokens", "60", "--too-long", "refuse")
+    assert "PROMPT:1: expected prompt and new text in model.max_seq_len = 16 tokens" in refused.error
+
+
+def test_score_gives_a_line_a_text_and_the_totals(transom: Call, spoken: LanguageRun) -> None:
+    whole = transom("score", spoken.folder, "--text", spoken.text, "--precision", "fp32")
+    lines = whole.out.splitlines()
+    assert whole.code == 0 and len(lines) == 26 and "bits a byte over" in lines[-1]
+    assert "25 of 25 texts are longer than the 16 tokens that the model reads: read in windows" in whole.err
+    value = transom("score", spoken.folder, "--text", spoken.text, "--document", "line", "--precision", "fp32", "--json").json
+    assert len(value["texts"]) == 75 and value["n_bytes"] == sum(len(path.read_bytes()) - 3 for path in spoken.text.iterdir())
+    cut = transom("score", spoken.folder, "--text", spoken.text, "--too-long", "truncate")
+    assert "tokens left out" in cut.err
+    ledger = [json.loads(line) for line in (spoken.folder / "ledger.jsonl").read_text().splitlines()]
+    assert {Path(record["file"]).name for record in ledger if record["verb"] == "score"} == {path.name for path in spoken.text.iterdir()}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("generate", "RUN", "x", "--input", "y"), "expected a PROMPT or --input, found both"),
+        (("generate", "RUN", "x", "--top-p", "0"), "top_p: expected"),
+        (("generate", "RUN", "x", "--repetition-penalty", "0"), "repetition_penalty: expected"),
+        (("generate", "RUN", "x", "--temperature", "nan"), "invalid value for '--temperature'"),
+        (("score", "RUN"), "expected --source and --target for a translator, or --text for a language model"),
+        (("score", "RUN", "--text", "nowhere"), "nowhere: no such file"),
+        (("score", "RUN", "--text", "TEXT", "--overlap", "16"), "expected an overlap from 0 to 15"),
+        (("score", "RUN", "--text", "TEXT", "--start", "1"), "--start: start: expected a number less than 1, found 1.0"),
+        (("translate", "RUN", "x"), "expected a run that translates, found a language model"),
+        (("train", "text-bpe", "--valid-text", "x"), "--valid-text needs --text beside it"),
+        (("train", "text-bpe"), "name your own files with --text"),
+        (("train", "text-bpe", "--text", "TEXT", "--set", "model.n_encoder_layers=2"), "unknown field model.n_encoder_layers"),
+        (("train", "text-bpe", "--text", "TEXT", "--set", "task=languge"), "expected a task, found 'languge'; did you mean language?"),
+        (("train", "text-bpe", "--text", "TEXT", "--set", "model.preset=transformer-base"), "model.kind: expected 'decoder'"),
+        (("train", "text-bpe", "--text", "TEXT", "--suffix", ".py"), "expected a file that ends with .py"),
+    ],
+)
+def test_mistakes_get_one_line(transom: Call, spoken: LanguageRun, arguments: tuple[str, ...], words: str) -> None:
+    places = {"RUN": spoken.folder, "TEXT": spoken.text}
+    assert words in transom(*(places.get(argument, argument) for argument in arguments)).error
+
+
+def test_a_translator_does_not_go_on_with_text(transom: Call, trained: Trained, spoken: LanguageRun) -> None:
+    assert "expected a language model's run, found one that translates" in transom("generate", trained.folder, "x").error
+    assert "expected a language model's run" in transom("score", trained.folder, "--text", spoken.text).error
+
+
+def test_a_tokenizer_is_trained_on_text(transom: Call, spoken: LanguageRun, tmp_path: Path) -> None:
+    out = tmp_path / "tokenizer.json"
+    made = transom("tokenizer", "train", "text-bpe", "--text", spoken.text, "--set", "tokenizer.vocab_size=300", "--out", out)
+    assert made.code == 0 and out.exists() and "both sides: bpe, 291 symbols" in made.out

@@ -1,0 +1,175 @@
+"""Going on with texts: the same as step by step without a cache, in any company, streamed or whole; and scoring texts."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.decoding.models import LETTERS, letter_tokenizers
+from transom.config.decoding import Sampling
+from transom.config.model import Decoder
+from transom.decoding.answers import bits_per_byte, perplexity
+from transom.decoding.generator import Generator, _sure
+from transom.errors import ConfigError, DataError
+from transom.inputs.batch import LanguageBatch, Sequences
+from transom.inputs.special import EOS, PAD, SOS
+from transom.models.build import build_model
+from transom.models.decoder import DecoderTransformer
+
+TOKENIZER = letter_tokenizers().source
+MOST = 24
+
+
+def tiny_decoder(seed: int = 1, **fields: Any) -> DecoderTransformer:
+    """Build a language model of letters with weights larger than a fresh model's, so that its answers vary."""
+    torch.manual_seed(seed)
+    size = {"d_model": 16, "n_heads": 4, "d_ff": 24, "n_layers": 2, "max_seq_len": MOST, "vocab_size": TOKENIZER.vocab_size, "tie": False}
+    model = build_model(Decoder.model_validate(size | fields))
+    assert isinstance(model, DecoderTransformer)
+    with torch.no_grad():
+        for matrix in (p for p in model.decoder.parameters() if p.dim() == 2):
+            matrix *= 2
+        model.unembedding.weight.normal_(std=0.5)
+    return model.double().eval()
+
+
+MODEL = tiny_decoder()
+GENERATOR = Generator(MODEL, TOKENIZER, Sampling(max_new_tokens=12))
+PROMPTS = ["abc", "", "hgfe d", "abc", "c"]
+
+
+@torch.inference_mode()
+def greedily(model: DecoderTransformer, prompt: str, n: int) -> str:
+    """Go on by whole passes over the text so far."""
+    tokens = [EOS, *TOKENIZER.encode(prompt)]
+    new: list[int] = []
+    while len(new) < n:
+        text = Sequences.pad([tokens + new])
+        logits = model(LanguageBatch(text, text.tokens, (0,)))[0, -1]
+        logits[[PAD, SOS]] = -math.inf
+        token = int(logits.argmax())
+        if token == EOS:
+            break
+        new.append(token)
+    return TOKENIZER.decode(new)
+
+
+@pytest.mark.parametrize(
+    "fields", [{}, {"position": "learned", "norm": "layernorm"}, {"position": "alibi", "n_kv_heads": 1}, {"norm_placement": "parallel"}]
+)
+def test_temperature_zero_is_the_likeliest_token_each_time(fields: dict[str, Any]) -> None:
+    model = tiny_decoder(3, **fields)
+    found = Generator(model, TOKENIZER).generate(PROMPTS, temperature=0.0, max_new_tokens=12)
+    assert found == [greedily(model, prompt, 12) for prompt in PROMPTS]
+    assert any(found), "a model that says nothing shows nothing"
+
+
+def test_a_text_is_the_same_in_any_batch() -> None:
+    whole = GENERATOR.continuations(PROMPTS, 3)
+    assert GENERATOR.continuations(PROMPTS, 3, batch_rows=1) == whole
+    assert GENERATOR.continuations(PROMPTS[:1], 3) == whole[:1]
+    assert GENERATOR.generate(PROMPTS) == [answers[0].text for answers in GENERATOR.continuations(PROMPTS, 1)]
+    texts = [answer.text for answers in whole for answer in answers]
+    assert len(set(texts)) > 10, "each text has its own draws"
+    assert GENERATOR.continuations(PROMPTS, 3, seed=2) != whole
+
+
+@settings(max_examples=25)
+@given(st.text(LETTERS, max_size=30), st.integers(0, 5), st.sampled_from([(), ("b",), ("ab", "\n"), ("gh",)]), st.integers(1, 60))
+def test_pieces_of_a_stream_are_the_text(prompt: str, seed: int, stop: tuple[str, ...], n: int) -> None:
+    whole = GENERATOR.continuations([prompt], seed=seed, stop=stop, max_new_tokens=n)[0][0]
+    pieces = list(GENERATOR.stream(prompt, seed=seed, stop=stop, max_new_tokens=n))
+    assert "".join(pieces) == whole.text and all(pieces)
+    assert not any(text in whole.text for text in stop)
+    assert {"stop": bool(stop), "length": whole.n_tokens == n, "end": True}[whole.ended]
+    assert whole.n_tokens <= n and len(whole.text) <= whole.n_tokens
+
+
+def test_a_text_that_outgrows_the_model_goes_on_from_its_last_half() -> None:
+    never = Generator(MODEL, TOKENIZER, Sampling(max_new_tokens=50, min_new_tokens=49))
+    (long,) = never.continuations(["abcd"])[0]
+    assert long.n_tokens == 50 and long.ended == "length" and long.windows == math.ceil((50 - (MOST - 5)) / (MOST // 2))
+    (first,) = never.continuations(["abcd"], max_new_tokens=MOST - 5, min_new_tokens=MOST - 6)[0]
+    assert long.text.startswith(first.text) and first.windows == 0
+    (far,) = never.continuations(["abcd" * 20], max_new_tokens=5, min_new_tokens=4)[0]
+    assert far.n_tokens == 5
+
+
+def test_what_is_too_long_is_refused_where_asked() -> None:
+    with pytest.raises(DataError, match=r"here:2: expected prompt and new text in model.max_seq_len = 24 tokens, found 21 and 12"):
+        GENERATOR.generate(["a", "ab" * 10], too_long="refuse", name="here")
+    assert GENERATOR.generate(["a", "ab" * 5], too_long="refuse")
+
+
+def test_fewest_tokens_are_kept_and_a_penalty_ends_repetition() -> None:
+    assert all(answer.n_tokens >= 11 for answers in GENERATOR.continuations(PROMPTS, 4, min_new_tokens=11) for answer in answers)
+    (plain,) = GENERATOR.generate(["abc"], temperature=0.0, max_new_tokens=16, min_new_tokens=15)
+    (varied,) = GENERATOR.generate(["abc"], temperature=0.0, max_new_tokens=16, min_new_tokens=15, presence_penalty=50.0)
+    assert len(set(varied)) >= min(len(LETTERS), 12) > len(set(plain))
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"temperature": -1.0}, "decoding: temperature: expected a number greater than or equal to 0, found -1.0"),
+        ({"stop": ("",)}, "decoding: stop"),
+        ({"top_p": 0.0}, "top_p: expected"),
+        ({"min_new_tokens": 12}, "min_new_tokens below"),
+        ({"batch_rows": 0}, "batch_rows"),
+        ({"too_long": "cut"}, "too_long"),
+    ],
+)
+def test_bad_options_are_named(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        GENERATOR.generate(["a"], **options)
+    assert words in str(error.value) and "\n" not in str(error.value)
+
+
+def test_one_text_is_no_list_and_none_gives_none() -> None:
+    with pytest.raises(DataError, match=r"put it in brackets: \[text\]"):
+        GENERATOR.generate("abc")
+    with pytest.raises(ConfigError, match="at least 1 text a prompt"):
+        GENERATOR.continuations(["a"], 0)
+    assert GENERATOR.generate([]) == [] and GENERATOR.score([]) == []
+
+
+@torch.inference_mode()
+def log_p(text: str, overlap: int) -> float:
+    """Compute log p of a text token by token, each from the part of the window before it."""
+    tokens, total = [EOS, *TOKENIZER.encode(text), EOS], 0.0
+    for place in range(1, len(tokens)):
+        start = max(0, (place - 1 - overlap) // (MOST - overlap)) * (MOST - overlap)
+        seen = Sequences.pad([tokens[start:place]])
+        total += float(MODEL(LanguageBatch(seen, seen.tokens, (0,)))[0, -1].log_softmax(-1)[tokens[place]])
+    return total
+
+
+@pytest.mark.parametrize("overlap", [0, 1, 12, 23])
+def test_scores_are_sums_over_tokens(overlap: int) -> None:
+    texts = ["", "abc", "abcdefgh" * 9, "h" * 23, "a b.", "gfedcba" * 5]
+    scores = GENERATOR.score(texts, overlap, batch_tokens=50)
+    for text, score in zip(texts, scores, strict=True):
+        assert score.log_p == pytest.approx(log_p(text, overlap), abs=1e-9)
+        assert (score.n_tokens, score.n_bytes, score.n_left_out) == (len(text) + 1, len(text.encode()), 0)
+    assert perplexity(scores) == pytest.approx(math.exp(-sum(s.log_p for s in scores) / sum(s.n_tokens for s in scores)))
+    assert bits_per_byte(scores) == pytest.approx(-sum(s.log_p for s in scores) / math.log(2) / sum(len(text) for text in texts))
+
+
+def test_what_is_not_read_is_counted() -> None:
+    (short, long) = GENERATOR.score(["abc", "abcdefgh" * 9], too_long="truncate")
+    assert (short.n_left_out, long.n_left_out) == (0, 72 - (MOST - 1))
+    assert long.n_tokens == MOST and long.n_bytes == MOST - 1
+    with pytest.raises(DataError, match=r"x: expected at most 23 tokens a text, the model's, found 72 in text 2"):
+        GENERATOR.score(["abc", "abcdefgh" * 9], too_long="refuse", name="x")
+    with pytest.raises(ConfigError, match="an overlap from 0 to 23"):
+        GENERATOR.score(["abc"], 24)
+
+
+def test_only_what_cannot_change_is_sure() -> None:
+    assert _sure("caf\N{REPLACEMENT CHARACTER}", ()) == 3
+    assert _sure("one, t", ("two",)) == 5
+    assert _sure("one, two", ("two", "wo")) == 5
+    assert _sure("one", ()) == 3
