@@ -70,10 +70,11 @@ def test_temperature_zero_is_the_likeliest_token_each_time(fields: dict[str, Any
 def test_a_text_is_the_same_in_any_batch() -> None:
     whole = GENERATOR.continuations(PROMPTS, 3)
     assert GENERATOR.continuations(PROMPTS, 3, batch_rows=1) == whole
-    assert GENERATOR.continuations(PROMPTS[:1], 3) == whole[:1]
+    assert GENERATOR.continuations(PROMPTS[2:3], 2) == [whole[2][:2]]
+    assert whole[0] == whole[3], "the same prompt"
     assert GENERATOR.generate(PROMPTS) == [answers[0].text for answers in GENERATOR.continuations(PROMPTS, 1)]
     texts = [answer.text for answers in whole for answer in answers]
-    assert len(set(texts)) > 10, "each text has its own draws"
+    assert len(set(texts)) > 9, "each text has its own draws"
     assert GENERATOR.continuations(PROMPTS, 3, seed=2) != whole
 
 
@@ -120,6 +121,7 @@ def test_fewest_tokens_are_kept_and_a_penalty_ends_repetition() -> None:
         ({"min_new_tokens": 12}, "min_new_tokens below"),
         ({"batch_rows": 0}, "batch_rows"),
         ({"too_long": "cut"}, "too_long"),
+        ({"tempreture": 0.5}, "found 'tempreture'; did you mean temperature?"),
     ],
 )
 def test_bad_options_are_named(options: dict[str, Any], words: str) -> None:
@@ -129,8 +131,9 @@ def test_bad_options_are_named(options: dict[str, Any], words: str) -> None:
 
 
 def test_one_text_is_no_list_and_none_gives_none() -> None:
-    with pytest.raises(DataError, match=r"put it in brackets: \[text\]"):
-        GENERATOR.generate("abc")
+    for call in (GENERATOR.generate, GENERATOR.score):
+        with pytest.raises(DataError, match=r"put it in brackets: \[text\]"):
+            call("abc")
     with pytest.raises(ConfigError, match="at least 1 text a prompt"):
         GENERATOR.continuations(["a"], 0)
     assert GENERATOR.generate([]) == [] and GENERATOR.score([]) == []
@@ -160,12 +163,27 @@ def test_scores_are_sums_over_tokens(overlap: int) -> None:
 
 def test_what_is_not_read_is_counted() -> None:
     (short, long) = GENERATOR.score(["abc", "abcdefgh" * 9], too_long="truncate")
-    assert (short.n_left_out, long.n_left_out) == (0, 72 - (MOST - 1))
-    assert long.n_tokens == MOST and long.n_bytes == MOST - 1
+    assert (short.n_left_out, long.n_left_out) == (0, 73 - MOST)
+    assert long.n_tokens == long.n_bytes == MOST
+    (whole,) = GENERATOR.score(["abcdefgh" * 9])
+    tokens = [EOS, *TOKENIZER.encode("abcdefgh" * 9)]
+    text = Sequences.pad([tokens[:MOST]])
+    with torch.inference_mode():
+        log_ps = MODEL(LanguageBatch(text, text.tokens, (0,)))[0].log_softmax(-1)
+    assert long.log_p == pytest.approx(sum(float(row[token]) for row, token in zip(log_ps, tokens[1:], strict=False))) > whole.log_p
     with pytest.raises(DataError, match=r"x: expected at most 23 tokens a text, the model's, found 72 in text 2"):
         GENERATOR.score(["abc", "abcdefgh" * 9], too_long="refuse", name="x")
     with pytest.raises(ConfigError, match="an overlap from 0 to 23"):
         GENERATOR.score(["abc"], 24)
+
+
+def test_a_stop_text_is_seen_across_windows_and_behind_the_prompt() -> None:
+    (free,) = GENERATOR.continuations(["abcd"], max_new_tokens=60, min_new_tokens=59)[0]
+    assert free.windows
+    for place in range(14, 26):  # around the first window's end, behind 19 tokens
+        stop = free.text[place : place + 6]
+        (cut,) = GENERATOR.continuations(["abcd"], max_new_tokens=60, min_new_tokens=59, stop=[stop])[0]
+        assert cut.text == free.text[: free.text.index(stop)] and cut.n_tokens == len(cut.text) + 6 and cut.ended == "stop"
 
 
 def test_only_what_cannot_change_is_sure() -> None:

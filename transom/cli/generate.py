@@ -45,7 +45,7 @@ def generate(
     run: Run,
     prompt: Annotated[str | None, typer.Argument(metavar="PROMPT", help="What to go on with; left out, the model begins a text.")] = None,
     input_file: Annotated[Path | None, typer.Option("--input", metavar="FILE", help="Prompts, one a line (.gz too).")] = None,
-    samples: Annotated[int, typer.Option("--samples", min=1, metavar="N", help="Texts a prompt.")] = 1,
+    samples: Annotated[int, typer.Option("--samples", min=1, max=100_000, metavar="N", help="Texts a prompt.")] = 1,
     max_new_tokens: MaxNewTokens = None,
     min_new_tokens: MinNewTokens = None,
     temperature: Temperature = None,
@@ -104,13 +104,12 @@ def generate(
 
 def _streamed(generator: Any, prompt: str, options: dict[str, Any]) -> None:
     """Write one text as it comes."""
-    pieces, n_tokens = generator.stream(prompt, **options), len(generator.tokenizer.encode(prompt))
+    pieces = generator.stream(prompt, **options)
     print(prompt, end="", flush=True)
     for piece in pieces:
         print(piece, end="", flush=True)
-        n_tokens += len(generator.tokenizer.encode(piece))
     print(flush=True)
-    if n_tokens >= generator.model.config.max_seq_len:
+    if pieces.windows:
         _outgrew("the text", generator, quiet=False)
 
 

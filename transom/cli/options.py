@@ -46,15 +46,14 @@ def file_overrides(source: Path | None, target: Path | None, valid_source: Path 
 
 
 def text_overrides(text: list[Path] | None, valid_text: list[Path] | None, suffixes: list[str] | None) -> list[str]:
-    """Turn the flags of text into overrides, as ``file_overrides`` does."""
+    """Turn the flags of text into overrides, as ``file_overrides`` does; what the recipe itself names is left out."""
     if text is None and (valid_text or suffixes):
         raise ConfigError(f"{'--valid-text' if valid_text else '--suffix'} needs --text beside it: the text to train on")
+    if text is None:
+        return []
     only = f", suffixes = [{', '.join(map(_toml, suffixes))}]" if suffixes else ""
-    return [
-        f"data.{part}={{ files = [{', '.join(map(_quoted, paths))}]{only} }}"
-        for part, paths in (("train", text), ("valid", valid_text))
-        if paths
-    ]
+    train, valid = (f"{{ files = [{', '.join(map(_quoted, paths))}]{only} }}" if paths else "none" for paths in (text, valid_text))
+    return [f"data.train={train}", f"data.valid={valid}", "data.test=none", "data.generate=none"]
 
 
 def _quoted(path: Path) -> str:

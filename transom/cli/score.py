@@ -33,7 +33,7 @@ def score(
     ] = "file",
     start: Annotated[float, typer.Option("--start", min=0, max=1, help="Where in the text to begin, as a share of its characters.")] = 0.0,
     overlap: Annotated[
-        int, typer.Option("--overlap", min=0, help="Tokens that each further window of a long text sees again; 0 as in validation.")
+        int, typer.Option("--overlap", min=0, help="Tokens that each further window of a long text sees again; validation has 0.")
     ] = 0,
     too_long: Annotated[
         Literal["window", "truncate", "refuse"],
@@ -97,6 +97,8 @@ def _texts(scores: list[Any], places: list[str], most: int, as_json: bool) -> No
         return
     if longer := sum(each.windows > 1 for each in scores):
         note(f"{longer:,} of {len(scores):,} texts are longer than the {most:,} tokens that the model reads: read in windows")
+    if unknown := sum(each.n_unknown for each in scores):
+        note(f"{unknown:,} tokens are outside the vocabulary and count as one symbol: the bits a byte are too few")
     if cut := sum(each.n_left_out > 0 for each in scores):
         n_left_out = sum(each.n_left_out for each in scores)
         note(f"{cut:,} of {len(scores):,} texts are longer than the {most:,} tokens that the model reads: {n_left_out:,} tokens left out")

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from transom.cli.answers import Json, answer, note
-from transom.cli.options import RecipeName, Set, TrainSource, TrainTarget, TrainText, file_overrides, text_overrides
+from transom.cli.options import RecipeName, Set, Suffix, TrainSource, TrainTarget, TrainText, file_overrides, text_overrides
 
 EXAMPLES = """
 transom tokenizer train multi30k-en-de --set data.root=data/multi30k --out tokenizer.json
@@ -25,6 +25,7 @@ def train(
     source: TrainSource = None,
     target: TrainTarget = None,
     text: TrainText = None,
+    suffix: Suffix = None,
     overrides: Set = None,
     as_json: Json = False,
 ) -> None:
@@ -39,7 +40,7 @@ def train(
         if not as_json:
             note(line)
 
-    read, base = load_recipe(recipe, [*file_overrides(source, target, None, None), *text_overrides(text, None, None), *(overrides or [])])
+    read, base = load_recipe(recipe, [*file_overrides(source, target, None, None), *text_overrides(text, None, suffix), *(overrides or [])])
     tell("reading the data ...")
     if isinstance(read, LanguageRecipe):
         texts = load_text(read.data, base).train.texts

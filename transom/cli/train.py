@@ -24,6 +24,7 @@ from transom.cli.options import (
 )
 from transom.cli.training_run import Sitting, default_folder, run_training
 from transom.config.recipe import Recipe, load_recipe
+from transom.errors import ConfigError
 from transom.training.figures import VALIDATED, spelled
 
 app = typer.Typer(add_completion=False)
@@ -57,6 +58,8 @@ def train(
     as_json: Json = False,
 ) -> int:
     """Everything is in the recipe; --set changes any field of it. Ctrl-C saves, and --resume goes on to the very same end."""
+    if text and any((source, target, valid_source, valid_target)):
+        raise ConfigError("expected --source and --target for a translator, or --text for a language model, found both; remove one")
     files = file_overrides(source, target, valid_source, valid_target) + text_overrides(text, valid_text, suffix)
     sets = [*files, *(overrides or [])]
     folder = out or default_folder(recipe)

@@ -94,7 +94,12 @@ def _expected(detail: Any) -> str:
         return "a table"
     message = str(detail["msg"]).removeprefix("Input should be ").split(", unable to parse")[0].split(", got a number with")[0]
     message = f"a number {message}" if message.startswith(("greater", "less")) else message
-    return message.replace("a valid integer", "a whole number").replace("a valid boolean", "true or false").replace("a valid ", "a ")
+    return (
+        message.replace("a valid integer", "a whole number")
+        .replace("a valid boolean", "true or false")
+        .replace("a valid tuple", "a list")
+        .replace("a valid ", "a ")
+    )
 
 
 def _found(detail: Any, raw: Mapping[str, Any], path: Path) -> str:

@@ -42,6 +42,7 @@ class TextScore(NamedTuple):
         n_bytes: bytes of what was read, in UTF-8.
         windows: pieces in which it was read.
         n_left_out: tokens that were not read, where the text was to be truncated.
+        n_unknown: tokens that stand for what is not in the vocabulary; they make the bits a byte too few.
     """
 
     log_p: float
@@ -49,6 +50,7 @@ class TextScore(NamedTuple):
     n_bytes: int
     windows: int
     n_left_out: int = 0
+    n_unknown: int = 0
 
 
 def bits_per_byte(scores: Sequence[TextScore]) -> float:

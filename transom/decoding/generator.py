@@ -9,18 +9,20 @@ import torch
 
 from transom.config.decoding import Sampling
 from transom.config.explaining import check
+from transom.config.names import nearest
 from transom.decoding.answers import TextScore
 from transom.decoding.deal import deal_out
 from transom.decoding.filters import Forbid
 from transom.decoding.inference import evaluating
 from transom.decoding.limits import Limits
 from transom.decoding.loop import log_probabilities, search, search_steps
-from transom.decoding.roles import StepModel
+from transom.decoding.roles import Filter, StepModel
 from transom.decoding.sampling import Sample
 from transom.decoding.stopping import StopAt, first_stop
 from transom.errors import ConfigError, DataError
 from transom.inputs.batch import Sequences
-from transom.inputs.special import EOS, PAD, SOS
+from transom.inputs.special import EOS, PAD, SOS, UNK
+from transom.inputs.split import text_hash
 from transom.inputs.tokenizer import Tokenizer
 from transom.inputs.windows import scoring_batches
 from transom.models.decoder import DecoderTransformer
@@ -96,6 +98,23 @@ class _Text:
         return tokens if len(tokens) < most else tokens[-max(most // 2, 1) :]
 
 
+class Stream(Iterator[str]):
+    """The pieces of a text as they come."""
+
+    def __init__(self, text: _Text, pieces: Iterator[str]) -> None:
+        """Give the pieces of a text that grows while they are taken."""
+        self._text, self._pieces = text, pieces
+
+    def __next__(self) -> str:
+        """Give the next piece."""
+        return next(self._pieces)
+
+    @property
+    def windows(self) -> int:
+        """How often the model, its context full, has gone on from the last half of it alone."""
+        return self._text.windows
+
+
 class Generator:
     """A trained language model with its tokenizer and its way of drawing."""
 
@@ -132,17 +151,16 @@ class Generator:
     def continuations(self, prompts: Sequence[str], n: int = 1, **options: Unpack[Options]) -> list[list[Continuation]]:
         """Go on with each prompt ``n`` times.
 
-        A draw depends on the seed, the number of the text (prompt times ``n`` plus sample) and the place in it, never on the batch.
+        A draw depends on the seed, the prompt, the number of the sample and the place in the text, never on what else is asked.
 
         Raises:
             ConfigError: an option has no such value.
             DataError: prompt and text outgrow the model and ``too_long`` is "refuse", or ``prompts`` is one text.
         """
-        if isinstance(prompts, str):
-            raise DataError("expected a list of prompts, found one text; put it in brackets: [text]")
+        _check_texts(prompts, "prompts")
         settings = self._settings(n, options)
         rows = self._prompts(prompts, settings, options)
-        texts = [_Text(row, number * n + sample) for number, row in enumerate(rows) for sample in range(n)]
+        texts = [_Text(row, _number(prompt, k)) for prompt, row in zip(prompts, rows, strict=True) for k in range(n)]
         tell, n_workers = options.get("tell"), torch.get_num_threads() if self._device.type == "cpu" else 1
         with evaluating(self.model):
             while pending := [text for text in texts if text.ended is None]:
@@ -153,7 +171,7 @@ class Generator:
         answers = [self._answer(text, settings) for text in texts]
         return [answers[i : i + n] for i in range(0, len(answers), n)]
 
-    def stream(self, prompt: str, **options: Unpack[Options]) -> Iterator[str]:
+    def stream(self, prompt: str, **options: Unpack[Options]) -> "Stream":
         """Go on with a prompt and give the text piece by piece, as soon as it is sure: whole characters, and no beginning of a stop text.
 
         Raises:
@@ -161,7 +179,8 @@ class Generator:
             DataError: prompt and text outgrow the model and ``too_long`` is "refuse".
         """
         settings = self._settings(1, options)
-        return self._pieces(_Text(self._prompts([prompt], settings, options)[0], 0), settings)
+        text = _Text(self._prompts([prompt], settings, options)[0], _number(prompt, 0))
+        return Stream(text, self._pieces(text, settings))
 
     def _pieces(self, text: _Text, settings: Sampling) -> Iterator[str]:
         given = 0
@@ -200,6 +219,9 @@ class Generator:
             ConfigError: the overlap leaves a window nothing new to read.
             DataError: a text is too long and ``too_long`` is "refuse".
         """
+        _check_texts(texts, "texts")
+        if too_long not in ("window", "truncate", "refuse"):
+            raise ConfigError(f"too_long: expected 'window', 'truncate' or 'refuse', found {too_long!r}")
         most = self.model.config.max_seq_len
         if not 0 <= overlap < most:
             raise ConfigError(f"expected an overlap from 0 to {most - 1}, below model.max_seq_len, found {overlap}")
@@ -210,20 +232,22 @@ class Generator:
                 f"{name}: expected at most {most - 1} tokens a text, the model's, found {len(rows[longer[0]])} in text {longer[0] + 1};"
                 " split it, or let it be read in windows"
             )
-        totals, windows = [0.0] * len(rows), [0] * len(rows)
-        read = [[EOS, *(row if too_long == "window" else row[: most - 1])] for row in rows]
+        totals, windows, counts = [0.0] * len(rows), [0] * len(rows), [0] * len(rows)
+        whole, cut = [[EOS, *row] for row in rows], too_long == "truncate"
         with evaluating(self.model):
-            for batch, owners, new in scoring_batches(read, most, overlap, batch_tokens):
+            for batch, owners, new in scoring_batches(whole, most, overlap, batch_tokens, first_only=cut):
                 on_device = batch.to(self._device)
                 log_p = log_probabilities(self.model(on_device)).gather(-1, on_device.labels[..., None])[..., 0]  # (batch, target)
                 sums = log_p.double().masked_fill(~new.to(self._device), 0.0).sum(1).tolist()
-                for owner, total in zip(owners, sums, strict=True):
+                for owner, total, count in zip(owners, sums, new.sum(1).tolist(), strict=True):
                     totals[owner] += total
+                    counts[owner] += count
                     windows[owner] += 1
-        left_out = [1 + len(row) - len(kept) for row, kept in zip(rows, read, strict=True)]
-        seen = [self.tokenizer.decode(kept) if out else text for text, kept, out in zip(texts, read, left_out, strict=True)]
+        left_out = [len(row) - count for row, count in zip(whole, counts, strict=True)]
+        seen = [self.tokenizer.decode(row[:n]) if n <= len(row) else text for text, row, n in zip(texts, rows, counts, strict=True)]
+        unknown = [sum(token == UNK for token in row) if self.tokenizer.kind != "bpe" else 0 for row in rows]
         sizes = [len(text.encode()) for text in seen]
-        return [TextScore(*each) for each in zip(totals, map(len, read), sizes, windows, left_out, strict=True)]
+        return [TextScore(*each) for each in zip(totals, counts, sizes, windows, left_out, unknown, strict=True)]
 
     @property
     def _device(self) -> torch.device:
@@ -231,6 +255,9 @@ class Generator:
 
     def _settings(self, n: int, options: Options) -> Sampling:
         """Lay the options over the recipe's settings and check them."""
+        for name in options:
+            if name not in Options.__annotations__:
+                raise ConfigError(f"expected an option of generation, found {name!r}; {nearest(name, list(Options.__annotations__))}")
         changes = {key: value for key, value in options.items() if key in Sampling.model_fields and value is not None}
         raw = {**self.sampling.model_dump(), **changes}
         settings = check(Sampling, raw, lambda path: "decoding")
@@ -278,7 +305,7 @@ class Generator:
     def _grown(self, text: _Text, drawn: list[int], room: int, settings: Sampling) -> None:
         """Take in what was drawn and tell whether the text is at its end."""
         text.new += drawn
-        if first_stop(self.tokenizer.decode(text.new), settings.stop) is not None:
+        if first_stop(self._said(text), settings.stop) is not None:
             text.ended = "stop"
         elif len(drawn) < room:
             text.ended = "end"
@@ -299,24 +326,37 @@ class Generator:
             seen = torch.zeros(len(texts), self.tokenizer.vocab_size, dtype=torch.bool, device=device)
             for row, text in zip(seen, texts, strict=True):
                 row[text.prompt[1:] + text.new] = True
-        filters = [Forbid(torch.tensor([PAD, SOS], device=device))]
+        filters: list[Filter] = [Forbid(torch.tensor([PAD, SOS], device=device))]
+        if settings.stop:
+            filters.append(StopAt(settings.stop, self.tokenizer, EOS, [(text.prompt[-1], text.new) for text in texts]))
         return {
             "source": rows,
             "strategy": Sample(EOS, settings, tuple(text.sample for text in texts), begun, seen),
             "limits": Limits(*(torch.full((len(texts),), n, device=device) for n in (shortest, room + 1))),  # the end symbol is no text
             "start": rows.tokens[:, -1],
             "end": EOS,
-            "filters": [*filters, StopAt(settings.stop, self.tokenizer, EOS)] if settings.stop else filters,
+            "filters": filters,
         }
 
     def _said(self, text: _Text) -> str:
         """Give the text behind the prompt: what the whole says more than the prompt."""
-        return self.tokenizer.decode(text.prompt + text.new)[len(self.tokenizer.decode(text.prompt)) :]
+        return self.tokenizer.decode_behind(text.prompt, text.new)
 
     def _answer(self, text: _Text, settings: Sampling) -> Continuation:
         assert text.ended is not None
         said = self._said(text)
         return Continuation(said[: first_stop(said, settings.stop)], len(text.new), text.ended, text.windows)
+
+
+def _check_texts(texts: Sequence[str], what: str) -> None:
+    """Refuse one text in place of several."""
+    if isinstance(texts, str):
+        raise DataError(f"expected a list of {what}, found one text; put it in brackets: [text]")
+
+
+def _number(prompt: str, sample: int) -> int:
+    """Number a text by its prompt and its place among the prompt's samples."""
+    return (text_hash(prompt) << 32) + sample
 
 
 def _sure(text: str, stops: Sequence[str]) -> int:

@@ -47,11 +47,15 @@ def load(folder: str | Path, precision: PrecisionName = "auto") -> Translator | 
     chosen = choose_precision(precision, device)
     prepare(model, chosen.dtype, device)
     settings = load_recipe(run.path / RECIPE)[0].decoding if (run.path / RECIPE).exists() else None
-    if isinstance(model, DecoderTransformer):
-        assert settings is None or isinstance(settings, Sampling)
-        return Generator(model, tokenizers.source, settings, chosen, searcher_of(model))
-    assert isinstance(model, Seq2SeqTransformer) and (settings is None or isinstance(settings, Decoding))
-    return Translator(model, tokenizers, settings, chosen, searcher_of(model))
+    match model, settings:
+        case DecoderTransformer(), Sampling() | None:
+            return Generator(model, tokenizers.source, settings, chosen, searcher_of(model))
+        case Seq2SeqTransformer(), Decoding() | None:
+            return Translator(model, tokenizers, settings, chosen, searcher_of(model))
+        case _:
+            raise CheckpointError(
+                f"{run.path / RECIPE}: expected the recipe of a {config.kind} model by {CONFIG}; they are of different runs"
+            )
 
 
 def load_translator(folder: str | Path, precision: PrecisionName = "auto") -> Translator:

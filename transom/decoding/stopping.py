@@ -11,23 +11,26 @@ from transom.inputs.tokenizer import Tokenizer
 
 
 class StopAt:
-    """End a row as soon as one of some texts stands in what it said: a filter that leaves only the end symbol then."""
+    """End a text as soon as one of some stop texts stands in what was said: a filter that leaves only the end symbol then."""
 
-    def __init__(self, stops: Sequence[str], tokenizer: Tokenizer, end: int) -> None:
-        """Hold the texts.
+    def __init__(self, stops: Sequence[str], tokenizer: Tokenizer, end: int, said: Sequence[tuple[int, Sequence[int]]]) -> None:
+        """Hold the stop texts and what was said before.
 
         Args:
             stops: none of them empty.
             tokenizer: of what is said.
             end: the end symbol.
+            said: for each source the last token of its prompt, and what was said before this search.
         """
-        self.stops, self._tokenizer, self._end = tuple(stops), tokenizer, end
-        self._most = 1 + max((len(stop.encode()) for stop in self.stops), default=0)  # a token is a byte at least
+        self.stops, self._tokenizer, self._end, self._said = tuple(stops), tokenizer, end, said
+        self._most = max((len(stop.encode()) for stop in self.stops), default=0)  # a token is a byte at least
 
     def __call__(self, log_p: Float[Tensor, "rows vocab"], progress: Progress) -> Float[Tensor, "rows vocab"]:
-        """Leave only the end symbol to the rows that have said one of the texts."""
-        for row, tokens in enumerate(progress.prefixes[:, 1:][:, -self._most :].tolist()):
-            if first_stop(self._tokenizer.decode(tokens), self.stops) is not None:
+        """Leave only the end symbol to the rows that have said a stop text."""
+        for row, (source, tokens) in enumerate(zip(progress.sources.tolist(), progress.prefixes[:, 1:].tolist(), strict=True)):
+            prompt_end, earlier = self._said[source]
+            tail = [prompt_end, *earlier, *tokens][-self._most - 1 :]
+            if first_stop(self._tokenizer.decode_behind(tail[:1], tail[1:]), self.stops) is not None:
                 end = log_p[row, self._end].clone()
                 log_p[row] = NEVER
                 log_p[row, self._end] = end

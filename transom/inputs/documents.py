@@ -18,6 +18,9 @@ from transom.inputs.text import read_lines
 VALID_SHARE = 0.05
 """Part of the text that is split off where no validation text is named."""
 
+MAX_LINE_BYTES = 1 << 30
+"""Longest line of a document: text that is read on needs no lines."""
+
 _PARAGRAPHS = re.compile(r"\n(?:[^\S\n]*\n)+")
 
 
@@ -56,7 +59,7 @@ class Documents:
         for text, place in zip(self.texts, self.places, strict=True):
             kept = text[max(first - done, 0) : max(last - done, 0)]
             done += len(text)
-            if kept:
+            if kept.strip():
                 texts.append(kept)
                 places.append(place)
         return Documents(texts, places, f"{start:.4g} to {end:.4g} of {self.name}")
@@ -101,12 +104,17 @@ def read_documents(files: TextFiles, root: Path) -> Documents:
         DataError: a file is missing or no clean text, or there is no text at all.
     """
     texts, places = list[str](), list[str]()
-    for path in files_of(files, root):
-        for place, text in _read(path, files):
-            if text.strip():
-                texts.append(text)
-                places.append(place)
     names = _names(files)
+    for path in files_of(files, root):
+        try:
+            for place, text in _read(path, files):
+                if text.strip():
+                    texts.append(text)
+                    places.append(place)
+        except DataError as error:
+            if path in (root / expanded(name) for name in names):
+                raise
+            raise DataError(f"{error}; or leave the file out: name suffixes (--suffix .txt), or other files") from error
     found = Documents(texts, places, ", ".join(names))
     if files.start > 0 or files.end < 1:
         found = found.part(files.start, files.end)
@@ -186,11 +194,11 @@ def _files(path: Path, suffixes: Sequence[str] | None) -> list[Path]:
 
 def _read(path: Path, files: TextFiles) -> Iterator[tuple[str, str]]:
     """Give a file's documents with their places."""
+    lines = read_lines(path, empty=True, most_bytes=MAX_LINE_BYTES)
     if path.name.removesuffix(".gz").endswith(".jsonl"):
-        for number, (text,) in json_rows(path, [files.field], "set field to the key of the text"):
+        for number, (text,) in json_rows(path, lines, [files.field], "set field to the key of the text"):
             yield f"{path}:{number}", text
         return
-    lines = read_lines(path)
     if files.document == "line":
         yield from ((f"{path}:{number}", line) for number, line in enumerate(lines, 1))
         return

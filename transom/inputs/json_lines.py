@@ -1,19 +1,20 @@
 """JSON lines: one object a line, of which some fields are text."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from transom.errors import DataError
-from transom.inputs.text import check_text, read_lines
+from transom.inputs.text import check_text
 
 
-def json_rows(path: Path, fields: Sequence[str | int], advice: str) -> Iterator[tuple[int, list[str]]]:
+def json_rows(path: Path, lines: Iterable[str], fields: Sequence[str | int], advice: str) -> Iterator[tuple[int, list[str]]]:
     """Read fields of a file's records; an empty line is a record of empty texts.
 
     Args:
-        path: a .jsonl file, gzipped or not.
+        path: the file, for messages.
+        lines: its lines.
         fields: keys of an object or places in a list.
         advice: what to do where a field is missing, for people.
 
@@ -23,7 +24,7 @@ def json_rows(path: Path, fields: Sequence[str | int], advice: str) -> Iterator[
     Raises:
         DataError: a line is no JSON object or list, or a field is missing or no text.
     """
-    for number, line in enumerate(read_lines(path), 1):
+    for number, line in enumerate(lines, 1):
         if not line.strip():
             yield number, [""] * len(fields)
             continue

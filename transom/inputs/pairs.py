@@ -226,7 +226,7 @@ def _columns(path: Path, fields: list[str | int], header: list[str]) -> list[int
 
 
 def _jsonl_rows(path: Path, fields: list[str | int]) -> Iterator[tuple[int, list[str]]]:
-    return json_rows(path, fields, "set source_field and target_field")
+    return json_rows(path, read_lines(path), fields, "set source_field and target_field")
 
 
 Rows = Callable[[Path, list[str | int]], Iterator[tuple[int, list[str]]]]

@@ -112,7 +112,7 @@ def _overlap(train: Pairs, other: Pairs) -> dict[str, int]:
 def unseen(tokenizer: Tokenizer, rows: Encoded, seen: set[int]) -> dict[str, str | int]:
     """Count the symbols of some texts that are not among those seen."""
     counts = Counter(token for row in rows for token in row if token not in seen)
-    examples = tokenizer.symbols([token for token, _ in counts.most_common(SHOWN)])
+    examples = [repr(symbol)[1:-1] for symbol in tokenizer.symbols([token for token, _ in counts.most_common(SHOWN)])]
     return {"symbols": len(counts), "occurrences": counts.total(), "such as": " ".join(examples)}
 
 

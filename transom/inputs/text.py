@@ -32,7 +32,7 @@ class ByteLines(Protocol):
         ...
 
 
-def read_lines(path: str | Path) -> list[str]:
+def read_lines(path: str | Path, empty: bool = False, most_bytes: int = MAX_LINE_BYTES) -> list[str]:
     r"""Read a text file, a sentence a line, gzipped or not.
 
     Only ``\n`` and ``\r\n`` end a line: U+2028, U+0085, form feeds and the like are ordinary characters. A byte-order mark at the
@@ -40,6 +40,8 @@ def read_lines(path: str | Path) -> list[str]:
 
     Args:
         path: a UTF-8 file.
+        empty: whether there may be nothing in it.
+        most_bytes: of a line.
 
     Returns:
         The lines without their ends; an empty line is an empty string.
@@ -48,8 +50,8 @@ def read_lines(path: str | Path) -> list[str]:
         DataError: the file is missing, empty, not a file, not readable, or not clean UTF-8 text; file, line and byte are named.
     """
     with open_bytes(path) as stream:
-        lines = list(decode_lines(stream, str(path)))
-    if not lines:
+        lines = list(decode_lines(stream, str(path), most_bytes))
+    if not lines and not empty:
         raise DataError(f"{path}: expected at least one line, found an empty file")
     return lines
 
@@ -88,21 +90,22 @@ def open_bytes(path: str | Path) -> Iterator[ByteLines]:
         raise DataError(f"{path}: cannot be read: {error.strerror or error}") from error
 
 
-def decode_lines(stream: ByteLines, name: str) -> Iterator[str]:
+def decode_lines(stream: ByteLines, name: str, most_bytes: int = MAX_LINE_BYTES) -> Iterator[str]:
     """Check and decode the lines of a byte stream, such as standard input, one by one.
 
     Args:
         stream: UTF-8 bytes.
         name: what messages call the stream.
+        most_bytes: of a line.
 
     Yields:
         Each line without its end.
 
     Raises:
-        DataError: a line is longer than ``MAX_LINE_BYTES`` or is not clean UTF-8 text.
+        DataError: a line is longer than ``most_bytes`` or is not clean UTF-8 text.
     """
     number = 0
-    while piece := stream.readline(MAX_LINE_BYTES + 2):
+    while piece := stream.readline(most_bytes + 2):
         number += 1
         where = f"{name}:{number}"
         if number == 1:
@@ -110,8 +113,8 @@ def decode_lines(stream: ByteLines, name: str) -> Iterator[str]:
         line = piece.removesuffix(b"\n")
         if len(line) < len(piece):
             line = line.removesuffix(b"\r")
-        if len(line) > MAX_LINE_BYTES:
-            _refuse_long(stream, piece, where)
+        if len(line) > most_bytes:
+            _refuse_long(stream, piece, where, most_bytes)
         text = _decode(line, where)
         if number == 1:
             text = text.removeprefix("\ufeff")
@@ -169,13 +172,11 @@ def _refuse_wide(start: bytes, name: str) -> None:
         raise DataError(f"{name}: expected UTF-8, found {encoding}; convert it with iconv -f {encoding} -t UTF-8 {name} > new-file")
 
 
-def _refuse_long(stream: ByteLines, piece: bytes, where: str) -> NoReturn:
-    if b"\r" in piece[:MAX_LINE_BYTES]:
+def _refuse_long(stream: ByteLines, piece: bytes, where: str, most_bytes: int) -> NoReturn:
+    if b"\r" in piece[:most_bytes]:
         raise DataError(f"{where}:{piece.index(13) + 1}: found a carriage return inside a line; end lines with \\n, or with \\r\\n")
     size = len(piece)
     while not piece.endswith(b"\n") and size < _COUNTED_BYTES and (piece := stream.readline(MAX_LINE_BYTES)):
         size += len(piece)
     more = "at least " if size >= _COUNTED_BYTES else ""
-    raise DataError(
-        f"{where}: expected lines of at most {MAX_LINE_BYTES:,} bytes, found one of {more}{size:,} bytes; break it into sentences"
-    )
+    raise DataError(f"{where}: expected lines of at most {most_bytes:,} bytes, found one of {more}{size:,} bytes; break it into sentences")

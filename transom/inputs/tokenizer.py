@@ -86,6 +86,10 @@ class Tokenizer:
         """Give the text of tokens; start, end and padding are no text."""
         return self._segmenter.join(token for token in tokens if token not in _SILENT)
 
+    def decode_behind(self, before: Sequence[int], tokens: Sequence[int]) -> str:
+        """Give the text that tokens add to the text of those before them: a space between the two belongs to it."""
+        return self.decode([*before, *tokens])[len(self.decode(before)) :]
+
     def symbols(self, tokens: Iterable[int]) -> list[str]:
         """Name tokens for people: the symbols as they are written, with ``▁`` for a space."""
         return [self._segmenter.symbols[token].replace(" ", "▁") for token in tokens]

@@ -13,7 +13,7 @@ from transom.errors import DataError
 from transom.inputs.batch import LanguageBatch, Sequences
 from transom.inputs.documents import Documents
 from transom.inputs.sampler import cut_batches, draws
-from transom.inputs.special import EOS, PAD
+from transom.inputs.special import EOS
 from transom.inputs.tokenizer import Tokenizer
 
 Tokens = NDArray[np.int32]
@@ -50,6 +50,11 @@ class Stream:
     def lengths(self) -> NDArray[np.int64]:
         """Count each document's tokens, its end symbol not included."""
         return np.diff(self.starts, append=len(self.tokens)) - 1
+
+    @property
+    def rows(self) -> list[list[int]]:
+        """Give each document apart, behind its start symbol."""
+        return [row.tolist() for row in np.split(self.tokens, self.starts[1:])]
 
     def place(self, token: int) -> str:
         """Name the document that a token stands in, and where."""
@@ -121,42 +126,23 @@ class WindowLoader:
     def _batch(self, starts: NDArray[np.int64]) -> LanguageBatch:
         places = (starts[:, None] + np.arange(self.length + 1)) % self.stream.n_tokens
         rows = self.stream.tokens[places]
-        return language_batch(rows[:, :-1], rows[:, 1:], np.full(len(starts), self.length), starts)
+        return language_batch(rows[:, :-1], rows[:, 1:], starts)
 
 
-def language_batch(tokens: Tokens, labels: Tokens, lengths: NDArray[np.int64], samples: NDArray[np.int64]) -> LanguageBatch:
-    """Make a batch of windows; a document's tokens are a segment and count their positions from its start symbol, or from the window's."""
+def language_batch(tokens: Tokens, labels: Tokens, samples: NDArray[np.int64]) -> LanguageBatch:
+    """Make a batch of full windows; a document's tokens are a segment and count their positions from its start symbol, or the window's."""
     places = np.arange(tokens.shape[1])
     begins = (tokens == EOS) | (places == 0)
-    real = places < lengths[:, None]
-    segments = np.cumsum(begins, 1) * real
     positions = places - np.maximum.accumulate(np.where(begins, places, 0), 1)
     if not begins[:, 1:].any():
         positions = places[None]  # one row for all
-    text = Sequences(*(torch.from_numpy(x.astype(np.int64)) for x in (np.where(real, tokens, PAD), positions, segments, lengths)))
-    return LanguageBatch(text, torch.from_numpy(np.where(real, labels, PAD).astype(np.int64)), tuple(samples.tolist()))
-
-
-def reading_batches(stream: Stream, max_seq_len: int, batch_tokens: int) -> list[LanguageBatch]:
-    """Cut a stream into windows that do not overlap, for reading all of it once, the end symbol of the last document included.
-
-    Args:
-        stream: the text.
-        max_seq_len: most tokens of a window.
-        batch_tokens: most tokens of a batch; a longer window is a batch of its own.
-    """
-    following = np.append(stream.tokens[1:], np.int32(EOS))
-    starts = np.arange(0, stream.n_tokens, max_seq_len)
-    batches = []
-    for part in np.array_split(starts, -(-len(starts) // max(1, batch_tokens // max_seq_len))):
-        lengths = np.minimum(stream.n_tokens - part, max_seq_len)
-        places = np.minimum(part[:, None] + np.arange(lengths.max()), stream.n_tokens - 1)
-        batches.append(language_batch(stream.tokens[places], following[places], lengths, part))
-    return batches
+    lengths = np.full(len(tokens), tokens.shape[1])
+    text = Sequences(*(torch.from_numpy(x.astype(np.int64)) for x in (tokens, positions, np.cumsum(begins, 1), lengths)))
+    return LanguageBatch(text, torch.from_numpy(labels.astype(np.int64)), tuple(samples.tolist()))
 
 
 def scoring_batches(
-    rows: Sequence[Sequence[int]], max_seq_len: int, overlap: int, batch_tokens: int
+    rows: Sequence[Sequence[int]], max_seq_len: int, overlap: int, batch_tokens: int, first_only: bool = False
 ) -> Iterator[tuple[LanguageBatch, list[int], Bool[Tensor, "batch target"]]]:
     """Cut texts into windows and batch windows of like length, for reading each token once.
 
@@ -165,12 +151,15 @@ def scoring_batches(
         max_seq_len: most tokens of a window.
         overlap: tokens that a further window of a text shows again before those that count.
         batch_tokens: most tokens of a batch, padding included; a longer window is a batch of its own.
+        first_only: leave out what is behind a text's first window.
 
     Yields:
         A batch, the text that each of its rows is of, and True where a label counts: where no earlier window has it.
     """
     step = max_seq_len - overlap
-    windows = [(number, start) for number, row in enumerate(rows) for start in range(0, max(len(row) - overlap, 1), step)]
+    windows = [
+        (number, start) for number, row in enumerate(rows) for start in range(0, 1 if first_only else max(len(row) - overlap, 1), step)
+    ]
     lengths = np.array([min(len(rows[number]) - start, max_seq_len) for number, start in windows], np.int64)
     for batch in cut_batches(np.argsort(lengths, kind="stable"), lengths, batch_tokens):
         parts = [windows[i] for i in batch.tolist()]

@@ -6,11 +6,12 @@ bias on the scores (``bias``). Each kind has its own and is silent at the others
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from transom.config import bricks
 from transom.config.model import Transformer
@@ -144,10 +145,33 @@ def turn(x: Float[Tensor, "batch heads length d_head"], rotation: Rotation | Non
     """Turn the pairs (x_k, x_{k + d/2}) of each vector; columns behind the turned ones stay (after Su et al. 2021, eq. 34)."""
     if rotation is None:
         return x
-    cos, sin = rotation
+    turned: Tensor = _Turn.apply(x, *rotation)  # type: ignore[no-untyped-call]
+    return turned
+
+
+class _Turn(torch.autograd.Function):
+    """The turn by an angle, and of gradients the turn back, each in few passes over memory; products are in the angles' type."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        ctx.save_for_backward(cos, sin)
+        return _turned(x, cos, sin)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        cos, sin = ctx.saved_tensors
+        return _turned(grad, cos, -sin), None, None
+
+
+def _turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     pairs = cos.shape[-1]
-    a, b, rest = x.split([pairs, pairs, x.shape[-1] - 2 * pairs], -1)
-    return torch.cat([(a * cos - b * sin).to(x.dtype), (b * cos + a * sin).to(x.dtype), rest], -1)
+    exact = x.to(torch.promote_types(x.dtype, cos.dtype))
+    a, b, _ = exact.split([pairs, pairs, x.shape[-1] - 2 * pairs], -1)
+    out = exact.clone()
+    out[..., :pairs].mul_(cos).addcmul_(b, sin, value=-1)
+    out[..., pairs : 2 * pairs].mul_(cos).addcmul_(a, sin)
+    return out.to(x.dtype)
 
 
 def slopes(n_heads: int) -> list[float]:

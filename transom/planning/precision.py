@@ -51,6 +51,8 @@ def choose_precision(wanted: Literal["auto", "fp32", "bf16", "fp16"], device: to
     Raises:
         ConfigError: float16 is wanted on a CPU.
     """
+    if wanted not in ("auto", *_DTYPES):
+        raise ConfigError(f"precision: expected auto, {', '.join(_DTYPES)}, found {wanted!r}")
     if wanted == "fp16" and device.type == "cpu":
         raise ConfigError("precision: fp16 needs a GPU, found none; take bf16, fp32 or auto")
     if wanted != "auto":

@@ -16,7 +16,7 @@ from transom.inputs.batch import LanguageBatch
 from transom.inputs.documents import Documents, load_text
 from transom.inputs.text_report import TextReport, report_text
 from transom.inputs.tokenizer import Tokenizer, Tokenizers
-from transom.inputs.windows import Stream, WindowLoader, reading_batches
+from transom.inputs.windows import Stream, WindowLoader, scoring_batches
 from transom.models.decoder import DecoderTransformer
 from transom.models.text import TextModel
 from transom.planning.flops import count_flops
@@ -87,7 +87,7 @@ class LanguageTask:
             tokenizer=tokenizer,
             loader=loader,
             valid=splits.valid,
-            valid_batches=reading_batches(streams["valid"], max_seq_len, training.batch_tokens),
+            valid_batches=[batch for batch, *_ in scoring_batches(streams["valid"].rows, max_seq_len, 0, training.batch_tokens)],
             report=report_text(splits, streams, tokenizer, loader),
             data=_fingerprint(splits.train, splits.valid),
         )
@@ -116,7 +116,7 @@ class LanguageTask:
         rows = [self.tokenizer.encode(text[: 8 * PROMPT_TOKENS])[: PROMPT_TOKENS + ANSWER_TOKENS] for text in texts]
         prompts = [self.tokenizer.decode(row[:PROMPT_TOKENS]) for row in rows]
         generator = Generator(model, self.tokenizer, self.recipe.decoding, searcher=searcher_of(model, precision.dtype))
-        answers = generator.generate(prompts, max_new_tokens=ANSWER_TOKENS, stop=())
+        answers = generator.generate(prompts, max_new_tokens=ANSWER_TOKENS, min_new_tokens=0, stop=())
         samples = [{"prompt": prompt, "continuation": answer} for prompt, answer in zip(prompts, answers, strict=True)]
         return figures, tuple(samples)
 

@@ -133,6 +133,8 @@ MAY_CHANGE = {
 def _as_begun(recipe: Recipe, folder: RunFolder) -> Recipe:
     """Check that a run to go on with has this recipe; take over what it chose itself, the precision and the vocabulary sizes."""
     begun = load_recipe(folder.path / RECIPE)[0]
+    if begun.task != recipe.task:
+        raise ConfigError(f"{folder.path}: the run was begun with task = {begun.task!r}, found {recipe.task!r}; give another --out")
     chosen = {"precision": begun.training.precision} if recipe.training.precision == "auto" else {}
     sizes = {name: getattr(begun.model, name) for name in recipe.model.VOCABULARIES if getattr(recipe.model, name) is None}
     recipe = recipe.model_copy(
