@@ -5,7 +5,7 @@ import re
 
 from tests.size import ROOT
 from transom.config.bricks import PLACEMENTS, MultiHead, RmsNorm
-from transom.config.model import Seq2Seq
+from transom.config.model import Decoder, Seq2Seq
 from transom.inputs.special import NAMES
 from transom.inspection.names import sites
 
@@ -24,8 +24,9 @@ def names_in_first_column(title: str) -> set[str]:
 
 
 def test_sizes_are_the_schemas() -> None:
-    numbers = {name for name, field in Seq2Seq.model_fields.items() if isinstance(field.default, int | float) or field.default is None}
-    assert names_in_first_column("Sizes") == numbers - {"scale_embeddings"}
+    fields = (Seq2Seq.model_fields | Decoder.model_fields).items()
+    numbers = {name for name, field in fields if isinstance(field.default, int | float) or field.default is None}
+    assert names_in_first_column("Sizes") == numbers - {"scale_embeddings", "tie"}
 
 
 def test_axes_of_models_and_layers_are_on_the_page() -> None:
@@ -41,9 +42,13 @@ def test_axes_of_models_and_layers_are_on_the_page() -> None:
 
 
 def test_every_site_is_on_the_page_and_no_other() -> None:
-    config = Seq2Seq(d_model=8, n_heads=2, d_ff=8, n_encoder_layers=1, n_decoder_layers=1, source_vocab_size=5, target_vocab_size=5)
+    sizes = {"d_model": 8, "n_heads": 2, "d_ff": 8}
+    both_sides = Seq2Seq.model_validate(
+        sizes | {"n_encoder_layers": 1, "n_decoder_layers": 1, "source_vocab_size": 5, "target_vocab_size": 5}
+    )
     real = {
         site.address.replace(".0.", ".N.")
+        for config in (both_sides, Decoder.model_validate(sizes | {"n_layers": 1, "vocab_size": 5}))
         for changes in (*({"norm_placement": kind} for kind in PLACEMENTS), {"attention": MultiHead(qk_norm=RmsNorm())})
         for site in sites(config.model_copy(update=changes))
     }

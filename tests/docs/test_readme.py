@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import TINY, sets, write_pairs
+from tests.cli.test_language import TINY as TINY_TEXT
 from tests.size import ROOT
 from transom.cli.main import main
 from transom.config.data import Phrasebook
@@ -14,6 +15,7 @@ from transom.inputs.phrasebook.generate import generate
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 SHORT = sets(*TINY, "training.max_steps=5")
+SHORT_TEXT = sets(*TINY_TEXT, "training.max_steps=5", "data.generate.n_files=20")
 TRAINING = ("train", "demo")
 
 
@@ -31,7 +33,20 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         for seed, name in enumerate(("train", "val", "test", "test_2016_flickr")):
             for written, language in zip(write_pairs(folder, 60, seed), ("en", "de"), strict=True):
                 written.rename(folder / f"{name}.{language}")
+    (tmp_path / "notes").mkdir()
+    for i in range(30):
+        (tmp_path / "notes" / f"{i}.md").write_text(f"# Note {i}\nYesterday we saw {i} dogs.\n")
+    (tmp_path / "prompts.txt").write_text("Yesterday we\n# Note\n")
     return tmp_path
+
+
+def shortened(words: list[str]) -> list[str]:
+    """Make what trains short."""
+    if words[0] not in TRAINING:
+        return words
+    if words[1:2] == ["text-bpe"]:
+        return [*words, *SHORT_TEXT[:-2]]
+    return [*words, *(SHORT_TEXT if words[1:2] == ["python-stdlib"] else SHORT)]
 
 
 def test_commands_and_python_run(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -44,10 +59,11 @@ def test_commands_and_python_run(here: Path, capfd: pytest.CaptureFixture[str]) 
         "compare",
         "recipes",
         "tokenizer",
+        "generate",
     }
     for command in commands:
         words = shlex.split(command, comments=True)[1:]
-        assert main([*words, *(SHORT if words[0] in TRAINING else [])]) == 0, (command, capfd.readouterr().err)
+        assert main(shortened(words)) == 0, (command, capfd.readouterr().err)
     (python,) = blocks("python")
     (here / "my.toml").write_text((here / "my.toml").read_text().replace("max_steps = ", "max_steps = 3 # "))
     exec(compile(python, "README.md", "exec"), {})

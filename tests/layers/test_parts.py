@@ -1,5 +1,6 @@
 """Norm, positions, embeddings, feed-forward, masks and wiring against their equations."""
 
+import copy
 import math
 
 import pytest
@@ -11,7 +12,7 @@ from transom.config.model import Seq2Seq
 from transom.layers import mask
 from transom.layers.embedding import Embedding
 from transom.layers.feed_forward import FeedForward
-from transom.layers.norm import LayerNorm
+from transom.layers.norm import LayerNorm, build_norm
 from transom.layers.position import Sinusoidal, sinusoids
 from transom.layers.residual import PostNorm, PreNorm
 
@@ -32,6 +33,22 @@ def test_layer_norm_keeps_float32_statistics_in_bf16() -> None:
     layer = LayerNorm(bricks.LayerNorm(), 512)
     x = (1000 + torch.randn(4, 512)).bfloat16()
     assert torch.allclose(layer.bfloat16()(x).float(), layer.double()(x.double()).float(), atol=2e-2)
+
+
+@pytest.mark.parametrize("brick", [bricks.LayerNorm(), bricks.LayerNorm(bias=False), bricks.RmsNorm()])
+def test_gains_get_their_gradients_added_up_in_float32(brick: bricks.AnyNorm) -> None:
+    torch.manual_seed(1)
+    norm = build_norm(brick, 64)
+    with torch.no_grad():
+        for parameter in norm.parameters():
+            parameter.normal_(1.0, 0.3)
+    exact = copy.deepcopy(norm).double()
+    x = (2 * torch.randn(4096, 64) + 1).bfloat16().requires_grad_()
+    grad = torch.randn(4096, 64).bfloat16()
+    found = torch.autograd.grad(norm(x), (x, *norm.parameters()), grad)
+    expected = torch.autograd.grad(exact(y := x.detach().double().requires_grad_()), (y, *exact.parameters()), grad.double())
+    for a, b in zip(found, expected, strict=True):
+        assert (a.double() - b).norm() / b.norm() < 0.01
 
 
 def test_sinusoids_are_their_equation() -> None:
