@@ -1,5 +1,6 @@
 """The decoder family against the transformers library's GPT-2 and Llama, given the same weights."""
 
+import tomllib
 from collections.abc import Mapping
 
 import pytest
@@ -9,7 +10,10 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from transom.config.model import Decoder
+from transom.config.recipe import packaged_presets
 from transom.inputs.batch import LanguageBatch, Sequences
+from transom.layers import mask as masks
+from transom.layers.sight import Sight
 from transom.models.build import build_model
 from transom.models.text import TextModel
 
@@ -174,3 +178,33 @@ def test_gradients_of_every_weight_are_theirs(both: tuple[TextModel, nn.Module])
     expected = names({name: gradient for name, gradient in gradients.items() if gradient is not None})
     for name, parameter in ours.named_parameters():
         assert parameter.grad is not None and torch.allclose(parameter.grad, expected[name], rtol=0, atol=1e-10), name
+
+
+@pytest.mark.parametrize(("dtype", "close"), [(torch.float64, 1e-10), (torch.float32, 1e-5)])
+def test_the_guides_block_is_torchs_pre_norm_layer(dtype: torch.dtype, close: float) -> None:
+    torch.manual_seed(1)
+    fields = tomllib.loads(packaged_presets()["decoder-block"])
+    ours = build_model(Decoder.model_validate(fields | {"vocab_size": 7, "max_seq_len": 16})).to(dtype).eval()
+    theirs = nn.TransformerEncoderLayer(512, 8, 2048, 0.1, "gelu", norm_first=True, batch_first=True).to(dtype).eval()
+    block = ours.get_submodule("decoder.blocks.0")
+    assert sum(p.numel() for p in block.parameters()) == sum(p.numel() for p in theirs.parameters()) == 3_152_384
+    for parameter in theirs.parameters():
+        nn.init.normal_(parameter, 0.02, 0.05)
+    their = theirs.state_dict()
+    names = {
+        "attn.o": "self_attn.out_proj",
+        "ff.up": "linear1",
+        "ff.down": "linear2",
+        "attn_residual.norm": "norm1",
+        "ff_residual.norm": "norm2",
+    }
+    for part in ("weight", "bias"):
+        joined = their[f"self_attn.in_proj_{part}"].chunk(3)
+        mine = {f"attn.{name}.{part}": x for name, x in zip("qkv", joined, strict=True)}
+        mine |= {f"{name}.{part}": their[f"{their_name}.{part}"] for name, their_name in names.items()}
+        missing, extra = block.load_state_dict(mine, strict=False)
+        assert not extra and all(not name.endswith(part) for name in missing)
+    x = torch.randn(2, 9, 512, dtype=dtype)
+    causal = nn.Transformer.generate_square_subsequent_mask(9, dtype=dtype)
+    expected = theirs(x, src_mask=causal, is_causal=True)
+    assert (block(x, Sight(masks.causal(9, 9))) - expected).abs().max() <= close * expected.abs().max()

@@ -4,17 +4,20 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import numpy as np
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from tests.models.combinations import SOURCE, TARGET, batch_for, combinations, described, noisy, prompt_for, with_tokens
+from tests.models.combinations import SOURCE, TARGET, batch_for, bricks, combinations, described, noisy, prompt_for, with_tokens
 from transom.config.model import Seq2Seq, Transformer
 from transom.config.training import Adam, Training
 from transom.decoding.flat import searcher_of
 from transom.decoding.roles import StepModel
+from transom.inputs.batch import LanguageBatch, Sequences
+from transom.inputs.windows import language_batch
 from transom.inspection.names import Recorder, sites
 from transom.inspection.recompute import attention_pattern
 from transom.layers.attention import Attention, per_query_head
@@ -125,3 +128,16 @@ def test_it_is_saved_whole(fields: dict[str, Any]) -> None:
     batch = batch_for(config)
     assert torch.equal(model(batch), other(batch))
     assert type(config).model_validate(config.model_dump()) == config
+
+
+@settings(max_examples=20)
+@given(bricks(), st.booleans())
+@torch.no_grad()
+def test_packed_documents_are_as_alone(shared: dict[str, Any], tie: bool) -> None:
+    model = built(described(shared | {"kind": "decoder", "n_layers": 2, "vocab_size": 9, "tie": tie}))
+    rows = [[2, 5, 8, 4], [2, 7], [2, 3, 3, 6, 5]]
+    tokens = np.array([[token for row in rows for token in row]], np.int32)
+    packed = language_batch(tokens, tokens, np.zeros(1, np.int64))
+    assert packed.target.segments.max() == 3
+    alone = [model(LanguageBatch(text := Sequences.pad([row]), text.tokens, (0,)))[0] for row in rows]
+    assert torch.allclose(model(packed)[0], torch.cat(alone), **CLOSE)

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import transom.presets
-from transom.config.model import Seq2Seq
+from transom.config.model import Decoder, Seq2Seq
 from transom.models.build import build_model
 from transom.planning.parameters import count_parameters
 
@@ -75,6 +75,12 @@ def test_presets_have_the_papers_size(preset, printed, counted, symbols):
     rest = total - count_parameters(config).embeddings
     needed = [(printed + half - rest) / config.d_model for half in (-0.5e6, 0.5e6)]
     assert [round(symbol, -2) for symbol in needed] == pytest.approx(symbols, abs=100)
+
+
+@pytest.mark.parametrize(("preset", "symbols", "counted"), [("gpt2", 50_257, 124_439_808), ("llama-7b", 32_000, 6_738_415_616)])
+def test_published_decoders_have_their_size(preset, symbols, counted):
+    text = (Path(transom.presets.__path__[0]) / f"{preset}.toml").read_text()
+    assert count_parameters(Decoder.model_validate(tomllib.loads(text) | {"vocab_size": symbols})).total == counted
 
 
 def test_a_published_count_by_hand():

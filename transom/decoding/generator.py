@@ -39,7 +39,7 @@ class Continuation(NamedTuple):
         text: without the prompt and without the text that it stopped at.
         n_tokens: tokens that were drawn.
         ended: by the model's own end of the text, at a stop text, or for its length.
-        windows: how often the model, its context full, went on from the last half of it alone.
+        windows: how often the model, its context full, went on from the last half of what it can read.
     """
 
     text: str
@@ -160,7 +160,7 @@ class Generator:
         _check_texts(prompts, "prompts")
         settings = self._settings(n, options)
         rows = self._prompts(prompts, settings, options)
-        texts = [_Text(row, _number(prompt, k)) for prompt, row in zip(prompts, rows, strict=True) for k in range(n)]
+        texts = [self._text(prompt, row, k) for prompt, row in zip(prompts, rows, strict=True) for k in range(n)]
         tell, n_workers = options.get("tell"), torch.get_num_threads() if self._device.type == "cpu" else 1
         with evaluating(self.model):
             while pending := [text for text in texts if text.ended is None]:
@@ -179,7 +179,7 @@ class Generator:
             DataError: prompt and text outgrow the model and ``too_long`` is "refuse".
         """
         settings = self._settings(1, options)
-        text = _Text(self._prompts([prompt], settings, options)[0], _number(prompt, 0))
+        text = self._text(prompt, self._prompts([prompt], settings, options)[0], 0)
         return Stream(text, self._pieces(text, settings))
 
     def _pieces(self, text: _Text, settings: Sampling) -> Iterator[str]:
@@ -280,12 +280,18 @@ class Generator:
                 )
         return rows
 
+    def _text(self, prompt: str, row: list[int], sample: int) -> _Text:
+        """Begin a text; its number is of the prompt and its place among the prompt's samples."""
+        return _Text(row, (text_hash(prompt) << 32) + sample, windows=int(len(row) >= self.model.config.max_seq_len))
+
     def _batches(self, texts: list[_Text], batch_rows: int, n_workers: int) -> list[list[_Text]]:
         """Group texts whose contexts are of one length, so that nothing is padded; the longest first, small enough for each worker."""
         rows, most = min(batch_rows, -(-len(texts) // n_workers)), self.model.config.max_seq_len
-        lengths = {id(text): len(text.context(most)) for text in texts}
-        ordered = sorted(texts, key=lambda text: -lengths[id(text)])
-        groups = (list(group) for _, group in groupby(ordered, key=lambda text: (lengths[id(text)], len(text.new))))
+
+        def place(text: _Text) -> tuple[int, int]:
+            return -len(text.context(most)), len(text.new)
+
+        groups = (list(group) for _, group in groupby(sorted(texts, key=place), key=place))
         return [group[i : i + rows] for group in groups for i in range(0, len(group), rows)]
 
     def _extend(self, texts: list[_Text], settings: Sampling) -> None:
@@ -326,7 +332,8 @@ class Generator:
             seen = torch.zeros(len(texts), self.tokenizer.vocab_size, dtype=torch.bool, device=device)
             for row, text in zip(seen, texts, strict=True):
                 row[text.prompt[1:] + text.new] = True
-        filters: list[Filter] = [Forbid(torch.tensor([PAD, SOS], device=device))]
+        silent = [PAD, SOS] if self.tokenizer.kind == "bpe" else [PAD, SOS, UNK]
+        filters: list[Filter] = [Forbid(torch.tensor(silent, device=device))]
         if settings.stop:
             filters.append(StopAt(settings.stop, self.tokenizer, EOS, [(text.prompt[-1], text.new) for text in texts]))
         return {
@@ -352,11 +359,6 @@ def _check_texts(texts: Sequence[str], what: str) -> None:
     """Refuse one text in place of several."""
     if isinstance(texts, str):
         raise DataError(f"expected a list of {what}, found one text; put it in brackets: [text]")
-
-
-def _number(prompt: str, sample: int) -> int:
-    """Number a text by its prompt and its place among the prompt's samples."""
-    return (text_hash(prompt) << 32) + sample
 
 
 def _sure(text: str, stops: Sequence[str]) -> int:
