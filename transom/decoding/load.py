@@ -1,7 +1,7 @@
 """From a run folder to what answers with its model."""
 
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 import torch
 
@@ -20,6 +20,7 @@ from transom.planning.precision import choose_precision
 from transom.weights.run_folder import CONFIG, RECIPE, TOKENIZER, RunFolder
 
 PrecisionName = Literal["auto", "fp32", "bf16", "fp16"]
+Answering = TypeVar("Answering", Translator, Generator)
 
 
 def load(folder: str | Path, precision: PrecisionName = "auto") -> Translator | Generator:
@@ -65,10 +66,7 @@ def load_translator(folder: str | Path, precision: PrecisionName = "auto") -> Tr
         CheckpointError: there is no intact run in the folder.
         ConfigError: the run is of another task.
     """
-    found = load(folder, precision)
-    if not isinstance(found, Translator):
-        raise ConfigError(f"{folder}: expected a run that translates, found a language model; go on with a text: transom generate")
-    return found
+    return _of(Translator, folder, precision, "a run that translates, found a language model; go on with a text: transom generate")
 
 
 def load_generator(folder: str | Path, precision: PrecisionName = "auto") -> Generator:
@@ -78,7 +76,11 @@ def load_generator(folder: str | Path, precision: PrecisionName = "auto") -> Gen
         CheckpointError: there is no intact run in the folder.
         ConfigError: the run is of another task.
     """
+    return _of(Generator, folder, precision, "a language model's run, found one that translates; translate with: transom translate")
+
+
+def _of(kind: type[Answering], folder: str | Path, precision: PrecisionName, expected: str) -> Answering:
     found = load(folder, precision)
-    if not isinstance(found, Generator):
-        raise ConfigError(f"{folder}: expected a language model's run, found one that translates; translate with: transom translate")
+    if not isinstance(found, kind):
+        raise ConfigError(f"{folder}: expected {expected}")
     return found
