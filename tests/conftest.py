@@ -1,6 +1,7 @@
 """What the whole test session keeps to: a time budget a room, one thread a process, and no skip that is not on the list."""
 
 import os
+import signal
 from collections import defaultdict
 from collections.abc import Generator, Iterator
 
@@ -8,6 +9,7 @@ import pytest
 from hypothesis import settings
 
 os.environ["OMP_NUM_THREADS"] = "1"  # before anything imports torch; processes that tests start inherit it
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a session in the background ignores Ctrl-C, and its children would too
 
 SECONDS = {
     "agreement": 120,
@@ -21,6 +23,7 @@ SECONDS = {
     "inspection": 90,
     "layers": 60,
     "models": 90,
+    "parallel": 40,
     "planning": 60,
     "training": 180,
     "weights": 120,

@@ -50,7 +50,9 @@ def test_lines_where_nobody_watches(monkeypatch: pytest.MonkeyPatch, capsys: pyt
 
 def test_skipped_steps_name_their_lines(capsys: pytest.CaptureFixture[str]) -> None:
     with progress.TrainingProgress() as shown:
-        shown(Started(Path("run"), 3, 10, {"parameters": 5, "precision": "fp32", "threads": "1 thread"}, ("look at this",)))
+        shown(
+            Started(Path("run"), 3, 10, {"parameters": 5, "precision": "fp32", "threads": "1 thread", "processes": ""}, ("look at this",))
+        )
         shown(Stepped(4, float("nan"), 1.0, 0.1, float("nan"), 7, 8.0, 0.1, 9.0, skipped=tuple(f"line {n}" for n in range(12))))
     lines = capsys.readouterr().err.splitlines()
     assert lines[:3] == ["look at this", "5 parameters; fp32; 1 thread", "goes on from step 3"]

@@ -37,6 +37,7 @@ def test_facts_are_gathered_from_what_the_run_told(facts: Facts) -> None:
         "parameters": 1234,
         "precision": "bf16: 4.1x faster here",
         "threads": "2 threads: the cores of this process",
+        "processes": "",
         "peak_flops": 4.12e11,
         "bandwidth": 2.1e10,
         "torch": "2.13.0",

@@ -9,7 +9,7 @@ import torch
 from transom.errors import ConfigError
 from transom.planning import precision
 from transom.planning.machine import best_seconds, matmul_rate, measure_peak
-from transom.planning.precision import Precision, choose_precision, choose_threads
+from transom.planning.precision import Precision, Processes, Threads, choose_precision, choose_processes, choose_threads, using_threads
 
 CPU = torch.device("cpu")
 
@@ -142,3 +142,34 @@ def test_only_processors_that_may_be_used_count(monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0}, raising=False)
     assert choose_threads().count == 1
+
+
+@pytest.mark.parametrize(
+    ("wanted", "batch_tokens", "expected"),
+    [
+        ("auto", 4096, Processes(4, 2, "4 processes of 2 threads share each batch")),
+        ("auto", 8192, Processes(8, 1, "8 processes of 1 thread share each batch")),
+        ("auto", 10**6, Processes(8, 1, "8 processes of 1 thread share each batch")),
+        ("auto", 2047, Processes(1, 8)),
+        ("auto", 10, Processes(1, 8)),
+        (3, 10, Processes(3, 2, "3 processes of 2 threads share each batch")),
+        (20, 10**6, Processes(20, 1, "20 processes of 1 thread share each batch")),
+    ],
+)
+def test_processes_get_enough_of_a_batch(wanted, batch_tokens, expected):
+    assert choose_processes(wanted, Threads(8, ""), batch_tokens, CPU) == expected
+
+
+def test_a_gpu_has_one_process():
+    gpu = torch.device("cuda")
+    assert choose_processes("auto", Threads(8, ""), 10**6, gpu) == choose_processes(1, Threads(8, ""), 10**6, gpu) == Processes(1, 8)
+    with pytest.raises(ConfigError, match="expected 1 or auto on a GPU, found 2"):
+        choose_processes(2, Threads(8, ""), 10**6, gpu)
+
+
+def test_threads_come_back():
+    before = torch.get_num_threads()
+    with pytest.raises(ZeroDivisionError), using_threads(before + 1):
+        assert torch.get_num_threads() == before + 1
+        raise ZeroDivisionError
+    assert torch.get_num_threads() == before

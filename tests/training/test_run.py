@@ -1,7 +1,7 @@
 """The loop: a run that was stopped or killed ends as the run left alone, bit for bit; selection, stopping, skipping."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,20 +31,12 @@ TRAINING = {
 MODEL = {"d_model": 8, "n_heads": 2, "d_ff": 16, "n_encoder_layers": 1, "n_decoder_layers": 1, "max_seq_len": 32, "dropout": 0.1}
 
 
-def recipe(**training: Any) -> TranslationRecipe:
+def recipe(model: Mapping[str, Any] = MODEL, **training: Any) -> TranslationRecipe:
     return TranslationRecipe.model_validate(
         {
             "data": {"generate": {"kind": "reverse", "n_train": 100, "n_valid": 10, "n_test": 10, "max_length": 5}},
             "tokenizer": {"kind": "bpe", "vocab_size": 300, "dropout": 0.2},
-            "model": {
-                "d_model": 8,
-                "n_heads": 2,
-                "d_ff": 16,
-                "n_encoder_layers": 1,
-                "n_decoder_layers": 1,
-                "max_seq_len": 32,
-                "dropout": 0.1,
-            },
+            "model": model,
             "training": {**TRAINING, **training},
             "decoding": {"beam_size": 2, "max_length": 16},
         }

@@ -39,7 +39,8 @@ class TrainingProgress(AbstractContextManager["TrainingProgress"]):
                 for line in event.notes:
                     self.tell(line)
                 facts = event.facts
-                self.tell(f"{whole(facts['parameters'])} parameters; {facts['precision']}; {facts['threads']}")
+                choices = [facts[name] for name in ("precision", "threads", "processes") if facts[name]]
+                self.tell("; ".join([f"{whole(facts['parameters'])} parameters", *choices]))
                 if event.step:
                     self.tell(f"goes on from step {whole(event.step)}")
             case Stepped():

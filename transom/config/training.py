@@ -101,6 +101,9 @@ class Training(Schema):
     precision: Literal["auto", "fp32", "bf16", "fp16"] = Field(
         "auto", description="arithmetic of the matrix products; auto chooses by measuring"
     )
+    processes: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
+        "auto", description="processes on this machine that share each batch; auto takes one a processor where batches are large enough"
+    )
     seed: int = Field(1, ge=0, lt=2**63, description="seed of initial weights, order, dropout and BPE-dropout")
     validate_every: int = Field(500, ge=1, description="steps between two validations")
     select_by: str = Field("loss", description="validation figure that chooses the kept weights")

@@ -107,7 +107,7 @@ def gather(name: str, recipe: Recipe, known: Mapping[str, Any], metrics: Sequenc
         n_parameters=known["parameters"],
         seconds=seconds,
         data=known["data"],
-        machine=(known["precision"], known["threads"], measured, f"torch {known['torch']}"),
+        machine=(*(known[name] for name in ("precision", "threads", "processes") if known[name]), measured, f"torch {known['torch']}"),
     )
 
 

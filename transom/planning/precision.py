@@ -1,6 +1,8 @@
-"""The one owner of two choices: the type of matrix products, and the number of threads. Each comes with its reason, to be printed."""
+"""The one owner of three choices: the type of matrix products, threads, processes. Each comes with its reason, to be printed."""
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -12,6 +14,9 @@ from transom.planning.machine import matmul_rate
 
 WORTH_IT = 1.3
 """How much faster than float32 a shorter type must multiply to be chosen."""
+
+TOKENS_A_PROCESS = 1024
+"""Fewest tokens of a batch for which a process of its own is worth what it says to the others."""
 
 _SHAPE, _BUDGET = (512, 512, 512), 0.02
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -41,6 +46,15 @@ class Threads:
 
     count: int
     reason: str
+
+
+@dataclass(frozen=True)
+class Processes:
+    """How many processes share a training's batches, how many threads each has, and why; no reason is needed for one process."""
+
+    count: int
+    threads: int
+    reason: str = ""
 
 
 def choose_precision(wanted: Literal["auto", "fp32", "bf16", "fp16"], device: torch.device) -> Precision:
@@ -73,6 +87,43 @@ def choose_threads() -> Threads:
     if share is not None and share < cores:
         return Threads(max(1, int(share)), f"threads {max(1, int(share))}: this container's share of the processor is {share:g}")
     return Threads(cores, f"threads {cores}: physical cores available to this process")
+
+
+def choose_processes(wanted: int | Literal["auto"], threads: Threads, batch_tokens: int, device: torch.device) -> Processes:
+    """Choose what is ``wanted``, or one process a thread where each gets enough of a batch.
+
+    A small model's step is thousands of operations. Threads wait for the slowest of them after each one, processes once a step: alone on
+    the machine both are as fast, beside other work threads fall to a fraction.
+
+    Args:
+        wanted: a number, or auto.
+        threads: of the whole machine.
+        batch_tokens: tokens of a batch.
+        device: where the model is; on a GPU one process has all of it.
+
+    Raises:
+        ConfigError: several are wanted on a GPU.
+    """
+    if device.type != "cpu":
+        if wanted not in ("auto", 1):
+            raise ConfigError(f"training.processes: expected 1 or auto on a GPU, found {wanted}; processes share a batch on a CPU only")
+        return Processes(1, threads.count)
+    count = max(1, min(threads.count, batch_tokens // TOKENS_A_PROCESS)) if wanted == "auto" else wanted
+    each = max(1, threads.count // count)
+    if count == 1:
+        return Processes(1, each)
+    return Processes(count, each, f"{count} processes of {each} {'thread' if each == 1 else 'threads'} share each batch")
+
+
+@contextmanager
+def using_threads(count: int) -> Iterator[None]:
+    """Let PyTorch use ``count`` threads meanwhile."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _rate(dtype: torch.dtype, device: torch.device) -> float:

@@ -51,7 +51,9 @@ class LanguageTask:
     data: str
 
     @classmethod
-    def read(cls, recipe: LanguageRecipe, base: Path, folder: RunFolder, tell: Callable[[str], None]) -> Self:
+    def read(
+        cls, recipe: LanguageRecipe, base: Path, folder: RunFolder, tell: Callable[[str], None], rank: int = 0, n_ranks: int = 1
+    ) -> Self:
         """Read the text, make or load the tokenizer, and examine all of it.
 
         Args:
@@ -59,6 +61,8 @@ class LanguageTask:
             base: folder that ``data.root`` is relative to.
             folder: the run folder; the tokenizer of a run to go on with is there.
             tell: is told what is being done, in a few words.
+            rank: number of this process, from 0, of those that share every batch.
+            n_ranks: how many there are.
 
         Raises:
             TransomError: the text cannot be read, or does not fit the recipe.
@@ -81,6 +85,8 @@ class LanguageTask:
             batch_tokens=training.batch_tokens,
             seed=training.seed,
             accumulate=training.accumulate,
+            shard=rank,
+            n_shards=n_ranks,
         )
         return cls(
             recipe=recipe,

@@ -14,6 +14,10 @@ CHUNK_ELEMENTS = 1 << 25
 SLICE_ELEMENTS = 1 << 19
 """Of these, how many are exponentiated at a time in float32: few enough to stay in a core's cache through all passes."""
 
+ROUND = 64
+"""Rows of logits are filled up to a multiple of this, so that batches of any number of tokens share a few shapes of products: the first
+product of a shape makes its kernel, which for a wide vocabulary takes as long as dozens of products."""
+
 
 def cross_entropy(
     logits: Float[Tensor, "tokens vocab"], labels: Int[Tensor, "tokens"], smoothing: float
@@ -81,14 +85,14 @@ def _chunked(hidden: Tensor, weight: Tensor, labels: Tensor, smoothing: float, d
     """
     exact = torch.promote_types(dtype, torch.float32)
     (n_tokens, d_model), vocab = hidden.shape, weight.shape[0]
-    w, h_all = weight.to(dtype), hidden.to(dtype)
+    w, h_all = weight.to(dtype), F.pad(hidden.to(dtype), (0, 0, 0, -len(hidden) % ROUND))  # a row of zeros adds nothing to z^T h
     w_sum, w_target = w.sum(0, dtype=exact), w[labels]
-    log_sums = hidden.new_empty(n_tokens, dtype=exact)
-    grad_hidden = hidden.new_empty(n_tokens, d_model, dtype=dtype)
+    log_sums = hidden.new_empty(len(h_all), dtype=exact)
+    grad_hidden = hidden.new_empty(len(h_all), d_model, dtype=dtype)
     grad_weight: Tensor | None = None
-    rows, slice_rows = (min(n_tokens, max(1, elements // vocab)) for elements in (CHUNK_ELEMENTS, SLICE_ELEMENTS))
+    rows, slice_rows = (min(len(h_all), max(1, elements // vocab)) for elements in (CHUNK_ELEMENTS, SLICE_ELEMENTS))
     product, buffer = hidden.new_empty(rows, vocab, dtype=dtype), hidden.new_empty(slice_rows, vocab, dtype=exact)
-    for start in range(0, n_tokens, rows):
+    for start in range(0, len(h_all), rows):
         h = h_all[start : start + rows]
         z = torch.mm(h, w.T, out=product[: len(h)])
         for part, log_sum in zip(z.split(slice_rows), log_sums[start : start + rows].split(slice_rows), strict=True):
@@ -97,6 +101,7 @@ def _chunked(hidden: Tensor, weight: Tensor, labels: Tensor, smoothing: float, d
             torch.mm(z, w, out=grad_hidden[start : start + rows])
             chunk_grad = (z.T @ h).to(exact)
             grad_weight = chunk_grad if grad_weight is None else grad_weight.add_(chunk_grad)
+    h_all, log_sums, grad_hidden = h_all[:n_tokens], log_sums[:n_tokens], grad_hidden[:n_tokens]
     target = (h_all.to(exact) * w_target.to(exact)).sum(-1)
     nll = (log_sums - target).sum()
     loss = (1 - smoothing) * nll + smoothing * (log_sums - h_all.to(exact) @ w_sum / vocab).sum()

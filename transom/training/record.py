@@ -12,14 +12,14 @@ class Window:
         """Go on from ``sums``, which a checkpoint keeps."""
         self.sums = dict(sums)
 
-    def add(self, result: StepResult, seconds: float, flops: float) -> None:
-        """Take in one step that lasted ``seconds`` and needed ``flops`` floating-point operations."""
+    def add(self, result: StepResult, seconds: float) -> None:
+        """Take in one step that lasted ``seconds``."""
         taken = not result.skipped
         gains = {
             "steps": 1,
             "skipped": not taken,
             "seconds": seconds,
-            "flops": flops,
+            "flops": result.flops,
             "n_target_tokens": result.n_target_tokens * taken,
             "loss": result.loss if taken else 0.0,
             "nll": result.nll if taken else 0.0,

@@ -8,10 +8,13 @@ from torch import Tensor
 
 from transom.config.training import Training
 from transom.errors import DataError, TransomError
-from transom.inputs.batch import TextBatch
+from transom.parallel.workers import working_together
+from transom.parallel.world import World
 from transom.planning.memory import give_back_freed_memory
+from transom.planning.precision import using_threads
 from transom.training.average import Averager
 from transom.training.events import Event, Finished, Observer, Reason, Saved, Started, Stepped, Validated
+from transom.training.follower import END, NOTHING, SAVE, STEP
 from transom.training.record import Window
 from transom.training.schedule import learning_rate
 from transom.training.setup import Parts
@@ -43,14 +46,20 @@ def train(parts: Parts, observers: Sequence[Observer] = (), should_stop: Callabl
     Raises:
         TransomError: twenty steps in a row had a non-finite loss or gradient; the last checkpoint is kept.
     """
-    run = _Run(parts, observers)
-    run.restore()
-    return run.fit(should_stop)
+    arguments = [str(parts.folder.path.resolve()), parts.task.data]
+    with (
+        using_threads(parts.processes.threads),
+        working_together("transom.training.follower", arguments, parts.processes.count, parts.processes.threads) as world,
+    ):
+        run = _Run(parts, observers, world)
+        run.restore()
+        return run.fit(should_stop)
 
 
 class _Run:
-    def __init__(self, parts: Parts, observers: Sequence[Observer]) -> None:
+    def __init__(self, parts: Parts, observers: Sequence[Observer], world: World) -> None:
         self.parts = parts
+        self.world = world
         self.training: Training = parts.recipe.training
         self.observers = observers
         self.progress = Progress()
@@ -58,7 +67,7 @@ class _Run:
         self.window = Window({})
         self.averaged: list[int] = []
         self.averager = Averager(self.training.average, parts.model)
-        self.stepper = Stepper(parts.model, parts.optimizer, self.training, parts.precision.dtype)
+        self.stepper = Stepper(parts.model, parts.optimizer, self.training, parts.precision.dtype, parts.task.flops, world)
 
     def tell(self, event: Event) -> None:
         for observer in self.observers:
@@ -68,6 +77,7 @@ class _Run:
         """Go on from the newest checkpoint, if there is one."""
         checkpoints = self.parts.folder.checkpoints
         newest = checkpoints.latest()
+        self.world.agreed(NOTHING if newest is None else newest.step)
         if newest is None:
             self.parts.folder.metrics.cut(None)
             return
@@ -100,11 +110,12 @@ class _Run:
         batches = self.parts.task.loader.batches_from(p.position)
         while not reason:
             start = time.perf_counter()
+            self.world.agreed(STEP)
             position, slices = next(batches)
             rate = learning_rate(p.step + 1, t, self.parts.recipe.model.d_model)
             result = self.stepper.step(slices, rate)
             p.position = position
-            self.stepped(slices, result, rate, time.perf_counter() - start)
+            self.stepped(result, rate, time.perf_counter() - start)
             start = time.perf_counter()
             reason = self.ending(should_stop)
             self.milestones(reason)
@@ -112,7 +123,7 @@ class _Run:
             p.seconds += time.perf_counter() - start
         return self.finish(reason)
 
-    def stepped(self, slices: Sequence[TextBatch], result: StepResult, rate: float, seconds: float) -> None:
+    def stepped(self, result: StepResult, rate: float, seconds: float) -> None:
         """Count a step and tell of it."""
         p, t = self.progress, self.training
         p.step += 1
@@ -122,13 +133,12 @@ class _Run:
         p.skips_in_a_row = p.skips_in_a_row + 1 if result.skipped else 0
         if not result.skipped:
             self.averager.stepped()
-        flops = sum(map(self.parts.task.flops, slices))
-        self.window.add(result, seconds, flops)
+        self.window.add(result, seconds)
         left = (t.max_steps - p.step) * p.seconds / p.step
         if t.max_minutes is not None:
             left = min(left, max(t.max_minutes * 60 - p.seconds, 0.0))
         n = result.n_target_tokens
-        share = flops / seconds / self.parts.peak
+        share = result.flops / seconds / self.parts.peak
         places = tuple(map(self.parts.task.place, result.skipped))
         self.tell(Stepped(p.step, result.loss / n, result.nll / n, rate, result.grad_norm, n, n / seconds, share, left, places))
         if places:
@@ -173,7 +183,8 @@ class _Run:
         """Read the validation set with the averaged weights and keep them if they are the best so far."""
         p, t, parts = self.progress, self.training, self.parts
         restore_parameters(parts.validated, self.averager.weights(p.step))
-        figures, samples = parts.task.validate(parts.validated, self.stepper.autocast(), parts.precision)
+        with using_threads(parts.threads.count):  # the other processes are waiting
+            figures, samples = parts.task.validate(parts.validated, self.stepper.autocast(), parts.precision)
         best = not p.best or _better(figures, p.best, t.select_by)
         p.validations_since_best = 0 if best else p.validations_since_best + 1
         p.validated_at = p.step
@@ -189,10 +200,11 @@ class _Run:
         """Write a checkpoint, then prune the older ones."""
         p, parts = self.progress, self.parts
         p.window = self.window.sums
+        self.world.agreed(SAVE)
         groups: dict[str, dict[str, Tensor]] = {
             "model": dict(parts.model.named_parameters()),
             "optimizer": optimizer_tensors(parts.optimizer),
-            "generators": generator_states(),
+            "generators": generator_states(self.world),
         }
         if self.averager.ema:
             groups["ema"] = self.averager.ema
@@ -206,6 +218,7 @@ class _Run:
 
     def finish(self, reason: Reason) -> Finished:
         """Tell of the end."""
+        self.world.agreed(END)
         p = self.progress
         facts = {
             "n_target_tokens": p.n_target_tokens,

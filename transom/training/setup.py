@@ -17,14 +17,14 @@ from transom.models.text import TextModel
 from transom.planning.machine import MachinePeak, measure_peak
 from transom.planning.memory import keep_freed_memory, keep_made_kernels, refuse_larger_than_memory
 from transom.planning.parameters import count_parameters
-from transom.planning.precision import Precision, Threads, choose_precision, choose_threads
+from transom.planning.precision import Precision, Processes, Threads, choose_precision, choose_processes, choose_threads
 from transom.training.language import LanguageTask
 from transom.training.optimizer import build_optimizer
 from transom.training.task import Report, Task
 from transom.training.translation import TranslationTask
 from transom.weights.run_folder import RECIPE, WEIGHTS, RunFolder
 
-TASKS: dict[str, Callable[[Any, Path, RunFolder, Callable[[str], None]], Task]] = {
+TASKS: dict[str, Callable[..., Task]] = {
     "translation": TranslationTask.read,
     "language": LanguageTask.read,
 }
@@ -43,6 +43,8 @@ class Parts:
         validated: a second model of the same shape, which holds the weights that are validated.
         optimizer: of the model's parameters.
         precision: type of the matrix products, with the reason.
+        threads: of the machine.
+        processes: that share each batch.
         peak: the machine's best measured FLOP/s in that type.
         facts: what is known before the run.
     """
@@ -54,6 +56,8 @@ class Parts:
     validated: TextModel
     optimizer: torch.optim.Optimizer
     precision: Precision
+    threads: Threads
+    processes: Processes
     peak: float
     facts: Mapping[str, Any]
 
@@ -78,12 +82,14 @@ def set_up(recipe: Recipe, base: Path, folder: RunFolder, tell: Callable[[str], 
     elif folder.checkpoints.steps() or (folder.path / WEIGHTS).exists():
         raise CheckpointError(f"{folder.path / RECIPE}: expected the recipe of the run to go on with, found none; put it back")
     precision, threads = choose_precision(recipe.training.precision, device), choose_threads()
+    processes = choose_processes(recipe.training.processes, threads, recipe.training.batch_tokens, device)
     keep_freed_memory()
     torch.set_num_threads(threads.count)
     torch.manual_seed(recipe.training.seed)
 
-    task = TASKS[recipe.task](recipe, base, folder, tell)
-    recipe = task.recipe.model_copy(update={"training": recipe.training.model_copy(update={"precision": precision.name})})
+    task = TASKS[recipe.task](recipe, base, folder, tell, 0, processes.count)
+    chosen = {"precision": precision.name, "processes": processes.count}
+    recipe = task.recipe.model_copy(update={"training": recipe.training.model_copy(update=chosen)})
     refuse_larger_than_memory(count_parameters(recipe.model).total, device)
     tell("measuring the machine")
     peak = measure_peak(device)
@@ -99,18 +105,23 @@ def set_up(recipe: Recipe, base: Path, folder: RunFolder, tell: Callable[[str], 
         validated=copy.deepcopy(model).eval(),
         optimizer=build_optimizer(model, recipe.training.optimizer),
         precision=precision,
+        threads=threads,
+        processes=processes,
         peak=peak.flops[precision.dtype],
-        facts=_facts(model, task.report, precision, threads, peak),
+        facts=_facts(model, task.report, precision, threads, processes, peak),
     )
 
 
-def _facts(model: TextModel, report: Report, precision: Precision, threads: Threads, peak: MachinePeak) -> dict[str, Any]:
+def _facts(
+    model: TextModel, report: Report, precision: Precision, threads: Threads, processes: Processes, peak: MachinePeak
+) -> dict[str, Any]:
     """Gather what is known before the run."""
     return {
         "data": report.to_json(),
         "parameters": sum(p.numel() for p in model.parameters()),
         "precision": precision.reason,
         "threads": threads.reason,
+        "processes": processes.reason,
         "peak_flops": peak.flops[precision.dtype],
         "bandwidth": peak.bandwidth,
         "torch": torch.__version__,
@@ -131,11 +142,11 @@ MAY_CHANGE = {
 
 
 def _as_begun(recipe: Recipe, folder: RunFolder) -> Recipe:
-    """Check that a run to go on with has this recipe; take over what it chose itself, the precision and the vocabulary sizes."""
+    """Check that a run to go on with has this recipe; take over what it chose itself: precision, processes, vocabulary sizes."""
     begun = load_recipe(folder.path / RECIPE)[0]
     if begun.task != recipe.task:
         raise ConfigError(f"{folder.path}: the run was begun with task = {begun.task!r}, found {recipe.task!r}; give another --out")
-    chosen = {"precision": begun.training.precision} if recipe.training.precision == "auto" else {}
+    chosen = {name: getattr(begun.training, name) for name in ("precision", "processes") if getattr(recipe.training, name) == "auto"}
     sizes = {name: getattr(begun.model, name) for name in recipe.model.VOCABULARIES if getattr(recipe.model, name) is None}
     recipe = recipe.model_copy(
         update={"training": recipe.training.model_copy(update=chosen), "model": recipe.model.model_copy(update=sizes)}

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from transom.errors import CheckpointError
+from transom.parallel.world import World
 
 
 @dataclass
@@ -57,17 +58,18 @@ def restore_optimizer(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Te
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
 
 
-def generator_states() -> dict[str, Tensor]:
-    """Return the state of every generator that training draws from."""
-    states = {"cpu": torch.get_rng_state()}
+def generator_states(world: World) -> dict[str, Tensor]:
+    """Return the state of every generator that training draws from, in all processes; each of them must call it."""
+    first, *others = world.gathered(torch.get_rng_state())
+    states = {"cpu": first, **{f"rank-{rank}.cpu": x for rank, x in enumerate(others, 1)}}
     if torch.cuda.is_available():
         states |= {f"cuda.{i}": x for i, x in enumerate(torch.cuda.get_rng_state_all())}
     return states
 
 
-def restore_generators(states: Mapping[str, Tensor]) -> None:
-    """Put back what ``generator_states`` gave."""
-    torch.set_rng_state(states["cpu"])
+def restore_generators(states: Mapping[str, Tensor], rank: int = 0) -> None:
+    """Put back what ``generator_states`` gave of a process."""
+    torch.set_rng_state(states[f"rank-{rank}.cpu" if rank else "cpu"])
     for name, x in states.items():
         if name.startswith("cuda."):
             torch.cuda.set_rng_state(x, int(name.removeprefix("cuda.")))

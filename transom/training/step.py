@@ -1,8 +1,9 @@
 """One optimizer step: forward and backward over the slices of a batch, clipping, and the update."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from transom.config.training import Training
 from transom.inputs.batch import TextBatch
 from transom.models.text import TextModel
+from transom.parallel.world import ALONE, World
 from transom.training.loss import linear_cross_entropy
 
 
@@ -19,10 +21,12 @@ class StepResult:
     """What a step measured.
 
     Attributes:
-        loss: smoothed loss summed over the batch's true target tokens, in nats.
+        loss: smoothed loss summed over the batch's true target tokens, in nats. This and all the rest are of the whole batch, over all
+            processes.
         nll: negative log-likelihood, likewise.
         n_target_tokens: true target tokens.
         grad_norm: norm of the gradient of the mean loss, before clipping.
+        flops: floating-point operations of forward and backward, padding included.
         skipped: samples that made loss or gradient non-finite; empty when the update was made.
     """
 
@@ -30,6 +34,7 @@ class StepResult:
     nll: float
     n_target_tokens: int
     grad_norm: float
+    flops: float
     skipped: tuple[int, ...] = ()
 
 
@@ -43,15 +48,34 @@ class Stepper:
     """Makes optimizer steps.
 
     The loss is summed over the slices of a batch and divided once by the batch's true number of target tokens, so that a batch
-    gives the same update however it is sliced.
+    gives the same update however it is sliced, and however its slices are dealt out to processes: gradients are summed over them.
     """
 
-    def __init__(self, model: TextModel, optimizer: torch.optim.Optimizer, training: Training, dtype: torch.dtype) -> None:
-        """Hold the model and its optimizer; ``dtype`` is that of the matrix products."""
+    def __init__(
+        self,
+        model: TextModel,
+        optimizer: torch.optim.Optimizer,
+        training: Training,
+        dtype: torch.dtype,
+        flops: Callable[[Any], float] = lambda _: 0.0,
+        world: World = ALONE,
+    ) -> None:
+        """Hold the model and its optimizer.
+
+        Args:
+            model: in training, the same in all processes.
+            optimizer: of its parameters.
+            training: what the recipe says of a step.
+            dtype: of the matrix products.
+            flops: counts a slice's floating-point operations, forward and backward; left out, they are not counted.
+            world: the processes that the batch is dealt out to.
+        """
         self.model = model
         self.optimizer = optimizer
         self.training = training
         self.dtype = dtype
+        self.flops = flops
+        self.world = world
         self.device = next(model.parameters()).device
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=dtype == torch.float16)
 
@@ -60,7 +84,7 @@ class Stepper:
 
         A non-finite loss or gradient leaves weights and optimizer as they were, and the samples that caused it are named.
         """
-        n_target_tokens = sum(batch.n_target_tokens for batch in slices)
+        n_target_tokens, flops = self.world.totals(sum(batch.n_target_tokens for batch in slices), sum(map(self.flops, slices)))
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
         loss = nll = 0.0
@@ -69,6 +93,8 @@ class Stepper:
                 slice_loss, slice_nll = batch_loss(self.model, batch.to(self.device), self.training.label_smoothing)
             self.scaler.scale(slice_loss / n_target_tokens).backward()
             loss, nll = loss + slice_loss.item(), nll + slice_nll.item()
+        loss, nll = self.world.totals(loss, nll)
+        self._share_gradients()
         self.scaler.unscale_(self.optimizer)
         grad_norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.training.clip_norm or float("inf")).item()
         finite = math.isfinite(loss) and math.isfinite(grad_norm)
@@ -76,11 +102,19 @@ class Stepper:
             self.scaler.step(self.optimizer)
             self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
-        return StepResult(loss, nll, n_target_tokens, grad_norm, () if finite else self._culprits(slices))
+        return StepResult(loss, nll, int(n_target_tokens), grad_norm, flops, () if finite else self._culprits(slices))
 
     def autocast(self) -> torch.autocast:
         """Run matrix products in ``dtype``; weights, residual stream and statistics stay in float32."""
         return torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32)
+
+    def _share_gradients(self) -> None:
+        """Sum the gradients over all processes; one whose share of the batch is empty adds nothing."""
+        if self.world.size > 1:
+            parameters = [p for p in self.model.parameters() if p.requires_grad]
+            gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
+            for parameter, gradient in zip(parameters, self.world.summed(gradients), strict=True):
+                parameter.grad = gradient
 
     def _culprits(self, slices: Sequence[TextBatch]) -> tuple[int, ...]:
         """Name the samples with a logit that is not finite; all of the batch where there is none."""
@@ -90,4 +124,4 @@ class Stepper:
                 on_device = batch.to(self.device)
                 finite = self.model(on_device).isfinite().all(-1) | (on_device.target.segments == 0)  # (batch, target)
                 bad += [sample for sample, whole in zip(batch.samples, finite.all(-1).tolist(), strict=True) if not whole]
-        return tuple(bad) or tuple(sample for batch in slices for sample in batch.samples)
+        return tuple(self.world.joint(bad)) or tuple(self.world.joint([sample for batch in slices for sample in batch.samples]))

@@ -45,7 +45,9 @@ class TranslationTask:
     data: str
 
     @classmethod
-    def read(cls, recipe: TranslationRecipe, base: Path, folder: RunFolder, tell: Callable[[str], None]) -> Self:
+    def read(
+        cls, recipe: TranslationRecipe, base: Path, folder: RunFolder, tell: Callable[[str], None], rank: int = 0, n_ranks: int = 1
+    ) -> Self:
         """Read the data, make or load the tokenizers, and examine all of it.
 
         Args:
@@ -53,6 +55,8 @@ class TranslationTask:
             base: folder that ``data.root`` is relative to.
             folder: the run folder; the tokenizers of a run to go on with are there.
             tell: is told what is being done, in a few words.
+            rank: number of this process, from 0, of those that share every batch.
+            n_ranks: how many there are.
 
         Raises:
             TransomError: the data cannot be read, or do not fit the recipe.
@@ -73,6 +77,8 @@ class TranslationTask:
             dropout=recipe.tokenizer.dropout,
             max_length_ratio=recipe.data.max_length_ratio,
             accumulate=training.accumulate,
+            shard=rank,
+            n_shards=n_ranks,
         )
         return cls(
             recipe=recipe,

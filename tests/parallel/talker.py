@@ -1,0 +1,41 @@
+"""A worker for the tests: it does what its parent does, or what its last argument says."""
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import torch
+
+from transom.parallel.workers import worker
+from transom.parallel.world import World
+
+SAID = ((1, 2.5), (10, 20.25), (100, 200.125))
+"""What each process adds to the totals."""
+
+LISTS = ([], [4, 5, 6], [7])
+"""What each process has to say, of its own length."""
+
+
+def talk(world: World) -> dict[str, object]:
+    """Do each thing once that processes do together."""
+    own = [torch.full((2, 3), 10.0**world.rank), torch.tensor([world.rank + 0.5])]
+    return {
+        "agreed": world.agreed(7 if world.rank == 0 else 99),
+        "totals": world.totals(*SAID[world.rank]),
+        "summed": [x.tolist() for x in world.summed(own)],
+        "gathered": [x.tolist() for x in world.gathered(torch.tensor([world.rank]))],
+        "joint": world.joint(LISTS[world.rank]),
+    }
+
+
+if __name__ == "__main__":
+    rank, size, meeting, does = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), sys.argv[4]
+    if does == "fail":
+        raise SystemExit("nothing works here")
+    with worker(rank, size, meeting) as world:
+        first = talk(world)
+        if does == "die" and rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        while world.agreed():
+            assert talk(world) == first

@@ -1,0 +1,51 @@
+"""Several processes share each batch: the same steps as one process makes, the same end after any stop, bad samples named from all."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.training.test_run import MODEL, Killed, kill_at, same, sit, traces
+from transom.errors import ConfigError, TransomError
+from transom.training.events import Event, Saved, Stepped
+
+EXACT = {"precision": "fp32", "max_steps": 6, "checkpoint_every": 3, "validate_every": 6, "validate_bleu": 0, "log_every": 1}
+"""No rounding to speak of."""
+
+
+def history(out: Path, **training: Any) -> list[Stepped]:
+    seen: list[Event] = []
+    sit(out, seen.append, **{**EXACT, **training})
+    return [event for event in seen if isinstance(event, Stepped)]
+
+
+def test_three_processes_make_the_steps_of_one(tmp_path: Path) -> None:
+    alone, together = (history(tmp_path / str(n), model={**MODEL, "dropout": 0.0}, processes=n) for n in (1, 3))
+    for one, three in zip(alone, together, strict=True):
+        assert one.n_target_tokens == three.n_target_tokens
+        assert (one.loss, one.nll, one.grad_norm) == pytest.approx((three.loss, three.nll, three.grad_norm), rel=2e-4)
+
+
+def test_a_run_of_two_processes_goes_on_to_the_same_end(tmp_path: Path) -> None:
+    sit(tmp_path / "alone", processes=2)
+    assert {"generators/cpu", "generators/rank-1.cpu"} <= traces(tmp_path / "alone")[0].keys()
+    for observer in (kill_at(2, Stepped), kill_at(6, Saved)):
+        with pytest.raises(Killed):
+            sit(tmp_path / "killed", observer, processes=2)
+    steps: list[int] = []
+    stopped = sit(tmp_path / "killed", lambda e: steps.append(e.step), lambda: bool(steps) and steps[-1] >= 8, processes=2)
+    assert stopped.reason == "stopped"
+    sit(tmp_path / "killed", processes=2)
+    same(tmp_path / "alone", tmp_path / "killed")
+    with pytest.raises(ConfigError, match=r"training\.processes = 2, found 1"):
+        sit(tmp_path / "killed", processes=1)
+
+
+def test_bad_samples_are_named_from_all_processes(tmp_path: Path) -> None:
+    def named(n: int) -> list[set[str]]:
+        seen: list[Event] = []
+        with pytest.raises(TransomError, match="20 steps in a row"):
+            sit(tmp_path / str(n), seen.append, learning_rate=1e38, clip_norm=None, max_steps=60, processes=n)
+        return [set(event.skipped) for event in seen if isinstance(event, Stepped) and event.skipped]
+
+    assert named(1)[1:20] == named(2)[1:20]

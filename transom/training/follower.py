@@ -1,0 +1,84 @@
+"""A process that shares the batches of a run: it takes the same steps as the first one, and does nothing else."""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from transom.config.recipe import load_recipe
+from transom.errors import DataError
+from transom.models.build import build_model
+from transom.parallel.workers import worker
+from transom.parallel.world import World
+from transom.planning.memory import give_back_freed_memory, keep_freed_memory, keep_made_kernels
+from transom.planning.precision import choose_precision, choose_threads
+from transom.training.optimizer import build_optimizer
+from transom.training.schedule import learning_rate
+from transom.training.setup import TASKS
+from transom.training.state import Progress, generator_states, restore_generators, restore_optimizer, restore_parameters
+from transom.training.step import Stepper
+from transom.weights.run_folder import RECIPE, RunFolder
+
+NOTHING = -1
+"""What the first process says in place of a step when there is no checkpoint to go on from."""
+
+STEP, SAVE, END = range(3)
+"""What the first process says next to do."""
+
+
+class Follower:
+    """A worker's share of a run: the model, its optimizer, and its rows of every batch."""
+
+    def __init__(self, folder: Path, data: str, rank: int, n_ranks: int) -> None:
+        """Read recipe, tokenizers and data of the run in ``folder``, as its first process left them.
+
+        Raises:
+            DataError: the data are not those whose hash is ``data``.
+        """
+        self.folder = RunFolder.open(folder)
+        self.recipe = load_recipe(folder / RECIPE)[0]
+        self.rank = rank
+        self.task = TASKS[self.recipe.task](self.recipe, folder, self.folder, lambda _: None, rank, n_ranks)
+        if self.task.data != data:
+            raise DataError(f"{folder}: the data changed while the run began; begin again")
+        torch.manual_seed(self.recipe.training.seed)
+        self.model = build_model(self.recipe.model).train()
+        self.optimizer = build_optimizer(self.model, self.recipe.training.optimizer)
+        torch.manual_seed(int(np.random.SeedSequence([self.recipe.training.seed, rank]).generate_state(1, np.uint64)[0]))
+
+    def follow(self, world: World) -> None:
+        """Do what the first process says until it says that this is the end."""
+        progress = Progress()
+        if (saved := world.agreed()) != NOTHING:
+            groups, state = self.folder.checkpoints.load(saved)
+            restore_parameters(self.model, groups["model"])
+            restore_optimizer(self.optimizer, groups["optimizer"])
+            restore_generators(groups["generators"], self.rank)
+            progress = Progress(**state["progress"])
+        training = self.recipe.training
+        dtype = choose_precision(training.precision, torch.device("cpu")).dtype
+        stepper = Stepper(self.model, self.optimizer, training, dtype, self.task.flops, world)
+        batches = self.task.loader.batches_from(progress.position)
+        step = progress.step
+        while (said := world.agreed()) != END:
+            if said == STEP:
+                step += 1
+                stepper.step(next(batches)[1], learning_rate(step, training, self.recipe.model.d_model))
+            else:
+                generator_states(world)
+                give_back_freed_memory()
+
+
+def main(rank: int, n_ranks: int, meeting: Path, folder: Path, data: str) -> None:
+    """Be one of a run's workers."""
+    keep_made_kernels()
+    keep_freed_memory()
+    torch.set_num_threads(choose_threads().count)
+    follower = Follower(folder, data, rank, n_ranks)
+    with worker(rank, n_ranks, meeting) as world:
+        follower.follow(world)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), Path(sys.argv[4]), sys.argv[5])
