@@ -51,7 +51,13 @@ def test_lines_where_nobody_watches(monkeypatch: pytest.MonkeyPatch, capsys: pyt
 def test_skipped_steps_name_their_lines(capsys: pytest.CaptureFixture[str]) -> None:
     with progress.TrainingProgress() as shown:
         shown(
-            Started(Path("run"), 3, 10, {"parameters": 5, "precision": "fp32", "threads": "1 thread", "processes": ""}, ("look at this",))
+            Started(
+                Path("run"),
+                3,
+                10,
+                {"parameters": 5, "precision": "fp32", "threads": "1 thread", "processes": "", "counted": "target tokens"},
+                ("look at this",),
+            )
         )
         shown(Stepped(4, float("nan"), 1.0, 0.1, float("nan"), 7, 8.0, 0.1, 9.0, skipped=tuple(f"line {n}" for n in range(12))))
     lines = capsys.readouterr().err.splitlines()

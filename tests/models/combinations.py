@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter
 from torch import Tensor
 
-from transom.config.model import Model, Seq2Seq, Transformer
-from transom.inputs.batch import LanguageBatch, Sequences, TextBatch, TranslationBatch
+from transom.config.model import MaskedEncoder, Model, Seq2Seq, TextClassifier, Transformer
+from transom.inputs.batch import Batch, LabelledBatch, LanguageBatch, MaskedBatch, Sequences, TranslationBatch
 
 VOCAB = 9
 TARGET = Sequences.pad([[1, 5, 8, 4], [1, 7]])
@@ -28,6 +28,15 @@ FAMILIES: list[dict[str, Any]] = [
         for tie in ("all", "decoder", "none")
     ),
     *({"kind": "decoder", "n_layers": 2, "vocab_size": VOCAB, "tie": tie} for tie in (True, False)),
+]
+"""Those that write text."""
+
+ENCODERS: list[dict[str, Any]] = [
+    *({"kind": "encoder", "n_layers": 2, "vocab_size": VOCAB, "tie": tie} for tie in (True, False)),
+    *(
+        {"kind": "text-classifier", "n_layers": 2, "vocab_size": VOCAB, "classes": ["a", "b", "c"], "pool": pool}
+        for pool in ("start", "mean")
+    ),
 ]
 
 NORMS = st.sampled_from(["layernorm", "rmsnorm", "dyt", {"kind": "layernorm", "bias": False}])
@@ -75,9 +84,9 @@ def bricks() -> st.SearchStrategy[dict[str, Any]]:
     )
 
 
-def combinations() -> st.SearchStrategy[dict[str, Any]]:
+def combinations(families: list[dict[str, Any]] = FAMILIES) -> st.SearchStrategy[dict[str, Any]]:
     """Draw a family and its bricks."""
-    return st.tuples(bricks(), st.sampled_from(FAMILIES)).map(lambda drawn: drawn[0] | drawn[1])
+    return st.tuples(bricks(), st.sampled_from(families)).map(lambda drawn: drawn[0] | drawn[1])
 
 
 def described(fields: dict[str, Any]) -> Transformer:
@@ -86,9 +95,17 @@ def described(fields: dict[str, Any]) -> Transformer:
     return config
 
 
-def batch_for(config: Transformer, target: Sequences = TARGET, source: Sequences = SOURCE) -> TextBatch:
+def batch_for(config: Transformer, target: Sequences = TARGET, source: Sequences = SOURCE) -> Batch:
     """Make the batch that the family reads."""
-    return TranslationBatch(source, target, LABELS, (0, 1)) if isinstance(config, Seq2Seq) else LanguageBatch(target, LABELS, (0, 1))
+    match config:
+        case Seq2Seq():
+            return TranslationBatch(source, target, LABELS, (0, 1))
+        case MaskedEncoder():
+            return MaskedBatch(source, source.tokens, source.tokens > 4, (0, 1))
+        case TextClassifier():
+            return LabelledBatch(source, torch.tensor([2, 0]), (0, 1))
+        case _:
+            return LanguageBatch(target, LABELS, (0, 1))
 
 
 def prompt_for(config: Transformer) -> Sequences:

@@ -11,8 +11,20 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from tests.models.combinations import SOURCE, TARGET, batch_for, bricks, combinations, described, noisy, prompt_for, with_tokens
-from transom.config.model import Seq2Seq, Transformer
+from tests.models.combinations import (
+    ENCODERS,
+    FAMILIES,
+    SOURCE,
+    TARGET,
+    batch_for,
+    bricks,
+    combinations,
+    described,
+    noisy,
+    prompt_for,
+    with_tokens,
+)
+from transom.config.model import Encoder, MaskedEncoder, Seq2Seq, Transformer
 from transom.config.training import Adam, Training
 from transom.decoding.flat import searcher_of
 from transom.decoding.roles import StepModel
@@ -76,16 +88,37 @@ def test_steps_equal_the_whole_pass_in_the_model_and_in_what_searches(fields: di
         assert torch.allclose(torch.cat(parts, 1)[REAL], whole[REAL], **CLOSE)
 
 
+@settings(max_examples=30)
+@given(combinations(ENCODERS))
+@torch.no_grad()
+def test_an_encoder_sees_all_of_its_text_and_no_padding(fields: dict[str, Any]) -> None:
+    config = described(fields)
+    model = built(config)
+    whole = model(batch_for(config))
+    real = batch_for(config).counted if isinstance(config, MaskedEncoder) else slice(None)
+    assert whole.isfinite().all()
+    assert torch.allclose(model(batch_for(config, source=noisy(SOURCE, 8)))[real], whole[real], **CLOSE)
+    for place in (0, 4):
+        tokens = SOURCE.tokens.clone()
+        tokens[0, place] = 7
+        changed = model(batch_for(config, source=with_tokens(SOURCE, tokens)))
+        assert not torch.allclose(
+            changed[0, real[0]] if isinstance(real, Tensor) else changed[0], whole[0, real[0]] if isinstance(real, Tensor) else whole[0]
+        )
+        assert torch.allclose(changed[1], whole[1], **CLOSE)
+
+
 @settings(max_examples=15)
-@given(combinations())
+@given(combinations(FAMILIES + ENCODERS))
 def test_it_learns_and_is_counted_right(fields: dict[str, Any]) -> None:
     config = described(fields)
     model = built(config).float().train()
     assert count_parameters(config).total == sum(parameter.numel() for parameter in model.parameters())
-    batch, n_source = batch_for(config), 5 if isinstance(config, Seq2Seq) else 0
+    batch, n_source = batch_for(config), 5 if isinstance(config, Seq2Seq | Encoder) else 0
+    n_target = 5 if isinstance(config, MaskedEncoder) else 1 if isinstance(config, Encoder) else 4
     with FlopCounterMode(display=False) as counter:
         model(batch)
-    assert count_flops(config, 2, n_source, 4).forward == counter.get_total_flops()
+    assert count_flops(config, 2, n_source, n_target).forward == counter.get_total_flops()
     stepper = Stepper(model, build_optimizer(model, Adam()), Training(clip_norm=None, label_smoothing=0.0), torch.float32)
     before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     stepper.step([batch], 3e-3)
@@ -99,7 +132,7 @@ def test_it_learns_and_is_counted_right(fields: dict[str, Any]) -> None:
 
 
 @settings(max_examples=12)
-@given(combinations())
+@given(combinations(FAMILIES + ENCODERS))
 @torch.no_grad()
 def test_every_site_is_named_and_patterns_are_those_that_were_used(fields: dict[str, Any]) -> None:
     config = described(fields)
@@ -116,7 +149,7 @@ def test_every_site_is_named_and_patterns_are_those_that_were_used(fields: dict[
 
 
 @settings(max_examples=10)
-@given(combinations())
+@given(combinations(FAMILIES + ENCODERS))
 @torch.no_grad()
 def test_it_is_saved_whole(fields: dict[str, Any]) -> None:
     config = described(fields)

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import transom.presets
-from transom.config.model import Decoder, Seq2Seq
+from transom.config.model import Decoder, MaskedEncoder, Seq2Seq
 from transom.models.build import build_model
 from transom.planning.parameters import count_parameters
 
@@ -77,10 +77,17 @@ def test_presets_have_the_papers_size(preset, printed, counted, symbols):
     assert [round(symbol, -2) for symbol in needed] == pytest.approx(symbols, abs=100)
 
 
-@pytest.mark.parametrize(("preset", "symbols", "counted"), [("gpt2", 50_257, 124_439_808), ("llama-7b", 32_000, 6_738_415_616)])
-def test_published_decoders_have_their_size(preset, symbols, counted):
+@pytest.mark.parametrize(
+    ("preset", "family", "symbols", "counted"),
+    [
+        ("gpt2", Decoder, 50_257, 124_439_808),
+        ("llama-7b", Decoder, 32_000, 6_738_415_616),
+        ("bert-base", MaskedEncoder, 30_521, 109_482_240),  # and the mask, a row of its own
+    ],
+)
+def test_published_models_have_their_size(preset, family, symbols, counted):
     text = (Path(transom.presets.__path__[0]) / f"{preset}.toml").read_text()
-    assert count_parameters(Decoder.model_validate(tomllib.loads(text) | {"vocab_size": symbols})).total == counted
+    assert count_parameters(family.model_validate(tomllib.loads(text) | {"vocab_size": symbols})).total == counted
 
 
 def test_a_published_count_by_hand():

@@ -33,14 +33,15 @@ def compare(
     with lasting_imports():
         from transom.cli.progress import counting
         from transom.cli.reading import read_test_set
-        from transom.decoding.load import load_translator
+        from transom.decoding.load import load_as
+        from transom.decoding.translator import Translator
         from transom.training.evaluation import compare as bootstrap
 
     pairs = read_test_set([a, b], source, target, "compare")
     translations = {}
     for run in (a, b):
         with counting(f"sentences by {run}", quiet=as_json) as tell:
-            translations[run] = load_translator(run).translate(pairs.source, tell=tell)
+            translations[run] = load_as(Translator, run).translate(pairs.source, tell=tell)
     result = bootstrap(translations[a], translations[b], pairs.target, lowercase=lowercase, n_samples=samples, seed=seed)
     answer({"a_run": str(a), "b_run": str(b), **asdict(result)}, as_json, _lines(a, b, result))
 

@@ -30,7 +30,8 @@ def demo(
     from transom.cli.progress import TrainingProgress
     from transom.cli.training_run import run_training
     from transom.config.recipe import TranslationRecipe, load_recipe
-    from transom.decoding.load import load_translator
+    from transom.decoding.load import load_as
+    from transom.decoding.translator import Translator
     from transom.inputs.datasets import load_data
     from transom.inputs.nearest import nearest_baseline
     from transom.training.evaluation import exact_match
@@ -49,7 +50,7 @@ def demo(
     assert test is not None
     if not as_json:
         note(f"translating {len(test.source):,} held-out sentences ...")
-    translator = load_translator(out)
+    translator = load_as(Translator, out)
     translations = translator.translate(test.source)
     exact = exact_match(translations, test.target)
     baseline = exact_match(nearest_baseline(splits.train, test.source), test.target)

@@ -36,12 +36,13 @@ def evaluate(
     """Each reading of a test file is noted in the run's ledger: choose by validation data, report test data once."""
     with lasting_imports():
         from transom.cli.reading import read_test_set
-        from transom.decoding.load import load_translator
+        from transom.decoding.load import load_as
+        from transom.decoding.translator import Translator
         from transom.training import evaluation
         from transom.weights.durable import write_file
 
     pairs = read_test_set([run], source, target, "evaluate")
-    translations = _translated(load_translator(run, precision), pairs.source, beam_size, length_penalty, as_json)
+    translations = _translated(load_as(Translator, run, precision), pairs.source, beam_size, length_penalty, as_json)
     if output_file is not None:
         write_file(output_file, "".join(f"{line}\n" for line in translations).encode())
     scores = {

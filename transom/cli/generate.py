@@ -67,7 +67,8 @@ def generate(
         raise ConfigError("expected a PROMPT or --input, found both; remove one")
     with lasting_imports():
         from transom.cli.progress import counting
-        from transom.decoding.load import load_generator
+        from transom.decoding.generator import Generator
+        from transom.decoding.load import load_as
         from transom.inputs.text import check_text, read_lines
 
     prompts = read_lines(input_file) if input_file is not None else [check_text(prompt or "", "PROMPT")]
@@ -87,7 +88,7 @@ def generate(
         "stop": None if stop is None else [text.replace("\\n", "\n") for text in stop],
         "name": "PROMPT" if input_file is None else str(input_file),
     }
-    generator = load_generator(run, precision)
+    generator = load_as(Generator, run, precision)
     if input_file is None and samples == 1 and not as_json:
         _streamed(generator, prompts[0], options)
         return

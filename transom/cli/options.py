@@ -29,6 +29,13 @@ TrainText = Annotated[
     typer.Option("--text", metavar="PATH", help="For a language model: a text file or a folder (.gz too); may be repeated."),
 ]
 ValidText = Annotated[list[Path] | None, typer.Option("--valid-text", metavar="PATH", help="Validation text; left out, 5 % is split off.")]
+TrainLabelled = Annotated[
+    Path | None,
+    typer.Option("--labelled", metavar="FILE", help="For a classifier: a .tsv, .csv or .jsonl file of texts and their classes (.gz too)."),
+]
+ValidLabelled = Annotated[
+    Path | None, typer.Option("--valid-labelled", metavar="FILE", help="Validation texts with their classes; left out, 10 % is split off.")
+]
 Suffix = Annotated[list[str] | None, typer.Option("--suffix", metavar=".EXT", help="Ending of the files that are taken out of folders.")]
 
 
@@ -41,22 +48,38 @@ def file_overrides(source: Path | None, target: Path | None, valid_source: Path 
             given, missing = flags if pair[1] is None else flags[::-1]
             raise ConfigError(f"{given} needs {missing} beside it: two files, line by line translations of each other")
         if pair[0] is not None and pair[1] is not None:
-            sets.append(f"data.{part}={{ source = {_quoted(pair[0])}, target = {_quoted(pair[1])} }}")
-    return sets
+            sets.append(f"data.{part}={{ source = {quoted(pair[0])}, target = {quoted(pair[1])} }}")
+    return _in_place_of_all(sets)
+
+
+def labelled_overrides(labelled: Path | None, valid_labelled: Path | None) -> list[str]:
+    """Turn the flags of labelled texts into overrides, as ``file_overrides`` does."""
+    if labelled is None and valid_labelled is not None:
+        raise ConfigError("--valid-labelled needs --labelled beside it: the texts to train on")
+    named = [(part, path) for part, path in (("train", labelled), ("valid", valid_labelled)) if path is not None]
+    return _in_place_of_all([f"data.{part}={{ file = {quoted(path)} }}" for part, path in named])
+
+
+def _in_place_of_all(sets: list[str]) -> list[str]:
+    """Where training files are named, leave out all data that the recipe itself names."""
+    if not any(each.startswith("data.train=") for each in sets):
+        return sets
+    return [*(f"data.{part}=none" for part in ("valid", "test", "generate")), *sets]
 
 
 def text_overrides(text: list[Path] | None, valid_text: list[Path] | None, suffixes: list[str] | None) -> list[str]:
-    """Turn the flags of text into overrides, as ``file_overrides`` does; what the recipe itself names is left out."""
+    """Turn the flags of text into overrides, as ``file_overrides`` does."""
     if text is None and (valid_text or suffixes):
         raise ConfigError(f"{'--valid-text' if valid_text else '--suffix'} needs --text beside it: the text to train on")
     if text is None:
         return []
     only = f", suffixes = [{', '.join(map(_toml, suffixes))}]" if suffixes else ""
-    train, valid = (f"{{ files = [{', '.join(map(_quoted, paths))}]{only} }}" if paths else "none" for paths in (text, valid_text))
-    return [f"data.train={train}", f"data.valid={valid}", "data.test=none", "data.generate=none"]
+    named = [(part, paths) for part, paths in (("train", text), ("valid", valid_text)) if paths]
+    return _in_place_of_all([f"data.{part}={{ files = [{', '.join(map(quoted, paths))}]{only} }}" for part, paths in named])
 
 
-def _quoted(path: Path) -> str:
+def quoted(path: Path) -> str:
+    """Spell a path, absolute, as TOML."""
     return _toml(str(path.absolute()))
 
 

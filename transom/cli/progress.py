@@ -29,6 +29,7 @@ class TrainingProgress(AbstractContextManager["TrainingProgress"]):
         self._bar: Any = None
         self._task: Any = None
         self._max_steps = 0
+        self._counted = "tokens"
         self._last_line = 0.0
 
     def __call__(self, event: Event) -> None:
@@ -39,6 +40,7 @@ class TrainingProgress(AbstractContextManager["TrainingProgress"]):
                 for line in event.notes:
                     self.tell(line)
                 facts = event.facts
+                self._counted = facts["counted"].split()[-1]
                 choices = [facts[name] for name in ("precision", "threads", "processes") if facts[name]]
                 self.tell("; ".join([f"{whole(facts['parameters'])} parameters", *choices]))
                 if event.step:
@@ -80,7 +82,7 @@ class TrainingProgress(AbstractContextManager["TrainingProgress"]):
             self.tell(f"step {whole(event.step)}: loss or gradient was not finite, step skipped ({names} of the training data)")
             return
         figures = (
-            f"loss {event.loss:.3f}  {whole(event.target_tokens_per_second)} tokens/s  {percent(event.peak_share)} of peak"
+            f"loss {event.loss:.3f}  {whole(event.target_tokens_per_second)} {self._counted}/s  {percent(event.peak_share)} of peak"
             f"  {duration(event.seconds_left)} left"
         )
         if self._bar is not None:

@@ -46,19 +46,21 @@ def score(
     if (text is None) == (source is None and target is None):
         raise ConfigError("expected --source and --target for a translator, or --text for a language model; give one of them")
     with lasting_imports():
-        from transom.decoding.load import load_generator, load_translator
+        from transom.decoding.generator import Generator
+        from transom.decoding.load import load_as
+        from transom.decoding.translator import Translator
 
     if text is None:
         if source is None or target is None:
             raise ConfigError("expected both --source and --target, found one of them; give the other too")
-        _pairs(load_translator(run, precision), run, source, target, as_json)
+        _pairs(load_as(Translator, run, precision), run, source, target, as_json)
         return
     from transom.config.data import TextFiles
     from transom.config.explaining import check
     from transom.inputs.documents import files_of, read_documents
     from transom.weights.run_folder import RunFolder
 
-    folder, generator = RunFolder.open(run), load_generator(run, precision)
+    folder, generator = RunFolder.open(run), load_as(Generator, run, precision)
     raw = {"files": [str(path.absolute()) for path in text], "suffixes": suffix, "document": document, "start": start}
     files = check(TextFiles, raw, lambda path: "--" + ".".join(path))
     documents = read_documents(files, Path.cwd())

@@ -30,9 +30,10 @@ def train(
     as_json: Json = False,
 ) -> None:
     """Train the tokenizer of a recipe on its training data."""
-    from transom.config.recipe import LanguageRecipe, TranslationRecipe, load_recipe
+    from transom.config.recipe import ClassificationRecipe, LanguageRecipe, MaskedRecipe, TranslationRecipe, load_recipe
     from transom.inputs.datasets import load_data
     from transom.inputs.documents import load_text
+    from transom.inputs.labelled import load_labelled
     from transom.inputs.tokenizer import Tokenizer, Tokenizers, describe
     from transom.weights.durable import write_file
 
@@ -42,16 +43,16 @@ def train(
 
     read, base = load_recipe(recipe, [*file_overrides(source, target, None, None), *text_overrides(text, None, suffix), *(overrides or [])])
     tell("reading the data ...")
-    if isinstance(read, LanguageRecipe):
-        texts = load_text(read.data, base).train.texts
-        tell(f"learning symbols from {len(texts):,} documents ...")
-        of_text = Tokenizer.train(texts, read.tokenizer)
-        tokenizers = Tokenizers(of_text, of_text)
-    else:
-        assert isinstance(read, TranslationRecipe)
+    if isinstance(read, TranslationRecipe):
         pairs = load_data(read.data, base).train
         tell(f"learning symbols from {len(pairs.source):,} pairs ...")
         tokenizers = Tokenizers.train(pairs, read.tokenizer)
+    else:
+        assert isinstance(read, LanguageRecipe | MaskedRecipe | ClassificationRecipe)
+        texts = load_labelled(read.data, base).train.source if read.task == "classification" else load_text(read.data, base).train.texts
+        tell(f"learning symbols from {len(texts):,} texts ...")
+        of_text = Tokenizer.train(texts, read.tokenizer)
+        tokenizers = Tokenizers(of_text, of_text)
     write_file(out, tokenizers.to_bytes())
     answer({"file": str(out), **_sizes(tokenizers)}, as_json, [*describe(tokenizers), f"wrote {out}"])
 

@@ -13,13 +13,17 @@ from transom.cli.options import (
     RecipeName,
     Set,
     Suffix,
+    TrainLabelled,
     TrainSource,
     TrainTarget,
     TrainText,
+    ValidLabelled,
     ValidSource,
     ValidTarget,
     ValidText,
     file_overrides,
+    labelled_overrides,
+    quoted,
     text_overrides,
 )
 from transom.cli.training_run import Sitting, default_folder, run_training
@@ -35,6 +39,8 @@ transom train translation --source train.en --target train.de --out runs/mine
 transom train multi30k-en-de --set data.root=data/multi30k --out runs/en-de
 transom train python-stdlib
 transom train text-bpe --text notes --suffix .md --out runs/notes
+transom train text-classes --labelled reviews.tsv --out runs/reviews
+transom train text-classes --labelled reviews.tsv --from runs/masked --out runs/tuned
 transom train my.toml --set training.max_steps=300 --set training.optimizer=adamw
 transom train my.toml --out runs/mine --resume
 transom train my.toml --seeds 3
@@ -51,17 +57,27 @@ def train(
     text: TrainText = None,
     valid_text: ValidText = None,
     suffix: Suffix = None,
+    labelled: TrainLabelled = None,
+    valid_labelled: ValidLabelled = None,
     out: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="The run folder; left out, runs/NAME.")] = None,
+    origin: Annotated[
+        Path | None, typer.Option("--from", metavar="RUN", help="Start from a run's tokenizer and weights: fine-tuning.")
+    ] = None,
     overrides: Set = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out, if there is one.")] = False,
     seeds: Annotated[int | None, typer.Option("--seeds", min=1, metavar="N", help="Train with seeds 1 to N; mean and spread.")] = None,
     as_json: Json = False,
 ) -> int:
     """Everything is in the recipe; --set changes any field of it. Ctrl-C saves, and --resume goes on to the very same end."""
-    if text and any((source, target, valid_source, valid_target)):
-        raise ConfigError("expected --source and --target for a translator, or --text for a language model, found both; remove one")
-    files = file_overrides(source, target, valid_source, valid_target) + text_overrides(text, valid_text, suffix)
-    sets = [*files, *(overrides or [])]
+    files = [
+        file_overrides(source, target, valid_source, valid_target),
+        text_overrides(text, valid_text, suffix),
+        labelled_overrides(labelled, valid_labelled),
+    ]
+    if sum(map(bool, files)) > 1:
+        raise ConfigError("expected files of one kind, --source and --target, --text, or --labelled, found several; remove all but one")
+    start = [] if origin is None else [f"training.start_from={quoted(origin)}"]
+    sets = [*(each for of_kind in files for each in of_kind), *start, *(overrides or [])]
     folder = out or default_folder(recipe)
     if seeds is None:
         sitting = _one(*load_recipe(recipe, sets), folder, resume, as_json)

@@ -48,10 +48,11 @@ def translate(
 
     with lasting_imports():
         from transom.cli.progress import counting
-        from transom.decoding.load import load_translator
+        from transom.decoding.load import load_as
+        from transom.decoding.translator import Translator
 
     with counting("sentences", quiet=as_json or sentence is not None) as tell:
-        found = load_translator(run, precision).n_best(
+        found = load_as(Translator, run, precision).n_best(
             texts,
             n_best,
             beam_size=beam_size,

@@ -125,6 +125,28 @@ class TextData(Data):
     generate: StandardLibrary | None = Field(None, description="text that every machine has, instead of files")
 
 
+class LabelledFiles(Schema):
+    """Texts with a class each, in one .tsv, .csv or .jsonl file (``.gz`` too)."""
+
+    file: str = Field(..., description="the file")
+    text_field: str | int | None = Field(None, description="column or key of the text; default 0 for .tsv, 'text' for .csv and .jsonl")
+    label_field: str | int | None = Field(None, description="column or key of the class; default 1 for .tsv, 'label' for .csv and .jsonl")
+
+
+class LabelledData(Data):
+    """Texts, each of a class."""
+
+    FLAGS: ClassVar[str] = "--labelled"
+
+    train: LabelledFiles | None = Field(None, description="training texts")
+    valid: LabelledFiles | None = Field(None, description="validation texts; left out, 10 % of train is split off by hash")
+    test: LabelledFiles | None = Field(None, description="test texts: only the data report reads them, to tell which stand in train")
+    generate: Phrasebook | None = Field(None, description="sentences of the built-in phrasebook, whose class is their language")
+    too_long: Literal["truncate", "drop"] = Field(
+        "truncate", description="a training text of more than model.max_seq_len tokens: its beginning stands for it, or it is left out"
+    )
+
+
 class Tokenizer(Brick):
     """How text becomes tokens: byte-pair encoding (Sennrich et al. 2016), characters, or white-space words."""
 

@@ -27,6 +27,12 @@ class Decoding(Schema):
         return self
 
 
+class Reading(Schema):
+    """How texts are read that are answered at once."""
+
+    batch_tokens: int = Field(8192, ge=1, description="most tokens of a batch, padding included; a longer text is a batch of its own")
+
+
 class Sampling(Schema):
     """How a text is drawn from a language model: what reshapes its distribution, and where the text ends."""
 

@@ -5,7 +5,19 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from transom.config.brick import Brick
-from transom.config.bricks import FeedForward, FeedForwardNetwork, Gated, LayerNorm, MultiHead, Norm, Position, RmsNorm, Rotary, Sinusoidal
+from transom.config.bricks import (
+    FeedForward,
+    FeedForwardNetwork,
+    Gated,
+    LayerNorm,
+    Learned,
+    MultiHead,
+    Norm,
+    Position,
+    RmsNorm,
+    Rotary,
+    Sinusoidal,
+)
 
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
 
@@ -23,6 +35,9 @@ class Transformer(Brick):
 
     VOCABULARIES: ClassVar[tuple[str, ...]] = ()
     """The fields that the tokenizer fills in."""
+
+    FROM_DATA: ClassVar[tuple[str, ...]] = ()
+    """The fields that the data fill in."""
 
     kind: str
     d_model: int = Field(512, ge=1, description="width of the residual stream")
@@ -134,5 +149,38 @@ class Decoder(Transformer):
     scale_embeddings: bool = Field(False, description="multiply embeddings by sqrt(d_model)")
 
 
-Model = Annotated[Seq2Seq | Decoder, Field(discriminator="kind")]
+class Encoder(Transformer):
+    """An encoder alone, as BERT (Devlin et al. 2019): every token sees its whole text. The defaults are BERT's bricks."""
+
+    VOCABULARIES: ClassVar[tuple[str, ...]] = ("vocab_size",)
+
+    n_layers: int = Field(6, ge=1, le=1000, description="blocks")
+    vocab_size: int | None = Field(None, ge=1, description="rows of the embedding but the mask's; set from the tokenizer")
+    embedding_norm: bool = Field(True, description="a norm behind the sum of embeddings and positions")
+    position: Position = Field(Learned(), description="the position brick")
+    feed_forward: FeedForwardNetwork = Field(FeedForward(kind="gelu"), description="the feed-forward brick")
+    scale_embeddings: bool = Field(False, description="multiply embeddings by sqrt(d_model)")
+
+
+class MaskedEncoder(Encoder):
+    """An encoder that names the tokens behind masks."""
+
+    kind: Literal["encoder"] = "encoder"
+    tie: bool = Field(True, description="share one matrix between the embedding and the output map")
+
+
+class TextClassifier(Encoder):
+    """An encoder that names the class of a text."""
+
+    FROM_DATA: ClassVar[tuple[str, ...]] = ("classes",)
+
+    kind: Literal["text-classifier"] = "text-classifier"
+    classes: tuple[Annotated[str, Field(min_length=1)], ...] = Field((), strict=False, description="the classes; set from the data")
+    pool: Literal["start", "mean"] = Field(
+        "mean", description="what is classified: the vector of the start symbol, as BERT's, or the mean of all"
+    )
+    pooler_dropout: Fraction = Field(0.1, description="on the pooled vector")
+
+
+Model = Annotated[Seq2Seq | Decoder | MaskedEncoder | TextClassifier, Field(discriminator="kind")]
 """Any family's schema, told apart by ``kind``."""

@@ -9,13 +9,13 @@ import tomli_w
 from pydantic import Field, model_validator
 
 from transom.config.brick import Schema
-from transom.config.data import Data, PairData, PairTokenizer, TextData, Tokenizer
-from transom.config.decoding import Decoding, Sampling
+from transom.config.data import Data, LabelledData, PairData, PairTokenizer, TextData, Tokenizer
+from transom.config.decoding import Decoding, Reading, Sampling
 from transom.config.explaining import check
-from transom.config.model import Decoder, Seq2Seq, Transformer
+from transom.config.model import Decoder, MaskedEncoder, Seq2Seq, TextClassifier, Transformer
 from transom.config.names import nearest
 from transom.config.reading import Override, line_of, merged, parse_override, parse_toml, read_toml_text
-from transom.config.training import LanguageTraining, Training, TranslationTraining
+from transom.config.training import ClassificationTraining, LanguageTraining, MaskedTraining, Training, TranslationTraining
 from transom.errors import ConfigError
 
 
@@ -58,7 +58,34 @@ class LanguageRecipe(Recipe):
     decoding: Sampling = Field(Sampling(), description="how text is gone on with")
 
 
-TASKS: dict[str, type[Recipe]] = {"translation": TranslationRecipe, "language": LanguageRecipe}
+class MaskedRecipe(Recipe):
+    """A masked language model: an encoder that learns to name the tokens behind masks."""
+
+    task: Literal["masked"] = Field("masked", description="what the model learns to do")
+    data: TextData = Field(..., description="the examples")
+    tokenizer: Tokenizer = Field(Tokenizer(), description="text to tokens")
+    model: MaskedEncoder = Field(MaskedEncoder(), description="the network; preset = NAME starts from a published one")
+    training: MaskedTraining = Field(MaskedTraining(), description="the run")
+    decoding: Reading = Field(Reading(), description="how texts are read")
+
+
+class ClassificationRecipe(Recipe):
+    """A text classifier: an encoder that learns the class of each text."""
+
+    task: Literal["classification"] = Field("classification", description="what the model learns to do")
+    data: LabelledData = Field(..., description="the examples")
+    tokenizer: Tokenizer = Field(Tokenizer(), description="text to tokens")
+    model: TextClassifier = Field(TextClassifier(), description="the network; preset = NAME starts from a published one")
+    training: ClassificationTraining = Field(ClassificationTraining(), description="the run")
+    decoding: Reading = Field(Reading(), description="how texts are read")
+
+
+TASKS: dict[str, type[Recipe]] = {
+    "translation": TranslationRecipe,
+    "language": LanguageRecipe,
+    "masked": MaskedRecipe,
+    "classification": ClassificationRecipe,
+}
 """Each task's form of a recipe."""
 
 

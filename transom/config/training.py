@@ -104,6 +104,9 @@ class Training(Schema):
     processes: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
         "auto", description="processes on this machine that share each batch; auto takes one a processor where batches are large enough"
     )
+    start_from: str | None = Field(
+        None, description="run folder to start from: its tokenizer, and its weights wherever names agree; left out, everything is fresh"
+    )
     seed: int = Field(1, ge=0, lt=2**63, description="seed of initial weights, order, dropout and BPE-dropout")
     validate_every: int = Field(500, ge=1, description="steps between two validations")
     select_by: str = Field("loss", description="validation figure that chooses the kept weights")
@@ -126,6 +129,36 @@ class TranslationTraining(Training):
         if self.select_by == "bleu" and self.validate_bleu == 0:
             raise ValueError("training.select_by = 'bleu' needs training.validate_bleu > 0")
         return self
+
+
+class EncoderTraining(Training):
+    """One training run of an encoder."""
+
+    optimizer: Annotated[Sgd | Adam | AdamW, Field(discriminator="kind")] = Field(
+        AdamW(beta2=0.98, eps=1e-8, weight_decay=0.01), description="the optimizer brick"
+    )
+    learning_rate: Rate | Literal["paper"] = Field(1e-3, description="peak learning rate, or the paper's (d_model * warmup_steps)^-0.5")
+    schedule: Annotated[PaperSchedule | Cosine | WarmupStableDecay, Field(discriminator="kind")] = Field(
+        Cosine(), description="the learning-rate schedule brick"
+    )
+    label_smoothing: float = Field(0.0, ge=0, lt=1, description="probability spread evenly over the classes (Szegedy et al. 2016)")
+    average: Annotated[NoAverage | Ema | CheckpointAverage, Field(discriminator="kind")] = Field(
+        NoAverage(), description="which weights are validated and kept"
+    )
+    select_by: Literal["loss", "accuracy"] = Field("loss", description="validation figure that chooses the kept weights")
+
+
+class MaskedTraining(EncoderTraining):
+    """One training run of an encoder that names masked tokens."""
+
+    mask_share: float = Field(0.15, gt=0, lt=1, description="share of the tokens that are to be named (Devlin et al. 2019, section 3.1)")
+    validate_samples: int = Field(3, ge=0, description="validation documents of which a token is filled in at a validation, to be shown")
+
+
+class ClassificationTraining(EncoderTraining):
+    """One training run of a classifier."""
+
+    validate_samples: int = Field(5, ge=0, description="validation texts whose class is told at a validation, to be shown")
 
 
 class LanguageTraining(Training):

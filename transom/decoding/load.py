@@ -5,26 +5,30 @@ from typing import Literal, TypeVar
 
 import torch
 
-from transom.config.decoding import Decoding, Sampling
+from transom.config.decoding import Decoding, Reading, Sampling
 from transom.config.recipe import load_recipe
+from transom.decoding.classifier import Classifier
+from transom.decoding.filler import Filler
 from transom.decoding.flat import searcher_of
 from transom.decoding.generator import Generator
 from transom.decoding.inference import prepare
 from transom.decoding.translator import Translator
 from transom.errors import CheckpointError, ConfigError
-from transom.inputs.tokenizer import Tokenizers
+from transom.inputs.tokenizer import Tokenizer, Tokenizers
 from transom.models.build import build_empty
 from transom.models.decoder import DecoderTransformer
+from transom.models.encoder import EncoderTransformer, MaskedEncoderTransformer, TextClassifierTransformer
 from transom.models.seq2seq import Seq2SeqTransformer
 from transom.planning.precision import choose_precision
 from transom.weights.run_folder import CONFIG, RECIPE, TOKENIZER, RunFolder
 
 PrecisionName = Literal["auto", "fp32", "bf16", "fp16"]
-Answering = TypeVar("Answering", Translator, Generator)
+Answer = Translator | Generator | Filler | Classifier
+Answering = TypeVar("Answering", bound=Answer)
 
 
-def load(folder: str | Path, precision: PrecisionName = "auto") -> Translator | Generator:
-    """Load a run's model to answer with: a ``Translator`` or a ``Generator``; the caller's random numbers stay as they were.
+def load(folder: str | Path, precision: PrecisionName = "auto") -> Answer:
+    """Load a run's model to answer with, in the way of its task; the caller's random numbers stay as they were.
 
     Args:
         folder: the ``--out`` of a training.
@@ -53,34 +57,48 @@ def load(folder: str | Path, precision: PrecisionName = "auto") -> Translator | 
             return Generator(model, tokenizers.source, settings, chosen, searcher_of(model))
         case Seq2SeqTransformer(), Decoding() | None:
             return Translator(model, tokenizers, settings, chosen, searcher_of(model))
+        case MaskedEncoderTransformer(), Reading() | None:
+            return Filler(model, tokenizers.source, settings, chosen)
+        case TextClassifierTransformer(), Reading() | None:
+            return Classifier(model, tokenizers.source, settings, chosen)
         case _:
             raise CheckpointError(
                 f"{run.path / RECIPE}: expected the recipe of a {config.kind} model by {CONFIG}; they are of different runs"
             )
 
 
-def load_translator(folder: str | Path, precision: PrecisionName = "auto") -> Translator:
-    """Load a run that translates.
+VERBS: dict[type, str] = {
+    Translator: "transom translate",
+    Generator: "transom generate",
+    Filler: "transom fill",
+    Classifier: "transom classify",
+}
+"""The verb that each way of answering is for."""
+
+
+def load_as(kind: type[Answering], folder: str | Path, precision: PrecisionName = "auto") -> Answering:
+    """Load a run that answers in one way.
 
     Raises:
         CheckpointError: there is no intact run in the folder.
         ConfigError: the run is of another task.
     """
-    return _of(Translator, folder, precision, "a run that translates, found a language model; go on with a text: transom generate")
-
-
-def load_generator(folder: str | Path, precision: PrecisionName = "auto") -> Generator:
-    """Load a run that goes on with text.
-
-    Raises:
-        CheckpointError: there is no intact run in the folder.
-        ConfigError: the run is of another task.
-    """
-    return _of(Generator, folder, precision, "a language model's run, found one that translates; translate with: transom translate")
-
-
-def _of(kind: type[Answering], folder: str | Path, precision: PrecisionName, expected: str) -> Answering:
     found = load(folder, precision)
     if not isinstance(found, kind):
-        raise ConfigError(f"{folder}: expected {expected}")
+        raise ConfigError(
+            f"{folder}: expected a run that {VERBS[kind]} can use, found one for {VERBS[type(found)]}; take that, or another run"
+        )
     return found
+
+
+def load_encoder(folder: str | Path, precision: PrecisionName = "auto") -> tuple[EncoderTransformer, Tokenizer]:
+    """Load a run whose encoder can give texts vectors.
+
+    Raises:
+        CheckpointError: there is no intact run in the folder.
+        ConfigError: the run has no encoder of its own.
+    """
+    found = load(folder, precision)
+    if isinstance(found, Filler | Classifier):
+        return found.model, found.tokenizer
+    raise ConfigError(f"{folder}: expected an encoder's run, found one for {VERBS[type(found)]}; name an encoder's")

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Protocol, Self, runtime_checkable
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Bool, Int
 from torch import Tensor
 
 from transom.inputs.special import EOS, PAD, SOS
@@ -44,17 +44,17 @@ class Sequences:
 
 
 @runtime_checkable
-class TextBatch(Protocol):
-    """What every batch for teacher forcing has, whatever stands before the target."""
+class Batch(Protocol):
+    """What every batch that is learnt from has, whatever the model reads of it."""
 
     @property
-    def target(self) -> Sequences:
-        """What the decoder reads."""
+    def labels(self) -> Int[Tensor, "..."]:
+        """What the model is to say at each place."""
         ...
 
     @property
-    def labels(self) -> Int[Tensor, "batch target"]:
-        """What it is to say at each place, ``PAD`` where ``target`` is padding."""
+    def counted(self) -> Bool[Tensor, "..."]:
+        """True at the places whose label counts."""
         ...
 
     @property
@@ -64,7 +64,7 @@ class TextBatch(Protocol):
 
     @property
     def n_target_tokens(self) -> int:
-        """True target tokens, padding not counted."""
+        """How many labels count."""
         ...
 
     def to(self, device: torch.device) -> Self:
@@ -87,6 +87,11 @@ class TranslationBatch:
     target: Sequences
     labels: Int[Tensor, "batch target"]
     samples: tuple[int, ...]
+
+    @property
+    def counted(self) -> Bool[Tensor, "batch target"]:
+        """True at every token that is no padding."""
+        return self.target.segments > 0
 
     @property
     def n_target_tokens(self) -> int:
@@ -120,6 +125,11 @@ class LanguageBatch:
     samples: tuple[int, ...]
 
     @property
+    def counted(self) -> Bool[Tensor, "batch target"]:
+        """True at every token that is no padding."""
+        return self.target.segments > 0
+
+    @property
     def n_target_tokens(self) -> int:
         """True target tokens, padding not counted."""
         return int(self.target.lengths.sum())
@@ -127,3 +137,58 @@ class LanguageBatch:
     def to(self, device: torch.device) -> "LanguageBatch":
         """Copy to ``device``."""
         return type(self)(self.target.to(device), self.labels.to(device), self.samples)
+
+
+@dataclass(frozen=True)
+class MaskedBatch:
+    """Texts of which some tokens are hidden.
+
+    Attributes:
+        source: the text, a mask or another token in place of most of those that are to be named.
+        labels: the text as it was.
+        counted: True at the tokens that are to be named.
+        samples: where each row begins in the data set, so that a bad one can be named.
+    """
+
+    source: Sequences
+    labels: Int[Tensor, "batch source"]
+    counted: Bool[Tensor, "batch source"]
+    samples: tuple[int, ...]
+
+    @property
+    def n_target_tokens(self) -> int:
+        """Tokens that are to be named."""
+        return int(self.counted.sum())
+
+    def to(self, device: torch.device) -> "MaskedBatch":
+        """Copy to ``device``."""
+        return type(self)(self.source.to(device), self.labels.to(device), self.counted.to(device), self.samples)
+
+
+@dataclass(frozen=True)
+class LabelledBatch:
+    """Texts, each with a class.
+
+    Attributes:
+        source: the texts, each behind its start symbol.
+        labels: number of each text's class.
+        samples: index of each row's text in the data set, so that a bad one can be named.
+    """
+
+    source: Sequences
+    labels: Int[Tensor, "batch"]
+    samples: tuple[int, ...]
+
+    @property
+    def counted(self) -> Bool[Tensor, "batch"]:
+        """True for every text."""
+        return torch.ones_like(self.labels, dtype=torch.bool)
+
+    @property
+    def n_target_tokens(self) -> int:
+        """Texts: each has one label."""
+        return len(self.labels)
+
+    def to(self, device: torch.device) -> "LabelledBatch":
+        """Copy to ``device``."""
+        return type(self)(self.source.to(device), self.labels.to(device), self.samples)

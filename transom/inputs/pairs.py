@@ -1,7 +1,5 @@
 """Sentence pairs: what a translator learns from."""
 
-import csv
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -9,8 +7,8 @@ from pathlib import Path
 import numpy as np
 
 from transom.config.data import PairFiles
-from transom.errors import ConfigError, DataError
-from transom.inputs.json_lines import json_rows
+from transom.errors import DataError
+from transom.inputs.columns import read_columns
 from transom.inputs.split import least_share
 from transom.inputs.text import check_text, read_lines
 
@@ -73,24 +71,7 @@ def load_pairs(files: PairFiles, root: Path) -> Pairs:
         assert files.source is not None and files.target is not None
         return _load_two(_resolve(files.source, root), _resolve(files.target, root))
     path = _resolve(files.pairs, root)
-    suffix = Path(path.name.removesuffix(".gz")).suffix
-    if suffix not in _FORMATS:
-        raise ConfigError(
-            f"{path}: expected a .tsv, .csv or .jsonl file (or one of them with .gz) as pairs, found {suffix or 'no suffix'!r}"
-        )
-    rows, defaults = _FORMATS[suffix]
-    fields = [
-        default if field is None else field for field, default in zip((files.source_field, files.target_field), defaults, strict=True)
-    ]
-    source: list[str] = []
-    target: list[str] = []
-    lines: list[int] = []
-    for line, texts in rows(path, fields):
-        for side, text in zip((source, target), texts, strict=True):
-            side.append(text)
-        lines.append(line)
-    if not source:
-        raise DataError(f"{path}: expected at least one pair, found a header only")
+    lines, (source, target) = read_columns(path, (files.source_field, files.target_field), ("source", "target"))
     return Pairs(source, target, str(path), lines)
 
 
@@ -182,56 +163,3 @@ def first_suspicious_line(source: list[str], target: list[str]) -> int:
     after = np.concatenate([np.cumsum(np.abs(skipped - usual)[::-1])[::-1], [0.0]])
     total = before + after
     return int(np.flatnonzero(total <= total.min() + 1e-9)[-1]) + 1
-
-
-def _tsv_rows(path: Path, fields: list[str | int]) -> Iterator[tuple[int, list[str]]]:
-    records = ((number, number, line.split("\t") if line else []) for number, line in enumerate(read_lines(path), 1))
-    return _column_rows(path, fields, records, "tabs")
-
-
-def _csv_rows(path: Path, fields: list[str | int]) -> Iterator[tuple[int, list[str]]]:
-    return _column_rows(path, fields, _csv_records(path), "commas")
-
-
-def _csv_records(path: Path) -> Iterator[tuple[int, int, list[str]]]:
-    reader = csv.reader((line + "\n" for line in read_lines(path)), strict=True)
-    start = 1
-    try:
-        for row in reader:
-            yield start, reader.line_num, row
-            start = reader.line_num + 1
-    except csv.Error as error:
-        raise DataError(f"{path}:{start}: expected a CSV record, found a fault that shows at line {reader.line_num}: {error}") from error
-
-
-def _column_rows(
-    path: Path, fields: list[str | int], records: Iterator[tuple[int, int, list[str]]], separator: str
-) -> Iterator[tuple[int, list[str]]]:
-    named = any(isinstance(field, str) for field in fields)
-    columns = _columns(path, fields, next(records)[2] if named else [])
-    for start, _, row in records:
-        if row and len(row) <= max(columns):
-            raise DataError(f"{path}:{start}: expected at least {max(columns) + 1} columns separated by {separator}, found {len(row)}")
-        yield start, [row[column] for column in columns] if row else ["", ""]
-
-
-def _columns(path: Path, fields: list[str | int], header: list[str]) -> list[int]:
-    for field in fields:
-        if isinstance(field, str) and field not in header:
-            found = ", ".join(map(repr, header)) or "an empty line"
-            raise DataError(f"{path}:1: expected a header with the column {field!r}, found {found}; set source_field and target_field")
-        if isinstance(field, int) and field < 0:
-            raise ConfigError(f"{path}: expected columns counted from 0, found {field}; set source_field and target_field")
-    return [header.index(field) if isinstance(field, str) else field for field in fields]
-
-
-def _jsonl_rows(path: Path, fields: list[str | int]) -> Iterator[tuple[int, list[str]]]:
-    return json_rows(path, read_lines(path), fields, "set source_field and target_field")
-
-
-Rows = Callable[[Path, list[str | int]], Iterator[tuple[int, list[str]]]]
-_FORMATS: dict[str, tuple[Rows, tuple[str | int, str | int]]] = {
-    ".tsv": (_tsv_rows, (0, 1)),
-    ".csv": (_csv_rows, ("source", "target")),
-    ".jsonl": (_jsonl_rows, ("source", "target")),
-}

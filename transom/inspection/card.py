@@ -7,7 +7,7 @@ from transom.inspection import describe
 from transom.inspection.facts import Facts
 from transom.inspection.figures import duration, percent, whole
 from transom.inspection.markup import visible
-from transom.training.figures import spelled
+from transom.training.figures import COUNTED, spelled
 
 
 def card(facts: Facts) -> str:
@@ -26,7 +26,7 @@ def _what(facts: Facts) -> str:
         describe.symbols(recipe),
         f"sequences of at most {whole(model.max_seq_len)} tokens",
     ]
-    return f"A {recipe.task} model: {describe.family(recipe)}, trained from scratch by transom.\n\n{_list(sizes)}"
+    return f"A {recipe.task} model: {describe.family(recipe)}, trained {describe.origin(recipe)} by transom.\n\n{_list(sizes)}"
 
 
 def _use(facts: Facts) -> str:
@@ -70,7 +70,7 @@ def _training(facts: Facts) -> str:
     lines = [f"{whole(facts.steps)} steps in {duration(facts.seconds)}, validation included, seed {facts.recipe.training.seed}"]
     if facts.throughput is not None:
         share = "" if facts.peak_share is None else f", {percent(facts.peak_share, 1)} of the machine's measured matrix-product peak"
-        lines.append(f"{whole(facts.throughput)} target tokens a second (median){share}")
+        lines.append(f"{whole(facts.throughput)} {COUNTED[facts.recipe.task]} a second (median){share}")
     if skipped := len(facts.of_kind("skipped")):
         lines.append(f"{whole(skipped)} steps skipped for a loss or gradient that was not finite")
     lines.extend(_code(line) for line in facts.machine)

@@ -2,15 +2,25 @@
 
 import shlex
 
-from transom.config.data import PairFiles, TextFiles
-from transom.config.model import Decoder, Seq2Seq
-from transom.config.recipe import LanguageRecipe, Recipe, TranslationRecipe
+from transom.config.data import LabelledFiles, PairFiles, TextFiles
+from transom.config.model import Decoder, Encoder, Seq2Seq
+from transom.config.recipe import Recipe, TranslationRecipe
 from transom.inspection.figures import whole
 
 
 def family(recipe: Recipe) -> str:
     """Name the kind of network."""
-    return "a decoder-only Transformer" if isinstance(recipe.model, Decoder) else "an encoder-decoder Transformer"
+    return {
+        "seq2seq": "an encoder-decoder Transformer",
+        "decoder": "a decoder-only Transformer",
+        "encoder": "an encoder-only Transformer for masked tokens",
+        "text-classifier": "an encoder-only Transformer for classes of texts",
+    }[recipe.model.kind]
+
+
+def origin(recipe: Recipe) -> str:
+    """Say what the first weights were."""
+    return "from scratch" if recipe.training.start_from is None else "from the weights of another run"
 
 
 def layers(recipe: Recipe) -> str:
@@ -20,6 +30,8 @@ def layers(recipe: Recipe) -> str:
             return f"an encoder of {_layers(n_encoder)}, a decoder of {_layers(n_decoder)}"
         case Decoder(n_layers=n):
             return f"a decoder of {_layers(n)}"
+        case Encoder(n_layers=n):
+            return f"an encoder of {_layers(n)}"
         case _:
             raise AssertionError(recipe.model.kind)
 
@@ -54,13 +66,19 @@ def symbols(recipe: Recipe) -> str:
     return f"{tokenizer.kind} symbols, {both} ({counts} symbols){case}"
 
 
+_ANSWERS = {
+    "translation": ("translate {run} --input source.txt --output translations.txt", 'translate(["A sentence in the source language."])'),
+    "language": ('generate {run} "The beginning of a text"', 'generate(["The beginning of a text"])'),
+    "masked": ('fill {run} "A text with a [MASK] in it"', 'fill(["A text with a [MASK] in it"])'),
+    "classification": ('classify {run} "A text"', 'classify(["A text"])'),
+}
+"""By task: what follows ``transom``, and the method of what ``transom.load`` gives."""
+
+
 def use(recipe: Recipe, name: str) -> tuple[str, str]:
     """Give the command and the lines of Python that answer with a run's model."""
-    if isinstance(recipe, LanguageRecipe):
-        command = f'transom generate {shlex.quote(name)} "The beginning of a text"'
-        return command, f'import transom\n\ntransom.load({name!r}).generate(["The beginning of a text"])'
-    command = f"transom translate {shlex.quote(name)} --input source.txt --output translations.txt"
-    return command, f'import transom\n\ntransom.load({name!r}).translate(["A sentence in the source language."])'
+    verb, method = _ANSWERS[recipe.task]
+    return f"transom {verb.format(run=shlex.quote(name))}", f"import transom\n\ntransom.load({name!r}).{method}"
 
 
 def files(part: object) -> list[str]:
@@ -71,15 +89,23 @@ def files(part: object) -> list[str]:
         case TextFiles():
             span = [f"{part.start:g} to {part.end:g} of it"] if (part.start, part.end) != (0.0, 1.0) else []
             return [*([part.files] if isinstance(part.files, str) else part.files), *span]
+        case LabelledFiles():
+            return [part.file]
         case _:
             return []
 
 
 def split_off(recipe: Recipe) -> str:
     """Say what is taken for validation where no data are named."""
-    if isinstance(recipe, LanguageRecipe):
-        return "5 % of the documents, split off by hash, or the last 5 % of a single one"
-    return "1 % of the training pairs, split off by hash"
+    return {
+        "translation": "1 % of the training pairs, split off by hash",
+        "language": _OF_TEXT,
+        "masked": _OF_TEXT,
+        "classification": "10 % of the training texts, split off by hash",
+    }[recipe.task]
+
+
+_OF_TEXT = "5 % of the documents, split off by hash, or the last 5 % of a single one"
 
 
 def _layers(n: int) -> str:

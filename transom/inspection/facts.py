@@ -67,7 +67,7 @@ class Facts:
 
     @cached_property
     def samples(self) -> Sequence[Mapping[str, str]]:
-        """Validation sentences (source, reference) and their translation by the kept weights."""
+        """What the kept weights answered to some of the validation data, with what they answered to."""
         return self.kept.get("samples", ()) if self.kept else ()
 
     @cached_property

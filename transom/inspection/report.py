@@ -10,14 +10,14 @@ from transom import __version__
 from transom.config.recipe import dump_recipe
 from transom.inspection.curves import Line, line_chart
 from transom.inspection.data_section import data_section
-from transom.inspection.describe import layers_in_short
+from transom.inspection.describe import layers_in_short, origin
 from transom.inspection.facts import Facts
 from transom.inspection.figures import compact, duration, percent, whole
 from transom.inspection.markup import node, preformatted, style_sheet, to_html
 from transom.inspection.pictures import alignment_picture
 from transom.inspection.style import COLOURS, PAGE, PICTURES
 from transom.inspection.tables import facts_table, table
-from transom.training.figures import VALIDATED
+from transom.training.figures import COUNTED, VALIDATED
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 """Content security policy: whatever the data hold, the page loads nothing and runs nothing."""
@@ -36,6 +36,8 @@ def report(facts: Facts) -> str:
         ("curves", "Curves", _curves(facts)),
         ("translations", "Translations", _translations(facts)),
         ("continuations", "Continuations", _continuations(facts)),
+        ("gaps", "Gaps", _gaps(facts)),
+        ("classes", "Classes", _classes(facts)),
         ("alignment", "Alignment", _alignments(facts)),
         ("data", "Data", data_section(facts.data)),
         ("time", "Time and throughput", _time(facts)),
@@ -64,9 +66,13 @@ def _head(facts: Facts) -> Element:
 
 def _lead(facts: Facts) -> str:
     return (
-        f"A {facts.recipe.task} model trained from scratch: {layers_in_short(facts.recipe)}, width {facts.recipe.model.d_model},"
+        f"A {facts.recipe.task} model trained {origin(facts.recipe)}: {layers_in_short(facts.recipe)}, width {facts.recipe.model.d_model},"
         f" {compact(facts.n_parameters)} parameters."
     )
+
+
+def _counted(facts: Facts) -> str:
+    return COUNTED[facts.recipe.task].capitalize()
 
 
 def _tile(name: str, value: str, *below: str) -> Element:
@@ -80,14 +86,16 @@ def _tiles(facts: Facts) -> Element:
         if "bleu" in facts.kept:
             tiles.append(_tile("Validation BLEU", _figure(facts.kept, "bleu", 1), f"chrF {_figure(facts.kept, 'chrf', 1)}"))
         kept = f"kept: step {whole(facts.kept['step'])}, the best {facts.recipe.training.select_by}"
-        measures = [f"perplexity {_figure(facts.kept, 'perplexity', 2)}"]
+        if "accuracy" in facts.kept:
+            tiles.append(_tile("Validation accuracy", f"{_figure(facts.kept, 'accuracy', 2)} %", f"of the {COUNTED[facts.recipe.task]}"))
+        measures = [f"perplexity {_figure(facts.kept, 'perplexity', 2)}"] if "perplexity" in facts.kept else []
         if "bits_per_byte" in facts.kept:
             measures.append(f"{_figure(facts.kept, 'bits_per_byte', 3)} bits a byte")
         tiles.append(_tile("Validation loss", _figure(facts.kept, "loss", 3), *measures, kept))
     tiles.append(_tile("Training time", duration(facts.seconds), f"{whole(facts.steps)} steps"))
     if facts.throughput is not None:
         share = () if facts.peak_share is None else (f"{percent(facts.peak_share, 1)} of measured peak",)
-        tiles.append(_tile("Target tokens a second", whole(facts.throughput), *share))
+        tiles.append(_tile(f"{_counted(facts)} a second", whole(facts.throughput), *share))
     return tiles
 
 
@@ -122,12 +130,18 @@ def _scores(facts: Facts) -> list[Element]:
 def _curves(facts: Facts) -> list[Element]:
     mark = None if facts.kept is None else (float(facts.kept["step"]), "kept")
     panels = [
-        ("Loss a target token, in nats", [("training", "train", "nll"), ("validation", "validation", "loss")], mark, False),
+        (
+            f"Loss a {COUNTED[facts.recipe.task].removesuffix('s')}, in nats",
+            [("training", "train", "nll"), ("validation", "validation", "loss")],
+            mark,
+            False,
+        ),
         ("Bits a byte of text", [("validation", "validation", "bits_per_byte")], mark, False),
+        ("Validation accuracy, in %", [("validation", "validation", "accuracy")], mark, False),
         ("Validation BLEU and chrF", [("BLEU", "validation", "bleu"), ("chrF", "validation", "chrf")], mark, True),
         ("Learning rate", [("learning rate", "train", "learning_rate")], None, True),
         ("Norm of the gradient, before clipping", [("norm", "train", "grad_norm")], None, False),
-        ("Target tokens a second", [("tokens a second", "train", "target_tokens_per_second")], None, True),
+        (f"{_counted(facts)} a second", [(f"{COUNTED[facts.recipe.task]} a second", "train", "target_tokens_per_second")], None, True),
         ("Share of the machine's measured peak, in %", [("share", "train", "peak_share")], None, True),
     ]
     figures = []
@@ -158,6 +172,20 @@ def _continuations(facts: Facts) -> list[Element]:
     note = node("p", "Beginnings of validation documents, and ", node("mark", "what the kept weights drew"), " behind them.", class_="soft")
     texts = (node("pre", sample["prompt"], node("mark", sample["continuation"]), dir="auto") for sample in shown)
     return [note, *(node("div", text, class_="sample") for text in texts)]
+
+
+def _gaps(facts: Facts) -> list[Element]:
+    """Lay out validation texts with a gap, what was put there and what had stood there."""
+    shown = [sample for sample in facts.samples if "filled" in sample]
+    rows = [[sample["text"], sample["filled"], sample["was"]] for sample in shown]
+    return [node("div", table(["Beginning of a validation document", "Filled in", "Was"], rows), class_="scroll")] if rows else []
+
+
+def _classes(facts: Facts) -> list[Element]:
+    """Lay out validation texts with their class and the one that the kept weights give them."""
+    shown = [sample for sample in facts.samples if "found" in sample]
+    rows = [[sample["text"], sample["class"], ("✓ " if sample["found"] == sample["class"] else "") + sample["found"]] for sample in shown]
+    return [node("div", table(["Validation text", "Class", "Found"], rows), class_="scroll")] if rows else []
 
 
 def _translations(facts: Facts) -> list[Element]:
@@ -214,7 +242,7 @@ def _time(facts: Facts) -> list[Element]:
         rows.append(("Time a step, validation included", f"{1000 * facts.seconds / facts.steps:,.0f} ms"))
     if facts.throughput is not None:
         low, high = (speeds[round(share * (len(speeds) - 1))] for share in (0.1, 0.9))
-        rows.append(("Target tokens a second, median", whole(facts.throughput)))
+        rows.append((f"{_counted(facts)} a second, median", whole(facts.throughput)))
         rows.append(("… nine in ten above, nine in ten below", f"{whole(low)}, {whole(high)}"))
     if facts.peak_share is not None:
         rows.append(("Share of the measured peak, median", percent(facts.peak_share, 1)))

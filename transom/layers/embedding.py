@@ -7,14 +7,15 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from transom.layers.dropout import Dropout
+from transom.layers.norm import Norm
 from transom.layers.position import Position
-from transom.layers.tap import Scope, tap
+from transom.layers.tap import Scope, scope, tap
 
 
 class Embedding(nn.Module):
     """Token embeddings with positions: h = sqrt(d_model) E[x] + p (Vaswani et al. 2017, section 3.4)."""
 
-    def __init__(self, tokens: nn.Embedding, position: Position, scale: bool, dropout: float) -> None:
+    def __init__(self, tokens: nn.Embedding, position: Position, scale: bool, dropout: float, norm: Norm | None = None) -> None:
         """Join a table of vectors, which may be shared, and a position brick.
 
         Args:
@@ -22,11 +23,13 @@ class Embedding(nn.Module):
             position: positions to vectors, or to nothing.
             scale: multiply the embeddings by sqrt(d_model).
             dropout: probability of zeroing an element of the sum.
+            norm: of the sum, where there is one (Devlin et al. 2019).
         """
         super().__init__()
         self.tokens = tokens
         self.position = position
         self.scale = math.sqrt(tokens.embedding_dim) if scale else 1.0
+        self.norm = norm
         self.dropout = Dropout(dropout)
 
     def forward(
@@ -36,6 +39,8 @@ class Embedding(nn.Module):
         x = self.tokens(tokens) * self.scale
         if (p := self.position(positions)) is not None:
             x = x + p
+        if self.norm is not None:
+            x = self.norm(x, scope(taps, "norm"))
         x = tap(taps, "resid", x)
         return self.dropout(in_autocast_type(x))
 

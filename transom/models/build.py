@@ -8,11 +8,17 @@ from torch.overrides import TorchFunctionMode
 
 from transom.config.model import Transformer
 from transom.models.decoder import DecoderTransformer
+from transom.models.encoder import MaskedEncoderTransformer, TextClassifierTransformer
 from transom.models.initialise import initialise
 from transom.models.seq2seq import Seq2SeqTransformer
 from transom.models.text import TextModel
 
-FAMILIES: dict[str, Callable[[Any], TextModel]] = {"seq2seq": Seq2SeqTransformer, "decoder": DecoderTransformer}
+FAMILIES: dict[str, Callable[[Any], TextModel]] = {
+    "seq2seq": Seq2SeqTransformer,
+    "decoder": DecoderTransformer,
+    "encoder": MaskedEncoderTransformer,
+    "text-classifier": TextClassifierTransformer,
+}
 
 
 def build_model(config: Transformer) -> TextModel:

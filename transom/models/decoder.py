@@ -46,6 +46,10 @@ class DecoderTransformer(TextModel):
         x = self.embedding(text.tokens, text.positions, scope(taps, "embedding"))
         return self.decoder(x, self.target_sight(text), taps=scope(taps, "decoder"))
 
+    def sight(self, attention: str, batch: Batch) -> Sight:
+        """Return what the queries of an attention may see of a batch."""
+        return self.target_sight(batch.target)
+
     def target_sight(self, text: Sequences) -> Sight:
         """Let tokens see themselves and those before them in their own document."""
         length = text.tokens.shape[1]

@@ -73,6 +73,12 @@ class Seq2SeqTransformer(TextModel):
         memory_sight = self.memory_sight(target, memory.segments)
         return self.decoder(x, self.target_sight(target), memory.states, memory_sight, taps=scope(taps, "decoder"))
 
+    def sight(self, attention: str, batch: Batch) -> Sight:
+        """Return what the queries of an attention may see of a batch."""
+        if attention.endswith(".cross"):
+            return self.memory_sight(batch.target, batch.source.segments)
+        return self.source_sight(batch.source) if attention.startswith("encoder.") else self.target_sight(batch.target)
+
     def source_sight(self, source: Sequences) -> Sight:
         """Let source tokens see their own sequence."""
         mask = masks.same_segment(source.segments, source.segments)

@@ -1,4 +1,4 @@
-"""What the families that write text share: what they read of a batch, and a map from vectors to logits."""
+"""What all families share: what they read of a batch, and a map from vectors to logits."""
 
 from abc import ABC, abstractmethod
 from typing import Any, Protocol, runtime_checkable
@@ -7,6 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from transom.config.model import Transformer
+from transom.layers.sight import Sight
 from transom.layers.tap import Scope
 
 
@@ -23,7 +24,7 @@ class Sequences(Protocol):
 
 
 class TextModel(nn.Module, ABC):
-    """A model of the next target token: its logits are a linear map of its last vectors.
+    """A model whose logits are a linear map of its last vectors: of each next token, of each masked one, or of a whole text's class.
 
     Attributes:
         config: what it was built from.
@@ -34,9 +35,18 @@ class TextModel(nn.Module, ABC):
     unembedding: nn.Linear
 
     @abstractmethod
-    def hidden(self, batch: Any, taps: Scope | None = None) -> Float[Tensor, "batch target d_model"]:
+    def hidden(self, batch: Any, taps: Scope | None = None) -> Float[Tensor, "*places d_model"]:
         """Return the last vectors, of which the logits are a linear map."""
 
-    def forward(self, batch: Any, taps: Scope | None = None) -> Float[Tensor, "batch target vocab"]:
-        """Return the logits of each next target token, given all that the model may see before it."""
+    @abstractmethod
+    def sight(self, attention: str, batch: Any) -> Sight:
+        """Return what the queries of an attention may see of a batch.
+
+        Args:
+            attention: its address in the model, as ``decoder.blocks.0.cross``.
+            batch: what the model reads.
+        """
+
+    def forward(self, batch: Any, taps: Scope | None = None) -> Float[Tensor, "*places vocab"]:
+        """Return the logits of what stands at each place, given all that the model may see."""
         return self.unembedding(self.hidden(batch, taps))

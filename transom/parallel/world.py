@@ -38,6 +38,16 @@ class World:
         self._together(lambda: distributed.broadcast(told, 0))
         return int(told)
 
+    def copied(self, tensors: Sequence[Tensor]) -> None:
+        """Put the first process's tensors in place of each process's own."""
+        if self.size == 1:
+            return
+        flat = torch.cat([x.detach().reshape(-1) for x in tensors])
+        self._together(lambda: distributed.broadcast(flat, 0))
+        with torch.no_grad():
+            for x, part in zip(tensors, flat.split([x.numel() for x in tensors]), strict=True):
+                x.copy_(part.view_as(x))
+
     def totals(self, *numbers: float) -> tuple[float, ...]:
         """Return the sum of each number over all processes, in float64."""
         if self.size == 1:

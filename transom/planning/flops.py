@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from transom.config.model import Decoder, Seq2Seq, Transformer
+from transom.config.model import Decoder, Encoder, MaskedEncoder, Seq2Seq, TextClassifier, Transformer
 
 
 @dataclass(frozen=True)
@@ -32,22 +32,36 @@ def count_flops(config: Transformer, batch: int, source: int, target: int) -> Fl
         config: the model.
         batch: rows.
         source: tokens a row on the source side: padded for the machine's work, the mean length for the useful work; 0 where there is none.
-        target: tokens a row on the target side, likewise.
+        target: tokens a row on the target side, likewise; of an encoder alone, places a row that logits are taken of: masked tokens, or
+            1 for a class.
     """
-    c, n_source, n_target = config, batch * source, batch * target
+    c, n_source, n_target, parts = config, batch * source, batch * target, dict[str, int]()
     feed_forward = 2 * c.feed_forward.weights(c.d_model, c.d_ff)
+    if isinstance(c, Seq2Seq | Encoder):
+        n_layers = c.n_encoder_layers if isinstance(c, Seq2Seq) else c.n_layers
+        parts["encoder.attn"] = n_layers * _attention(c, n_source, n_source, source)
+        parts["encoder.ff"] = n_layers * feed_forward * n_source
+    if isinstance(c, Seq2Seq | Decoder):
+        n_layers = c.n_decoder_layers if isinstance(c, Seq2Seq) else c.n_layers
+        if isinstance(c, Seq2Seq):
+            parts["decoder.cross"] = n_layers * _attention(c, n_target, n_source, source)
+        parts["decoder.attn"] = n_layers * _attention(c, n_target, n_target, target)
+        parts["decoder.ff"] = n_layers * feed_forward * n_target
+    if isinstance(c, MaskedEncoder):
+        parts["transform"] = 2 * c.d_model**2 * n_source
+    if isinstance(c, TextClassifier):
+        parts["pooler"] = 2 * c.d_model**2 * n_target
+    parts["unembedding"] = 2 * c.d_model * _logits(c) * n_target
+    return Flops(parts)
+
+
+def _logits(c: Transformer) -> int:
+    """Count the logits at a place."""
+    if isinstance(c, TextClassifier):
+        return len(c.classes)
     vocab_size = getattr(c, c.VOCABULARIES[-1])
     assert vocab_size, "the vocabulary sizes come from the tokenizer"
-    n_layers, parts = c.n_layers if isinstance(c, Decoder) else 0, dict[str, int]()
-    if isinstance(c, Seq2Seq):
-        n_layers = c.n_decoder_layers
-        parts["encoder.attn"] = c.n_encoder_layers * _attention(c, n_source, n_source, source)
-        parts["encoder.ff"] = c.n_encoder_layers * feed_forward * n_source
-        parts["decoder.cross"] = n_layers * _attention(c, n_target, n_source, source)
-    parts["decoder.attn"] = n_layers * _attention(c, n_target, n_target, target)
-    parts["decoder.ff"] = n_layers * feed_forward * n_target
-    parts["unembedding"] = 2 * c.d_model * vocab_size * n_target
-    return Flops(parts)
+    return int(vocab_size) + isinstance(c, Encoder)
 
 
 def _attention(c: Transformer, n_queries: int, n_keys: int, keys_a_query: int) -> int:

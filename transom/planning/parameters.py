@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from transom.config.bricks import PLACEMENTS
-from transom.config.model import Decoder, Seq2Seq, Transformer
+from transom.config.model import Decoder, Encoder, MaskedEncoder, Seq2Seq, TextClassifier, Transformer
 
 
 @dataclass(frozen=True)
@@ -50,6 +50,19 @@ def count_parameters(config: Transformer) -> Parameters:
             parts["embedding"] = table(c.vocab_size) + position
             parts["unembedding"] = (not c.tie) * table(c.vocab_size)
             parts |= _stack(c, "decoder", c.n_layers, cross=False)
+        case Encoder():
+            assert c.vocab_size, "the vocabulary size comes from the tokenizer"
+            norm = c.norm.parameters(c.d_model)
+            parts["embedding"] = table(c.vocab_size + 1) + position + c.embedding_norm * norm
+            parts |= _stack(c, "encoder", c.n_layers, cross=False)
+            if isinstance(c, MaskedEncoder):
+                parts["transform"] = c.d_model * (c.d_model + 1) + norm
+                parts["unembedding"] = (not c.tie) * table(c.vocab_size + 1)
+            if isinstance(c, TextClassifier):
+                parts["pooler"] = c.d_model * (c.d_model + 1)
+                parts["unembedding"] = len(c.classes) * c.d_model
+        case _:
+            raise AssertionError(c.kind)
     return Parameters(parts)
 
 

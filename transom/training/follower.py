@@ -16,7 +16,7 @@ from transom.planning.precision import choose_precision, choose_threads
 from transom.training.optimizer import build_optimizer
 from transom.training.schedule import learning_rate
 from transom.training.setup import TASKS
-from transom.training.state import Progress, generator_states, restore_generators, restore_optimizer, restore_parameters
+from transom.training.state import Progress, generator_states, restore_generators, restore_optimizer
 from transom.training.step import Stepper
 from transom.weights.run_folder import RECIPE, RunFolder
 
@@ -52,10 +52,10 @@ class Follower:
         progress = Progress()
         if (saved := world.agreed()) != NOTHING:
             groups, state = self.folder.checkpoints.load(saved)
-            restore_parameters(self.model, groups["model"])
             restore_optimizer(self.optimizer, groups["optimizer"])
             restore_generators(groups["generators"], self.rank)
             progress = Progress(**state["progress"])
+        world.copied(list(self.model.parameters()))
         training = self.recipe.training
         dtype = choose_precision(training.precision, torch.device("cpu")).dtype
         stepper = Stepper(self.model, self.optimizer, training, dtype, self.task.flops, world)

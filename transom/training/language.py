@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Self
 
@@ -13,14 +12,15 @@ from transom.config.recipe import LanguageRecipe
 from transom.decoding.flat import searcher_of
 from transom.decoding.generator import Generator
 from transom.inputs.batch import LanguageBatch
-from transom.inputs.documents import Documents, load_text
+from transom.inputs.documents import Documents
 from transom.inputs.text_report import TextReport, report_text
 from transom.inputs.tokenizer import Tokenizer, Tokenizers
-from transom.inputs.windows import Stream, WindowLoader, scoring_batches
+from transom.inputs.windows import WindowLoader, scoring_batches
 from transom.models.decoder import DecoderTransformer
 from transom.models.text import TextModel
 from transom.planning.flops import count_flops
 from transom.planning.precision import Precision
+from transom.training.text import read_text
 from transom.training.validation import validation_loss
 from transom.weights.run_folder import TOKENIZER, RunFolder
 
@@ -54,33 +54,16 @@ class LanguageTask:
     def read(
         cls, recipe: LanguageRecipe, base: Path, folder: RunFolder, tell: Callable[[str], None], rank: int = 0, n_ranks: int = 1
     ) -> Self:
-        """Read the text, make or load the tokenizer, and examine all of it.
-
-        Args:
-            recipe: what to train.
-            base: folder that ``data.root`` is relative to.
-            folder: the run folder; the tokenizer of a run to go on with is there.
-            tell: is told what is being done, in a few words.
-            rank: number of this process, from 0, of those that share every batch.
-            n_ranks: how many there are.
+        """Read the text, make or load the tokenizer, and examine all of it; arguments as in ``training.task.ReadTask``.
 
         Raises:
             TransomError: the text cannot be read, or does not fit the recipe.
         """
-        tell("reading the text")
-        splits = load_text(recipe.data, base)
-        tell("preparing the tokenizer")
-        if folder.holds_recipe:
-            tokenizer = Tokenizers.load(folder.path / TOKENIZER).source
-        else:
-            tokenizer = Tokenizer.train(splits.train.texts, recipe.tokenizer)
-        recipe = recipe.model_copy(update={"model": recipe.model.model_copy(update={"vocab_size": tokenizer.vocab_size})})
-        tell("reading the text as tokens")
-        parts = {"train": splits.train, "valid": splits.valid} | ({"test": splits.test} if splits.test else {})
-        streams = {name: Stream(part, tokenizer) for name, part in parts.items()}
+        text = read_text(recipe, base, folder, tell)
+        recipe = recipe.model_copy(update={"model": recipe.model.model_copy(update={"vocab_size": text.tokenizer.vocab_size})})
         training, max_seq_len = recipe.training, recipe.model.max_seq_len
         loader = WindowLoader(
-            streams["train"],
+            text.streams["train"],
             max_seq_len=max_seq_len,
             batch_tokens=training.batch_tokens,
             seed=training.seed,
@@ -90,12 +73,12 @@ class LanguageTask:
         )
         return cls(
             recipe=recipe,
-            tokenizer=tokenizer,
+            tokenizer=text.tokenizer,
             loader=loader,
-            valid=splits.valid,
-            valid_batches=[batch for batch, *_ in scoring_batches(streams["valid"].rows, max_seq_len, 0, training.batch_tokens)],
-            report=report_text(splits, streams, tokenizer, loader),
-            data=_fingerprint(splits.train, splits.valid),
+            valid=text.splits.valid,
+            valid_batches=[batch for batch, *_ in scoring_batches(text.streams["valid"].rows, max_seq_len, 0, training.batch_tokens)],
+            report=report_text(text.splits, text.streams, text.tokenizer, loader),
+            data=text.fingerprint,
         )
 
     def write(self, folder: RunFolder) -> None:
@@ -125,13 +108,3 @@ class LanguageTask:
         answers = generator.generate(prompts, max_new_tokens=ANSWER_TOKENS, min_new_tokens=0, stop=())
         samples = [{"prompt": prompt, "continuation": answer} for prompt, answer in zip(prompts, answers, strict=True)]
         return figures, tuple(samples)
-
-
-def _fingerprint(*parts: Documents) -> str:
-    """Hash the documents in their order, so that a run can tell whether its data are still the same."""
-    total = blake2b(digest_size=16)
-    for documents in parts:
-        for text in documents.texts:
-            total.update(text.encode() + b"\0")
-        total.update(b"\1")
-    return total.hexdigest()

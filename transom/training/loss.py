@@ -90,7 +90,7 @@ def _chunked(hidden: Tensor, weight: Tensor, labels: Tensor, smoothing: float, d
     log_sums = hidden.new_empty(len(h_all), dtype=exact)
     grad_hidden = hidden.new_empty(len(h_all), d_model, dtype=dtype)
     grad_weight: Tensor | None = None
-    rows, slice_rows = (min(len(h_all), max(1, elements // vocab)) for elements in (CHUNK_ELEMENTS, SLICE_ELEMENTS))
+    rows, slice_rows = (max(1, min(len(h_all), elements // vocab)) for elements in (CHUNK_ELEMENTS, SLICE_ELEMENTS))
     product, buffer = hidden.new_empty(rows, vocab, dtype=dtype), hidden.new_empty(slice_rows, vocab, dtype=exact)
     for start in range(0, len(h_all), rows):
         h = h_all[start : start + rows]
@@ -105,8 +105,10 @@ def _chunked(hidden: Tensor, weight: Tensor, labels: Tensor, smoothing: float, d
     target = (h_all.to(exact) * w_target.to(exact)).sum(-1)
     nll = (log_sums - target).sum()
     loss = (1 - smoothing) * nll + smoothing * (log_sums - h_all.to(exact) @ w_sum / vocab).sum()
-    if grad_weight is None:
+    if not wanted:
         return loss, nll
+    if grad_weight is None:  # there is no token
+        grad_weight = torch.zeros_like(weight, dtype=exact)
     grad_hidden = grad_hidden.to(exact) - (1 - smoothing) * w_target - smoothing / vocab * w_sum
     grad_weight.index_add_(0, labels, h_all.to(exact), alpha=smoothing - 1)
     grad_weight -= smoothing / vocab * h_all.sum(0, dtype=exact)

@@ -53,6 +53,7 @@ def train(parts: Parts, observers: Sequence[Observer] = (), should_stop: Callabl
     ):
         run = _Run(parts, observers, world)
         run.restore()
+        world.copied(list(parts.model.parameters()))
         return run.fit(should_stop)
 
 
@@ -103,7 +104,8 @@ class _Run:
         """Step until something ends the run."""
         self.parts.model.train()
         p, t = self.progress, self.training
-        self.tell(Started(self.parts.folder.path, p.step, t.max_steps, self.parts.facts, (*self.parts.task.report.lines(), *self.notes)))
+        notes = (*self.parts.task.report.lines(), *self.parts.notes, *self.notes)
+        self.tell(Started(self.parts.folder.path, p.step, t.max_steps, self.parts.facts, notes))
         reason = self.ending(lambda: False)
         if reason and p.validated_at < p.step:  # stopped at what is its end now
             self.milestones(reason)
@@ -234,4 +236,5 @@ def _better(figures: Mapping[str, float], best: Mapping[str, float], select_by: 
     """Compare two validations; any is better than one whose loss is not a number."""
     if math.isnan(figures["loss"]) or math.isnan(best["loss"]):
         return math.isnan(best["loss"]) and not math.isnan(figures["loss"])
-    return figures["bleu"] > best["bleu"] if select_by == "bleu" else figures["loss"] < best["loss"]
+    gain = figures[select_by] - best[select_by]
+    return gain < 0 if select_by == "loss" else gain > 0

@@ -18,15 +18,21 @@ from transom.planning.machine import MachinePeak, measure_peak
 from transom.planning.memory import keep_freed_memory, keep_made_kernels, refuse_larger_than_memory
 from transom.planning.parameters import count_parameters
 from transom.planning.precision import Precision, Processes, Threads, choose_precision, choose_processes, choose_threads
+from transom.training.classification import ClassificationTask
+from transom.training.figures import COUNTED
 from transom.training.language import LanguageTask
+from transom.training.masked import MaskedTask
 from transom.training.optimizer import build_optimizer
-from transom.training.task import Report, Task
+from transom.training.start import start_from
+from transom.training.task import ReadTask, Report, Task
 from transom.training.translation import TranslationTask
 from transom.weights.run_folder import RECIPE, WEIGHTS, RunFolder
 
-TASKS: dict[str, Callable[..., Task]] = {
+TASKS: dict[str, ReadTask] = {
     "translation": TranslationTask.read,
     "language": LanguageTask.read,
+    "masked": MaskedTask.read,
+    "classification": ClassificationTask.read,
 }
 """The only table of tasks, by the name they have in a recipe."""
 
@@ -46,6 +52,7 @@ class Parts:
         threads: of the machine.
         processes: that share each batch.
         peak: the machine's best measured FLOP/s in that type.
+        notes: sentences on the set-up that a person should read.
         facts: what is known before the run.
     """
 
@@ -59,6 +66,7 @@ class Parts:
     threads: Threads
     processes: Processes
     peak: float
+    notes: tuple[str, ...]
     facts: Mapping[str, Any]
 
 
@@ -94,6 +102,8 @@ def set_up(recipe: Recipe, base: Path, folder: RunFolder, tell: Callable[[str], 
     tell("measuring the machine")
     peak = measure_peak(device)
     model = build_model(recipe.model).to(device)
+    origin = None if recipe.training.start_from is None or folder.holds_recipe else Path(recipe.training.start_from)
+    notes = () if origin is None else (start_from(model, origin),)
     task.write(folder)  # only now: what could not begin leaves nothing
     folder.write(RECIPE, dump_recipe(recipe).encode())
     folder.write_config(recipe.model)
@@ -108,16 +118,18 @@ def set_up(recipe: Recipe, base: Path, folder: RunFolder, tell: Callable[[str], 
         threads=threads,
         processes=processes,
         peak=peak.flops[precision.dtype],
-        facts=_facts(model, task.report, precision, threads, processes, peak),
+        notes=notes,
+        facts=_facts(recipe, model, task.report, precision, threads, processes, peak),
     )
 
 
 def _facts(
-    model: TextModel, report: Report, precision: Precision, threads: Threads, processes: Processes, peak: MachinePeak
+    recipe: Recipe, model: TextModel, report: Report, precision: Precision, threads: Threads, processes: Processes, peak: MachinePeak
 ) -> dict[str, Any]:
     """Gather what is known before the run."""
     return {
         "data": report.to_json(),
+        "counted": COUNTED[recipe.task],
         "parameters": sum(p.numel() for p in model.parameters()),
         "precision": precision.reason,
         "threads": threads.reason,
@@ -129,9 +141,13 @@ def _facts(
 
 
 def _resolve(recipe: Recipe, base: Path) -> Recipe:
-    """Make ``data.root`` absolute, so that the run's recipe means the same wherever it is read."""
+    """Make ``data.root`` and ``training.start_from`` absolute, so that the run's recipe means the same wherever it is read."""
     root = str((base / expanded(recipe.data.root)).resolve())
-    return recipe.model_copy(update={"data": recipe.data.model_copy(update={"root": root})})
+    recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update={"root": root})})
+    if (origin := recipe.training.start_from) is None:
+        return recipe
+    whole = {"start_from": str((base / expanded(origin)).resolve())}
+    return recipe.model_copy(update={"training": recipe.training.model_copy(update=whole)})
 
 
 MAY_CHANGE = {
@@ -142,12 +158,15 @@ MAY_CHANGE = {
 
 
 def _as_begun(recipe: Recipe, folder: RunFolder) -> Recipe:
-    """Check that a run to go on with has this recipe; take over what it chose itself: precision, processes, vocabulary sizes."""
+    """Check that a run to go on with has this recipe; take over what it began with: precision, processes, origin, vocabulary, classes."""
     begun = load_recipe(folder.path / RECIPE)[0]
     if begun.task != recipe.task:
         raise ConfigError(f"{folder.path}: the run was begun with task = {begun.task!r}, found {recipe.task!r}; give another --out")
     chosen = {name: getattr(begun.training, name) for name in ("precision", "processes") if getattr(recipe.training, name) == "auto"}
-    sizes = {name: getattr(begun.model, name) for name in recipe.model.VOCABULARIES if getattr(recipe.model, name) is None}
+    if recipe.training.start_from is None:
+        chosen["start_from"] = begun.training.start_from
+    found_out = (*recipe.model.VOCABULARIES, *recipe.model.FROM_DATA)
+    sizes = {name: getattr(begun.model, name) for name in found_out if not getattr(recipe.model, name)}
     recipe = recipe.model_copy(
         update={"training": recipe.training.model_copy(update=chosen), "model": recipe.model.model_copy(update=sizes)}
     )

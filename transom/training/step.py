@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from transom.config.training import Training
-from transom.inputs.batch import TextBatch
+from transom.inputs.batch import Batch
 from transom.models.text import TextModel
 from transom.parallel.world import ALONE, World
 from transom.training.loss import linear_cross_entropy
@@ -38,10 +38,10 @@ class StepResult:
     skipped: tuple[int, ...] = ()
 
 
-def batch_loss(model: TextModel, batch: TextBatch, smoothing: float) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
-    """Return a batch's smoothed loss and negative log-likelihood, in nats, summed over its true target tokens; padding counts nothing."""
-    real = batch.target.segments > 0
-    return linear_cross_entropy(model.hidden(batch)[real], model.unembedding.weight, batch.labels[real], smoothing)
+def batch_loss(model: TextModel, batch: Batch, smoothing: float) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
+    """Return a batch's smoothed loss and negative log-likelihood, in nats, summed over the labels that count; padding counts nothing."""
+    counted = batch.counted
+    return linear_cross_entropy(model.hidden(batch)[counted], model.unembedding.weight, batch.labels[counted], smoothing)
 
 
 class Stepper:
@@ -79,7 +79,7 @@ class Stepper:
         self.device = next(model.parameters()).device
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=dtype == torch.float16)
 
-    def step(self, slices: Sequence[TextBatch], learning_rate: float) -> StepResult:
+    def step(self, slices: Sequence[Batch], learning_rate: float) -> StepResult:
         """Update the weights once from the slices of one batch.
 
         A non-finite loss or gradient leaves weights and optimizer as they were, and the samples that caused it are named.
@@ -116,12 +116,13 @@ class Stepper:
             for parameter, gradient in zip(parameters, self.world.summed(gradients), strict=True):
                 parameter.grad = gradient
 
-    def _culprits(self, slices: Sequence[TextBatch]) -> tuple[int, ...]:
+    def _culprits(self, slices: Sequence[Batch]) -> tuple[int, ...]:
         """Name the samples with a logit that is not finite; all of the batch where there is none."""
         bad: list[int] = []
         with torch.no_grad(), self.autocast():
             for batch in slices:
                 on_device = batch.to(self.device)
-                finite = self.model(on_device).isfinite().all(-1) | (on_device.target.segments == 0)  # (batch, target)
-                bad += [sample for sample, whole in zip(batch.samples, finite.all(-1).tolist(), strict=True) if not whole]
+                finite = self.model(on_device).isfinite().all(-1) | ~on_device.counted
+                whole_rows = finite.reshape(len(batch.samples), -1).all(-1).tolist()
+                bad += [sample for sample, whole in zip(batch.samples, whole_rows, strict=True) if not whole]
         return tuple(self.world.joint(bad)) or tuple(self.world.joint([sample for batch in slices for sample in batch.samples]))

@@ -1,12 +1,13 @@
 """What the training loop asks of a task: the one face of all of them."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 
 from transom.config.recipe import Recipe
-from transom.inputs.batch import TextBatch
+from transom.inputs.batch import Batch
 from transom.models.text import TextModel
 from transom.planning.precision import Precision
 from transom.weights.run_folder import RunFolder
@@ -29,7 +30,7 @@ class Report(Protocol):
 class Batches(Protocol):
     """A loader: training batches without end, whose whole state is one integer."""
 
-    def batches_from(self, position: int) -> Iterator[tuple[int, Sequence[TextBatch]]]:
+    def batches_from(self, position: int) -> Iterator[tuple[int, Sequence[Batch]]]:
         """Yield each batch, as slices, with the position behind it."""
         ...
 
@@ -40,7 +41,7 @@ class Task(Protocol):
 
     @property
     def recipe(self) -> Recipe:
-        """As resolved, vocabulary sizes filled in."""
+        """As resolved: what only the data tell, such as vocabulary sizes, filled in."""
         ...
 
     @property
@@ -74,4 +75,24 @@ class Task(Protocol):
         self, model: TextModel, autocast: torch.autocast, precision: Precision
     ) -> tuple[dict[str, float], tuple[Mapping[str, Any], ...]]:
         """Measure a model on the validation data; return the figures and a few answers."""
+        ...
+
+
+class ReadTask(Protocol):
+    """What makes a task out of a recipe."""
+
+    def __call__(self, recipe: Any, base: Path, folder: RunFolder, tell: Callable[[str], None], rank: int = 0, n_ranks: int = 1) -> Task:
+        """Read all data.
+
+        Args:
+            recipe: what to train.
+            base: folder that ``data.root`` is relative to.
+            folder: the run folder; the tokenizer of a run to go on with is there.
+            tell: is told what is being done, in a few words.
+            rank: number of this process, from 0, of those that share every batch.
+            n_ranks: how many there are.
+
+        Raises:
+            TransomError: the data cannot be read, or do not fit the recipe.
+        """
         ...

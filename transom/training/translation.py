@@ -11,13 +11,14 @@ from transom.config.recipe import TranslationRecipe
 from transom.inputs.batch import TranslationBatch
 from transom.inputs.datasets import load_data
 from transom.inputs.loader import Loader, ordered_batches
-from transom.inputs.pairs import Pairs, Splits, fingerprint
+from transom.inputs.pairs import Pairs, fingerprint
 from transom.inputs.report import DataReport, report_data
 from transom.inputs.tokenizer import Tokenizers
 from transom.models.seq2seq import Seq2SeqTransformer
 from transom.models.text import TextModel
 from transom.planning.flops import count_flops
 from transom.planning.precision import Precision
+from transom.training.start import given_tokenizers
 from transom.training.validation import validation_loss, validation_scores
 from transom.weights.run_folder import TOKENIZER, RunFolder
 
@@ -48,15 +49,7 @@ class TranslationTask:
     def read(
         cls, recipe: TranslationRecipe, base: Path, folder: RunFolder, tell: Callable[[str], None], rank: int = 0, n_ranks: int = 1
     ) -> Self:
-        """Read the data, make or load the tokenizers, and examine all of it.
-
-        Args:
-            recipe: what to train.
-            base: folder that ``data.root`` is relative to.
-            folder: the run folder; the tokenizers of a run to go on with are there.
-            tell: is told what is being done, in a few words.
-            rank: number of this process, from 0, of those that share every batch.
-            n_ranks: how many there are.
+        """Read the data, make or load the tokenizers, and examine all of it; arguments as in ``training.task.ReadTask``.
 
         Raises:
             TransomError: the data cannot be read, or do not fit the recipe.
@@ -64,7 +57,7 @@ class TranslationTask:
         tell("reading the data")
         splits = load_data(recipe.data, base)
         tell("preparing the tokenizer")
-        tokenizers = _tokenizers(recipe, splits, folder)
+        tokenizers = given_tokenizers(recipe, folder) or Tokenizers.train(splits.train, recipe.tokenizer)
         sizes = {"source_vocab_size": tokenizers.source.vocab_size, "target_vocab_size": tokenizers.target.vocab_size}
         recipe = recipe.model_copy(update={"model": recipe.model.model_copy(update=sizes)})
         training, max_seq_len = recipe.training, recipe.model.max_seq_len
@@ -113,10 +106,3 @@ class TranslationTask:
             return figures, ()
         scores, samples = validation_scores(model, self.valid, n_sentences, self.tokenizers, self.recipe.decoding, precision.dtype)
         return figures | scores, samples
-
-
-def _tokenizers(recipe: TranslationRecipe, splits: Splits, folder: RunFolder) -> Tokenizers:
-    """Load the run's tokenizers, or train them on the training pairs."""
-    if folder.holds_recipe:
-        return Tokenizers.load(folder.path / TOKENIZER)
-    return Tokenizers.train(splits.train, recipe.tokenizer)

@@ -8,7 +8,7 @@ import torch
 from transom.config.decoding import Decoding
 from transom.decoding.flat import searcher_of
 from transom.decoding.translator import Translator
-from transom.inputs.batch import TextBatch
+from transom.inputs.batch import Batch
 from transom.inputs.pairs import Pairs
 from transom.inputs.tokenizer import Tokenizers
 from transom.models.seq2seq import Seq2SeqTransformer
@@ -21,7 +21,7 @@ SHOWN = 5
 
 
 @torch.inference_mode()
-def validation_loss(model: TextModel, batches: Sequence[TextBatch], autocast: torch.autocast) -> dict[str, float]:
+def validation_loss(model: TextModel, batches: Sequence[Batch], autocast: torch.autocast) -> dict[str, float]:
     """Return the negative log-likelihood a true target token in nats (``loss``) and its exponential (``perplexity``)."""
     device = next(model.parameters()).device
     total, n_tokens = 0.0, 0
@@ -31,6 +31,19 @@ def validation_loss(model: TextModel, batches: Sequence[TextBatch], autocast: to
         n_tokens += batch.n_target_tokens
     loss = total / n_tokens
     return {"loss": loss, "perplexity": math.exp(min(loss, 700.0))}
+
+
+@torch.inference_mode()
+def validation_accuracy(model: TextModel, batches: Sequence[Batch], autocast: torch.autocast) -> dict[str, float]:
+    """Return the share, in percent, of the labels that the model finds the most probable (``accuracy``)."""
+    device = next(model.parameters()).device
+    right = n = 0
+    for batch in (batch.to(device) for batch in batches):
+        with autocast:
+            found = model.unembedding(model.hidden(batch)[batch.counted]).argmax(-1)
+        right += int((found == batch.labels[batch.counted]).sum())
+        n += batch.n_target_tokens
+    return {"accuracy": 100 * right / n}
 
 
 def validation_scores(

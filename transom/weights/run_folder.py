@@ -193,7 +193,7 @@ class RunFolder:
             raise CheckpointError(
                 f"{path}: {field[:200]}: expected what transom writes, found {first['input']!r:.80} ({first['msg'][:200]})"
             ) from error
-        if missing := [name for name in config.VOCABULARIES if getattr(config, name) is None]:
+        if missing := [name for name in (*config.VOCABULARIES, *config.FROM_DATA) if not getattr(config, name)]:
             raise CheckpointError(f"{path}: expected model.{missing[0]}, found none")
         return config
 

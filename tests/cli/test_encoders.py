@@ -1,0 +1,138 @@
+"""The verbs of encoders: train on one's own labelled texts or plain text, classify, fill, embed, and what is said of mistakes."""
+
+import json
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from tests.cli.conftest import Call, Trained, sets
+from transom.cli.main import main
+
+TINY = (
+    "tokenizer.vocab_size=300",
+    "model.d_model=16",
+    "model.d_ff=16",
+    "model.n_heads=2",
+    "model.n_layers=1",
+    "model.max_seq_len=16",
+    "training.batch_tokens=256",
+    "training.validate_every=5",
+    "training.checkpoint_every=5",
+    "training.precision=fp32",
+    "training.max_steps=10",
+)
+
+
+@pytest.fixture(scope="session")
+def labelled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Write texts with their classes."""
+    path = tmp_path_factory.mktemp("labelled") / "animals.tsv"
+    path.write_text("".join(f"a {word} of {i}\t{label}\n" for i in range(30) for word, label in (("cat", "pet"), ("wolf", "wild"))))
+    return path
+
+
+@pytest.fixture(scope="session")
+def classifying(labelled: Path) -> Path:
+    """Train a tiny classifier once."""
+    out = labelled.parent / "classifier"
+    assert main(["train", "text-classes", "--labelled", str(labelled), *sets(*TINY), "--out", str(out), "--json"]) == 0
+    return out
+
+
+@pytest.fixture(scope="session")
+def filling(labelled: Path) -> Path:
+    """Train a tiny masked language model once."""
+    out, text = labelled.parent / "masked", labelled.parent / "text"
+    text.mkdir()
+    for i in range(25):
+        (text / f"{i}.txt").write_text(f"the sun of {i} is a sun\n")
+    assert main(["train", "text-masked", "--text", str(text), *sets(*TINY), "--out", str(out), "--json"]) == 0
+    return out
+
+
+def test_pages_say_what_the_run_is(classifying: Path, filling: Path) -> None:
+    card, page = (classifying / "README.md").read_text(), (classifying / "report.html").read_text()
+    assert "A classification model: an encoder-only Transformer" in card and "transom classify" in card and "texts a second" in card
+    assert "Validation accuracy" in page and "Classes" in page and "Translations" not in page and "perplexity" not in page
+    card, page = (filling / "README.md").read_text(), (filling / "report.html").read_text()
+    assert "transom fill" in card and "masked tokens a second" in card and "Gaps" in page and "[MASK]" in page
+
+
+def test_classify_a_text_a_file_and_labelled_texts(transom: Call, classifying: Path, labelled: Path, tmp_path: Path) -> None:
+    label, p = transom("classify", classifying, "a wolf", "--precision", "fp32").out.split()
+    assert label in ("pet", "wild") and 0.5 <= float(p) <= 1
+    (tmp_path / "texts").write_text("a wolf\n\n" + "a cat " * 30 + "\n")
+    from_file = transom("classify", classifying, "--input", tmp_path / "texts", "--precision", "fp32")
+    assert from_file.code == 0 and len(from_file.out.splitlines()) == 3 and from_file.out.startswith(f"{label}\t{p}")
+    assert "1 of 3 texts were longer than the 15 tokens that the model reads: their beginning stands for them" in from_file.err
+    records = transom("classify", classifying, "--input", tmp_path / "texts", "--too-long", "window", "--json").json
+    assert [record["windows"] for record in records][:2] == [1, 1] and records[2]["windows"] > 1 and records[2]["n_left_out"] == 0
+    scored = transom("classify", classifying, "--labelled", labelled)
+    assert scored.out.splitlines()[-1].startswith("accuracy ") and scored.out.splitlines()[-1].endswith(" % of 60 texts")
+    assert transom("classify", classifying, "--labelled", labelled, "--json").json["n"] == 60
+    ledger = [json.loads(line) for line in (classifying / "ledger.jsonl").read_text().splitlines()]
+    assert any(str(labelled) in json.dumps(entry) for entry in ledger)
+
+
+def test_fill_names_words(transom: Call, filling: Path, tmp_path: Path) -> None:
+    ((gap,),) = [record["gaps"] for record in transom("fill", filling, "the [MASK] of 3", "--top", "4", "--json").json]
+    assert len(gap) == 4 and all(0 <= guess["p"] <= 1 for guess in gap)
+    told = transom("fill", filling, "the [MASK] of [MASK]", "--top", "3")
+    assert told.code == 0 and len(told.out.splitlines()) == 2 and told.out.count("%") == 6
+    (tmp_path / "texts").write_text("a [MASK]\nno gap\n")
+    assert "expected [MASK] in the text" in transom("fill", filling, "--input", tmp_path / "texts").error
+
+
+def test_embed_compares_and_writes(transom: Call, classifying: Path, filling: Path, tmp_path: Path) -> None:
+    for run in (classifying, filling):
+        told = transom("embed", run, "a cat", "a wolf", "--precision", "fp32")
+        rows = [line.split() for line in told.out.splitlines()]
+        assert rows[0][0] == rows[1][1] == "1.000" and rows[0][1] == rows[1][0] and rows[0][2:] == ["a", "cat"]
+    (tmp_path / "texts").write_text("a cat\na wolf\n\n")
+    written = transom("embed", filling, "--input", tmp_path / "texts", "--output", tmp_path / "v.safetensors")
+    assert written.code == 0 and load_file(tmp_path / "v.safetensors")["embeddings"].shape == (3, 16)
+    lines = transom("embed", filling, "--input", tmp_path / "texts", "--json").out.splitlines()
+    assert [json.loads(line)["text"] for line in lines] == ["a cat", "a wolf", ""] and len(json.loads(lines[0])["embedding"]) == 16
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["classify", "RUN"], "expected one of TEXT, --input and --labelled, found none or several"),
+        (["classify", "RUN", "a", "--input", "b"], "found none or several"),
+        (["classify", "RUN", "--labelled", "missing.tsv"], "missing.tsv"),
+        (["classify", "FILL", "a text"], "expected a run that transom classify can use, found one for transom fill"),
+        (["fill", "RUN", "a [MASK]"], "expected a run that transom fill can use, found one for transom classify"),
+        (["fill", "FILL"], "expected a TEXT or --input"),
+        (["fill", "FILL", "[MASK] " + "sun " * 40 + "[MASK]"], "ask for gaps that are nearer to each other"),
+        (["embed", "RUN", "--input", "texts"], "expected --output FILE or --json with --input"),
+        (["embed", "RUN"], "expected TEXT or --input"),
+        (["generate", "RUN", "a"], "expected a run that transom generate can use, found one for transom classify"),
+        (["train", "text-classes", "--labelled", "missing.tsv", "--out", "OUT"], "missing.tsv"),
+        (["train", "text-classes", "--out", "OUT"], "name your own files with --labelled"),
+        (["train", "text-classes", "--valid-labelled", "a.tsv", "--out", "OUT"], "--valid-labelled needs --labelled"),
+        (["train", "text-classes", "--labelled", "a.tsv", "--text", "b", "--out", "OUT"], "expected files of one kind"),
+        (["train", "text-masked", "--labelled", "a.tsv", "--out", "OUT"], "data.train.file"),
+    ],
+)
+def test_mistakes(arguments: list[str], expected: str, transom: Call, classifying: Path, filling: Path, tmp_path: Path) -> None:
+    places = {"RUN": str(classifying), "FILL": str(filling), "OUT": str(tmp_path / "out")}
+    assert expected in transom(*(places.get(argument, argument) for argument in arguments)).error
+
+
+def test_vectors_need_an_encoder(transom: Call, trained: Trained) -> None:
+    assert "expected an encoder's run, found one for transom translate" in transom("embed", trained.folder, "a").error
+
+
+def test_own_files_take_the_place_of_all_that_the_recipe_names(transom: Call, labelled: Path, tmp_path: Path) -> None:
+    made = transom("train", "languages", "--labelled", labelled, *sets(*TINY, "tokenizer.kind=char"), "--out", tmp_path / "out", "--json")
+    assert made.code == 0
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert config["model"]["classes"] == ["pet", "wild"]
+
+
+def test_the_tokenizer_of_labelled_texts(transom: Call, labelled: Path, tmp_path: Path) -> None:
+    sizes = ["--set", "tokenizer.vocab_size=270", "--set", f"data.train.file={labelled}"]
+    made = transom("tokenizer", "train", "text-classes", "--out", tmp_path / "t.json", *sizes, "--json")
+    assert made.code == 0 and (tmp_path / "t.json").exists()

@@ -1,0 +1,132 @@
+"""What encoders answer: tokens for gaps, classes, vectors; alone as in batches, and texts that are too long."""
+
+import math
+
+import pytest
+import torch
+
+from transom.config.data import Tokenizer as TokenizerConfig
+from transom.config.decoding import Reading
+from transom.config.model import MaskedEncoder, TextClassifier
+from transom.decoding.classifier import Classified, Classifier, scored
+from transom.decoding.embedder import embed
+from transom.decoding.filler import Filler
+from transom.errors import DataError
+from transom.inputs.batch import LabelledBatch, MaskedBatch, Sequences
+from transom.inputs.pairs import Pairs
+from transom.inputs.special import EOS, UNK
+from transom.inputs.tokenizer import Tokenizer
+from transom.models.build import build_model
+from transom.models.encoder import MaskedEncoderTransformer, TextClassifierTransformer
+
+TEXTS = ["the red house", "a green tree and a red house", "tree", "the sky is blue", ""]
+BPE = Tokenizer.train(TEXTS * 3, TokenizerConfig(kind="bpe", vocab_size=290))
+WORD_LEVEL = Tokenizer.train(TEXTS * 3, TokenizerConfig(kind="whitespace", vocab_size=20))
+SIZES = {"d_model": 8, "n_heads": 2, "n_layers": 1, "d_ff": 16, "max_seq_len": 8, "dropout": 0.2}
+
+
+def filler(tokenizer: Tokenizer = WORD_LEVEL) -> Filler:
+    torch.manual_seed(1)
+    model = build_model(MaskedEncoder.model_validate(SIZES | {"vocab_size": tokenizer.vocab_size})).double()
+    assert isinstance(model, MaskedEncoderTransformer)
+    return Filler(model, tokenizer)
+
+
+def classifier() -> Classifier:
+    torch.manual_seed(2)
+    model = build_model(TextClassifier.model_validate(SIZES | {"vocab_size": WORD_LEVEL.vocab_size, "classes": ["x", "y", "z"]})).double()
+    assert isinstance(model, TextClassifierTransformer)
+    return Classifier(model, WORD_LEVEL, Reading(batch_tokens=10))
+
+
+def test_guesses_are_the_models_probabilities_without_special_symbols() -> None:
+    answers = filler()
+    ((gap,),) = answers.fill(["the [MASK] house"], top=100)
+    mask = WORD_LEVEL.vocab_size
+    row = Sequences.pad([[EOS, *WORD_LEVEL.encode("the"), mask, *WORD_LEVEL.encode("house")]])
+    with torch.no_grad():
+        logits = answers.model.eval()(MaskedBatch(row, row.tokens, row.tokens == mask, (0,)))[0, 2]
+    p = logits[UNK + 1 : mask].softmax(-1)
+    assert sum(guess.p for guess in gap) == pytest.approx(1.0) and len(gap) == mask - UNK - 1
+    expected = {WORD_LEVEL.decode([UNK + 1 + i]): float(value) for i, value in enumerate(p)}
+    assert {guess.text: pytest.approx(guess.p) for guess in gap} == expected
+    assert [guess.p for guess in gap] == sorted((guess.p for guess in gap), reverse=True)
+
+
+def test_gaps_stand_for_a_word_with_its_space() -> None:
+    spaced, bare = filler(BPE)._pieces("the [MASK] house"), filler(BPE)._pieces("the[MASK] house")
+    assert spaced == bare == BPE.encode_batch(["the", " house"])
+    assert len(filler(BPE).fill(["[MASK] house [MASK]"], top=2)[0]) == 2
+    with pytest.raises(DataError, match=r"expected \[MASK\] in the text"):
+        filler().fill(["no gap"])
+
+
+def test_a_text_that_is_too_long_is_read_around_its_gaps_or_refused() -> None:
+    answers, before, behind = filler(), "tree sky " * 5, " red house" * 5
+    whole = answers.fill([f"{before}[MASK]{behind}"])[0]
+    row = [*WORD_LEVEL.encode(before), 0, *WORD_LEVEL.encode(behind)]
+    assert len(whole) == 1 and len(row) + 1 > 8
+    mask = WORD_LEVEL.vocab_size
+    window = answers._window([EOS, *(mask if token == 0 else token for token in row)], mask, "window")
+    assert len(window) == 8 and window.index(mask) in (3, 4)
+    assert answers._window([EOS, mask, *row[:9]], mask, "window")[:2] == [EOS, mask]
+    assert answers._window([EOS, *row[:9], mask], mask, "window")[-1] == mask
+    with pytest.raises(DataError, match="expected a text of at most 8 tokens"):
+        answers.fill([f"{before}[MASK]{behind}"], too_long="refuse")
+    with pytest.raises(DataError, match="gaps that are nearer"):
+        answers.fill([f"[MASK]{behind}[MASK]"])
+
+
+def test_classes_are_the_models_probabilities_in_batches_as_alone() -> None:
+    answers = classifier()
+    found = answers.classify(TEXTS)
+    assert answers.model.training, "the model is as it was"
+    for text, together in zip(TEXTS, found, strict=True):
+        row = Sequences.pad([[EOS, *WORD_LEVEL.encode(text)]])
+        with torch.no_grad():
+            p = answers.model.eval()(LabelledBatch(row, torch.tensor([0]), (0,)))[0].softmax(-1)
+        answers.model.train()
+        assert together.probabilities == {name: pytest.approx(float(value)) for name, value in zip("xyz", p, strict=True)}
+        assert (together.label, together.p) == max(together.probabilities.items(), key=lambda entry: entry[1])
+    with pytest.raises(DataError, match="expected a list of texts"):
+        answers.classify("one text")
+
+
+def test_a_long_text_is_truncated_read_in_windows_or_refused() -> None:
+    answers, long = classifier(), " ".join(["tree sky red"] * 6)
+    (cut,), (windows,) = answers.classify([long]), answers.classify([long], too_long="window")
+    words = long.split()
+    assert cut.probabilities == answers.classify([" ".join(words[:7])])[0].probabilities
+    assert (cut.n_left_out, cut.windows, windows.n_left_out, windows.windows) == (11, 1, 0, 3)
+    parts = answers.classify([" ".join(words[i : i + 7]) for i in (0, 7, 14)])
+    means = {name: math.exp(sum(math.log(part.probabilities[name]) for part in parts) / 3) for name in "xyz"}
+    assert windows.probabilities == {name: pytest.approx(p / sum(means.values())) for name, p in means.items()}
+    with pytest.raises(DataError, match="text 2: expected at most 7 tokens, found 18"):
+        answers.classify(["tree", long], too_long="refuse")
+
+
+def test_scores_count_what_was_found() -> None:
+    found = [Classified(label, 1.0, {}, 0, 1) for label in "xxyz"]
+    known = Pairs(["", "", "", ""], ["x", "y", "y", "y"], "here")
+    scores = scored(found, known, ("x", "y", "z", "never"))
+    assert (scores.accuracy, scores.n) == (50.0, 4)
+    assert {label: tuple(each) for label, each in scores.classes} == {
+        "x": (1, 1.0, 0.5),
+        "y": (3, pytest.approx(1 / 3), 1.0),
+        "z": (0, 0.0, 0.0),
+    }
+    with pytest.raises(DataError, match="line 1: expected one of the classes 'y', found 'x'"):
+        scored(found, known, ("y",))
+
+
+def test_vectors_are_means_of_real_tokens_in_batches_as_alone() -> None:
+    model = classifier().model
+    vectors = embed(model, WORD_LEVEL, TEXTS, normalise=False, batch_tokens=10)
+    for text, vector in zip(TEXTS, vectors, strict=True):
+        row = Sequences.pad([[EOS, *WORD_LEVEL.encode(text)]])
+        with torch.no_grad():
+            expected = model.eval().encode(row)[0].mean(0)
+        assert torch.allclose(vector.double(), expected, atol=1e-6)
+    assert torch.allclose(embed(model, WORD_LEVEL, TEXTS).norm(dim=1), torch.ones(5))
+    with pytest.raises(DataError, match="expected a list of texts"):
+        embed(model, WORD_LEVEL, "one text")

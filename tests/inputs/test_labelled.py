@@ -1,0 +1,132 @@
+"""Labelled texts: what is read, what is refused, batches from any position, and what the report names."""
+
+import gzip
+from itertools import islice
+from pathlib import Path
+
+import pytest
+
+from transom.config.data import LabelledData, LabelledFiles
+from transom.config.data import Tokenizer as TokenizerConfig
+from transom.errors import ConfigError, DataError, TransomError
+from transom.inputs.labelled import LabelledLoader, classes_of, load_labelled, number_of, read_labelled, text_batches
+from transom.inputs.labelled_report import report_labelled
+from transom.inputs.pairs import Pairs, Splits
+from transom.inputs.special import EOS
+from transom.inputs.tokenizer import Tokenizer
+
+WORDS = ["good", "bad", "fine", "poor", "film", "plot"]
+TEXTS = [" ".join(WORDS[(i * k) % 6] for k in range(1, 3 + i % 9)) for i in range(60)]
+LABELS = [("neg", "pos")[i % 2] for i in range(60)]
+DATA = Pairs(TEXTS, LABELS, "here")
+WORD_LEVEL = Tokenizer.train(TEXTS, TokenizerConfig(kind="whitespace", vocab_size=20))
+
+
+def loader(data: Pairs = DATA, max_seq_len: int = 32, batch_tokens: int = 40, **more: int) -> LabelledLoader:
+    return LabelledLoader(data, WORD_LEVEL, ("neg", "pos"), max_seq_len=max_seq_len, batch_tokens=batch_tokens, seed=1, **more)
+
+
+def test_three_formats_hold_the_same(tmp_path: Path) -> None:
+    (tmp_path / "a.tsv").write_text("a film\tpos\nno film\t neg \n")
+    (tmp_path / "a.csv").write_text('label,text\npos,a film\nneg,"no film"\n')
+    with gzip.open(tmp_path / "a.jsonl.gz", "wt") as file:
+        file.write('{"text": "a film", "label": "pos"}\n{"text": "no film", "label": "neg"}\n')
+    for name in ("a.tsv", "a.csv", "a.jsonl.gz"):
+        read = read_labelled(LabelledFiles(file=name), tmp_path)
+        assert (read.source, read.target) == (["a film", "no film"], ["pos", "neg"])
+    (tmp_path / "b.csv").write_text("stars,review\n5,a film\n")
+    assert read_labelled(LabelledFiles(file="b.csv", text_field="review", label_field="stars"), tmp_path).target == ["5"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "expected"),
+    [
+        ("a.tsv", "a film\tpos\n\tneg\n", "a.tsv:2: expected a text and its class, found no text"),
+        ("a.tsv", "a film\tpos\nno film\t \n", "a.tsv:2: expected a text and its class, found no class"),
+        ("a.tsv", "a film\n", "a.tsv:1: expected at least 2 columns"),
+        ("a.csv", "words,label\n", "expected a header with the column 'text', found 'words', 'label'; set text_field and label_field"),
+        ("a.txt", "a\tb\n", "a.txt: expected a .tsv, .csv or .jsonl file"),
+    ],
+)
+def test_bad_records(tmp_path: Path, name: str, content: str, expected: str) -> None:
+    (tmp_path / name).write_text(content)
+    with pytest.raises(TransomError) as caught:
+        read_labelled(LabelledFiles(file=name), tmp_path)
+    assert expected in str(caught.value)
+
+
+def test_classes_are_those_of_training_in_order() -> None:
+    assert classes_of(DATA) == ("neg", "pos")
+    assert classes_of(DATA, ("pos", "neg", "none")) == ("pos", "neg", "none")
+    with pytest.raises(DataError, match=r"here, line 2: expected one of the classes 'neg', found 'pos'"):
+        classes_of(DATA, ("neg",))
+    with pytest.raises(DataError, match=r"expected 2 to 10,000 classes, found 1 \('pos'"):
+        classes_of(Pairs(["a"], ["pos"], "here"))
+    assert number_of("pos", ("neg", "pos"), DATA, 0) == 1
+
+
+def test_validation_is_split_off_by_hash_of_the_text(tmp_path: Path) -> None:
+    (tmp_path / "a.tsv").write_text("".join(f"film {i}\t{i % 2}\n" for i in range(200)))
+    splits = load_labelled(LabelledData.model_validate({"train": {"file": "a.tsv"}}), tmp_path)
+    assert not set(splits.train.source) & set(splits.valid.source) and 8 <= len(splits.valid) <= 35
+    assert "split off by hash" in splits.valid.name and splits.valid.target[0] == str(int(splits.valid.source[0].split()[1]) % 2)
+    (tmp_path / "b.tsv").write_text("same\t0\nsame\t1\n")
+    with pytest.raises(DataError, match="too few different texts"):
+        load_labelled(LabelledData.model_validate({"train": {"file": "b.tsv"}}), tmp_path)
+
+
+def test_languages_of_the_phrasebook_share_no_text() -> None:
+    data = LabelledData.model_validate({"generate": {"kind": "phrasebook", "n_train": 300, "n_valid": 20, "n_test": 20}})
+    splits = load_labelled(data, Path())
+    assert set(splits.train.target) == {"English", "Spanish"} and len(set(splits.train.source)) == len(splits.train)
+
+
+@pytest.mark.parametrize("n_shards", [1, 2, 3])
+def test_an_epoch_shows_each_text_once_with_its_class_and_any_position_goes_on(n_shards: int) -> None:
+    shards = [loader(shard=shard, n_shards=n_shards, accumulate=2) for shard in range(n_shards)]
+    seen: list[int] = []
+    for batches in zip(*(each.batches_from(0) for each in shards), strict=True):
+        for _, slices in batches:
+            for batch in slices:
+                seen += batch.samples
+                for row, label, sample in zip(batch.source.tokens.tolist(), batch.labels.tolist(), batch.samples, strict=True):
+                    assert row[0] == EOS and WORD_LEVEL.decode(row) == TEXTS[sample] and ("neg", "pos")[label] == LABELS[sample]
+                assert batch.source.tokens.numel() <= 40 and batch.n_target_tokens == len(batch.samples)
+        if batches[0][0] == 60:
+            break
+    assert sorted(seen) == list(range(60))
+    first = list(islice(shards[0].batches_from(0), 30))
+    assert next(shards[0].batches_from(first[20][0]))[1][0].samples == first[21][1][0].samples
+
+
+def test_what_is_too_long_is_cut_or_left_out_and_counted() -> None:
+    cut, left = loader(max_seq_len=6), loader(max_seq_len=6, truncate=False)
+    longer = sum(len(text.split()) > 5 for text in TEXTS)
+    assert (cut.n_longer, cut.n_kept) == (longer, 60) and (left.n_longer, left.n_kept) == (longer, 60 - longer)
+    assert max(batch.source.tokens.shape[1] for _, slices in islice(cut.batches_from(0), 40) for batch in slices) == 6
+    report = report_labelled(Splits(DATA, DATA), ("neg", "pos"), WORD_LEVEL, cut)
+    assert f"train: {longer} texts longer than the 6 tokens that the model reads; their beginning stands for them" in report.problems
+    assert "they are left out" in " ".join(report_labelled(Splits(DATA, DATA), ("neg", "pos"), WORD_LEVEL, left).problems)
+    with pytest.raises(DataError, match="expected texts of at most 2 tokens, found none"):
+        loader(max_seq_len=2, truncate=False)
+    with pytest.raises(ConfigError, match=r"training\.batch_tokens: expected at least 11"):
+        loader(batch_tokens=10)
+
+
+def test_batches_for_reading_hold_each_text_once() -> None:
+    rows = WORD_LEVEL.encode_batch(TEXTS)
+    batches = text_batches(rows, list(range(60)), 8, 40)
+    assert sorted(sample for batch in batches for sample in batch.samples) == list(range(60))
+    for batch in batches:
+        assert tuple(batch.labels.tolist()) == batch.samples and batch.source.tokens.shape[1] <= 8
+
+
+def test_the_report_names_what_to_look_at() -> None:
+    train = Pairs(["a film", "a film", "no film"], ["pos", "neg", "neg"], "train", [3, 5, 7])
+    valid = Pairs(["a film", "other film"], ["pos", "neg"], "valid")
+    made = LabelledLoader(train, WORD_LEVEL, ("neg", "pos"), max_seq_len=9, batch_tokens=40, seed=1)
+    report = report_labelled(Splits(train, valid), ("neg", "pos"), WORD_LEVEL, made)
+    problems = " | ".join(report.problems)
+    assert "1 text with another class than the same text before, lines 3 and 5" in problems
+    assert "valid: 1 of 2 texts also in training" in problems and "fewer than 10 texts of 'neg', 'pos'" in problems
+    assert report.classes["train"] == {"neg": 2, "pos": 1} and "classes: neg 66.7%, pos 33.3%" in "\n".join(report.lines())

@@ -1,0 +1,64 @@
+"""Fine-tuning: a run that starts from another has its tokenizer and weights, says what stayed fresh, and goes on by itself after a stop."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.training.test_encoders import changed, classes, masked, sit
+from tests.training.test_run import Killed, kill_at, same
+from transom.config.recipe import ClassificationRecipe, MaskedRecipe
+from transom.errors import CheckpointError, ConfigError
+from transom.training.events import Started, Stepped
+from transom.training.setup import set_up
+from transom.weights.run_folder import TOKENIZER, WEIGHTS, RunFolder
+from transom.weights.tensors import read_tensors
+
+__all__ = ["classes", "masked"]
+
+
+@pytest.fixture
+def pretrained(masked: MaskedRecipe, tmp_path: Path) -> Path:
+    sit(changed(masked, max_steps=4), tmp_path / "pretrained")
+    return tmp_path / "pretrained"
+
+
+def test_a_classifier_starts_from_a_masked_models_encoder(classes: ClassificationRecipe, pretrained: Path, tmp_path: Path) -> None:
+    with RunFolder.create(tmp_path / "tuned") as folder:
+        parts = set_up(changed(classes, start_from=str(pretrained)), Path(), folder)
+    ours, theirs = parts.model.state_dict(), read_tensors(pretrained / WEIGHTS)
+    taken = [name for name in ours if name in theirs and not name.startswith("unembedding")]
+    assert all(torch.equal(ours[name], theirs[name]) for name in taken) and len(taken) > 15
+    assert parts.notes == (
+        f"starts from {pretrained}: {len(taken)} of {len(ours)} tensors; fresh: pooler.weight, pooler.bias, unembedding.weight",
+    )
+    assert (tmp_path / "tuned" / TOKENIZER).read_bytes() == (pretrained / TOKENIZER).read_bytes()
+
+
+def test_a_run_that_starts_from_another_goes_on_by_itself(classes: ClassificationRecipe, pretrained: Path, tmp_path: Path) -> None:
+    tuned = changed(classes, start_from=str(pretrained), processes=2)
+    seen: list[Any] = []
+    sit(tuned, tmp_path / "alone", seen.append)
+    assert any(note.startswith("starts from") for note in next(e for e in seen if isinstance(e, Started)).notes)
+    with pytest.raises(Killed):
+        sit(tuned, tmp_path / "killed", kill_at(5, Stepped))
+    for path in pretrained.iterdir():  # it needs nothing of the other any more
+        path.rename(pretrained.parent / f"gone-{path.name}")
+    sit(changed(classes, processes=2), tmp_path / "killed")
+    same(tmp_path / "alone", tmp_path / "killed")
+    assert "start_from" in (tmp_path / "killed" / "recipe.toml").read_text(), "the run says where it came from"
+
+
+def test_what_does_not_fit_is_named(classes: ClassificationRecipe, pretrained: Path, tmp_path: Path) -> None:
+    def refused(**model: Any) -> str:
+        raw = changed(classes, start_from=str(pretrained)).model_dump()
+        raw["model"] |= model
+        with pytest.raises(ConfigError) as caught:
+            sit(ClassificationRecipe.model_validate(raw), tmp_path / "refused")
+        return str(caught.value)
+
+    assert "expected the widths of the run in" in refused(d_model=32) and "recipe.toml" in refused(d_ff=16)
+    assert "expected a run whose blocks are those of this model, found none of the name encoder.blocks.1" in refused(n_layers=2)
+    with pytest.raises(CheckpointError, match="expected a run's folder"):
+        sit(changed(classes, start_from=str(tmp_path / "none")), tmp_path / "refused")

@@ -1,0 +1,65 @@
+"""``transom embed``: a vector for each text, and how alike texts are."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from transom.cli.answers import Json, answer, note
+from transom.cli.imports import lasting_imports
+from transom.cli.options import Precision, Run
+from transom.errors import ConfigError
+
+EXAMPLES = """
+transom embed runs/masked "A man sleeps." "Someone is asleep." "Two dogs run."
+transom embed runs/masked --input texts.txt --output vectors.safetensors
+transom embed runs/masked --input texts.txt --json > vectors.jsonl
+"""
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command()
+def embed(
+    run: Run,
+    texts: Annotated[list[str] | None, typer.Argument(metavar="TEXT...", help="Texts; their cosines are shown.")] = None,
+    input_file: Annotated[Path | None, typer.Option("--input", metavar="FILE", help="Texts, one a line (.gz too).")] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", metavar="FILE", help="Write the vectors there as safetensors, under the name embeddings.")
+    ] = None,
+    raw: Annotated[bool, typer.Option("--raw", help="Leave the vectors as long as they are; else each has length 1.")] = False,
+    precision: Precision = "auto",
+    as_json: Json = False,
+) -> None:
+    """The mean of the encoder's last vectors. Any encoder's run will do: one of masked tokens, or a classifier."""
+    if bool(texts) == (input_file is not None):
+        raise ConfigError("expected TEXT or --input, found both or neither; give one of them")
+    if input_file is not None and output is None and not as_json:
+        raise ConfigError("expected --output FILE or --json with --input: vectors are not for reading; give one of them")
+    with lasting_imports():
+        from transom.decoding.embedder import embed as embedded
+        from transom.decoding.load import load_encoder
+        from transom.inputs.text import check_text, read_lines
+
+    model, tokenizer = load_encoder(run, precision)
+    rows = read_lines(input_file, empty=True) if input_file is not None else [check_text(text, "TEXT") for text in texts or []]
+    vectors = embedded(model, tokenizer, rows, normalise=not raw)
+    most = model.config.max_seq_len - 1
+    if cut := sum(len(row) > most for row in tokenizer.encode_batch(rows)):
+        note(f"{cut:,} of {len(rows):,} texts were longer than the {most:,} tokens that the model reads: their beginning stands for them")
+    if output is not None:
+        from transom.weights.durable import write_file
+        from transom.weights.tensors import pack
+
+        write_file(output, lambda: pack({"embeddings": vectors}))
+        answer({"file": str(output), "texts": len(rows), "d_model": vectors.shape[1]}, as_json, [f"wrote {output}: {len(rows):,} vectors"])
+    elif as_json:
+        for text, vector in zip(rows, vectors.tolist(), strict=True):
+            json.dump({"text": text, "embedding": vector}, sys.stdout, ensure_ascii=False)
+            print()
+    else:
+        cosines = (vectors / vectors.norm(dim=1, keepdim=True).clamp_min(1e-12)) @ vectors.T
+        lines = ["  ".join(f"{cosine:6.3f}" for cosine in row) + f"  {text}" for row, text in zip(cosines.tolist(), rows, strict=True)]
+        answer(None, False, lines)

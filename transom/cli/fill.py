@@ -1,0 +1,50 @@
+"""``transom fill``: the words behind the masks of a text."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from transom.cli.answers import Json, answer
+from transom.cli.imports import lasting_imports
+from transom.cli.options import Precision, Run
+from transom.errors import ConfigError
+
+EXAMPLES = """
+transom fill runs/masked "The [MASK] sat on the mat."
+transom fill runs/masked "def [MASK](self):" --top 10
+transom fill runs/masked --input texts.txt --json
+"""
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command()
+def fill(
+    run: Run,
+    text: Annotated[str | None, typer.Argument(metavar="TEXT", help="A text with [MASK] where a word is missing.")] = None,
+    input_file: Annotated[Path | None, typer.Option("--input", metavar="FILE", help="Texts, one a line (.gz too).")] = None,
+    top: Annotated[int, typer.Option("--top", min=1, metavar="N", help="Guesses a gap.")] = 5,
+    too_long: Annotated[
+        Literal["window", "refuse"],
+        typer.Option("--too-long", help="A text longer than the model reads: take what is around its gaps, or refuse."),
+    ] = "window",
+    precision: Precision = "auto",
+    as_json: Json = False,
+) -> None:
+    """A gap is one token of the model's: often a word, sometimes a part of one. Each gap is filled as if the others stayed open."""
+    if (text is None) == (input_file is None):
+        raise ConfigError("expected a TEXT or --input, found both or neither; give one of them")
+    with lasting_imports():
+        from transom.decoding.filler import Filler
+        from transom.decoding.load import load_as
+        from transom.inputs.text import check_text, read_lines
+
+    texts = [check_text(text, "TEXT")] if text is not None else read_lines(input_file or Path())
+    found = load_as(Filler, run, precision).fill(texts, top, too_long)
+    records = [{"text": text, "gaps": [[each._asdict() for each in gap] for gap in gaps]} for text, gaps in zip(texts, found, strict=True)]
+    lines = []
+    for each, gaps in zip(texts, found, strict=True):
+        lines += [each] * (len(texts) > 1)
+        lines += ["  ".join(f"{guess.text} {guess.p:.1%}" for guess in gap) for gap in gaps]
+    answer(records, as_json, lines)

@@ -1,0 +1,220 @@
+"""Texts with a class each, what a classifier learns from: pairs whose target is the class."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from transom.config.data import LabelledData, LabelledFiles
+from transom.errors import ConfigError, DataError
+from transom.inputs.batch import LabelledBatch, Sequences
+from transom.inputs.columns import read_columns
+from transom.inputs.loader import encode
+from transom.inputs.pairs import Pairs, Splits, expanded
+from transom.inputs.phrasebook.generate import generate
+from transom.inputs.sampler import Indices, cut_batches, plan_epoch
+from transom.inputs.special import EOS
+from transom.inputs.split import least_share
+from transom.inputs.tokenizer import Tokenizer
+
+VALID_SHARE = 0.1
+"""Part of the texts that is split off where no validation texts are named."""
+
+MOST_CLASSES = 10_000
+"""More than these are not classes but something else in their column."""
+
+
+def load_labelled(data: LabelledData, base: Path) -> Splits:
+    """Read or generate the texts of a recipe.
+
+    Args:
+        data: the recipe's data section.
+        base: folder that ``data.root`` is relative to, the recipe's own.
+
+    Raises:
+        DataError: a file cannot be read, a text has no class, or there is too little to split.
+    """
+    root = base / expanded(data.root)
+    if data.generate is not None:
+        parts = generate(data.generate)
+        return Splits(*(_languages(part) for part in (parts.train, parts.valid, parts.test) if part is not None))
+    assert data.train is not None
+    train = read_labelled(data.train, root)
+    if data.valid is not None:
+        valid = read_labelled(data.valid, root)
+    else:
+        chosen = least_share(train.source, VALID_SHARE)
+        if not chosen:
+            raise DataError(f"{train.name}: too few different texts to split off any for validation; name data.valid or add texts")
+        name = f"{len(chosen)} of {len(train)} texts of {train.name}, split off by hash"
+        rest = sorted(set(range(len(train))).difference(chosen))
+        train, valid = train.take(rest, train.name), train.take(chosen, name)
+    return Splits(train, valid, None if data.test is None else read_labelled(data.test, root))
+
+
+def read_labelled(files: LabelledFiles, root: Path) -> Pairs:
+    """Read texts with a class each.
+
+    Raises:
+        DataError: the file cannot be read, or a record has no text or no class.
+        ConfigError: it is of no known format, or a field does not suit the format.
+    """
+    path = root / expanded(files.file)
+    lines, (texts, labels) = read_columns(path, (files.text_field, files.label_field), ("text", "label"))
+    labels = [label.strip() for label in labels]
+    for line, text, label in zip(lines, texts, labels, strict=True):
+        if not text.strip() or not label:
+            raise DataError(
+                f"{path}:{line}: expected a text and its class, found no {'class' if text.strip() else 'text'}; remove the line"
+            )
+    return Pairs(texts, labels, str(path), lines)
+
+
+def classes_of(train: Pairs, known: tuple[str, ...] = ()) -> tuple[str, ...]:
+    """Give the classes of training texts in their order as text, or those that are known already.
+
+    Raises:
+        DataError: there is one class only, or so many that they are something else, or one that is not known.
+    """
+    found = tuple(sorted(set(train.target)))
+    if known:
+        for label in found:
+            number_of(label, known, train, train.target.index(label))
+        return known
+    if not 2 <= len(found) <= MOST_CLASSES:
+        raise DataError(
+            f"{train.name}: expected 2 to {MOST_CLASSES:,} classes, found {len(found):,} ({found[0][:50]!r} ...); is label_field the class?"
+        )
+    return found
+
+
+def number_of(label: str, classes: Sequence[str], where: Pairs, sample: int) -> int:
+    """Give the number of a class.
+
+    Raises:
+        DataError: it is none of the model's.
+    """
+    if label not in classes:
+        shown = ", ".join(map(repr, classes[:10])) + (", ..." if len(classes) > 10 else "")
+        raise DataError(f"{where.name}, line {where.line(sample)}: expected one of the classes {shown}, found {label[:50]!r}")
+    return classes.index(label)
+
+
+def label_batch(rows: Sequence[Sequence[int]], labels: Sequence[int], samples: Sequence[int]) -> LabelledBatch:
+    """Make a batch of texts, each behind its start symbol, which is what ends the text before it in a stream of many."""
+    return LabelledBatch(Sequences.pad([[EOS, *row] for row in rows]), torch.tensor(labels), tuple(samples))
+
+
+def text_batches(rows: Sequence[Sequence[int]], labels: Sequence[int], max_seq_len: int, batch_tokens: int) -> list[LabelledBatch]:
+    """Batch texts of like length for reading each once; the beginning of one that is too long stands for it.
+
+    Args:
+        rows: texts as tokens, without special symbols.
+        labels: number of each one's class.
+        max_seq_len: most tokens of a text, special symbols included.
+        batch_tokens: most tokens of a batch, padding included; a longer text is a batch of its own.
+    """
+    cut = [row[: max_seq_len - 1] for row in rows]
+    lengths = np.array([len(row) + 1 for row in cut], np.int64)
+    order = np.argsort(lengths, kind="stable")
+    return [
+        label_batch([cut[i] for i in part], [labels[i] for i in part], part)
+        for part in map(np.ndarray.tolist, cut_batches(order, lengths, batch_tokens))
+    ]
+
+
+class LabelledLoader:
+    """Training batches without end, from any position.
+
+    A position is the number of texts read since the start of training, over all shards: the whole state of the loader.
+
+    Attributes:
+        texts: all texts, those that are left out too.
+        n_kept: texts that are trained on.
+        max_seq_len: most tokens of a text, its start symbol included.
+        n_longer: texts of more tokens than the model reads; their beginning is trained on, or they are left out.
+        lengths: tokens of all texts, special symbols not included.
+    """
+
+    def __init__(
+        self,
+        texts: Pairs,
+        tokenizer: Tokenizer,
+        classes: Sequence[str],
+        *,
+        max_seq_len: int,
+        batch_tokens: int,
+        seed: int,
+        truncate: bool = True,
+        accumulate: int = 1,
+        shard: int = 0,
+        n_shards: int = 1,
+    ) -> None:
+        """Encode the texts.
+
+        Args:
+            texts: each with its class.
+            tokenizer: of the texts.
+            classes: by number.
+            max_seq_len: most tokens of a text, special symbols included.
+            batch_tokens: most tokens of a batch, padding included, over all shards and slices.
+            seed: of the order.
+            truncate: keep the beginning of what is longer; else it is left out.
+            accumulate: slices of a batch.
+            shard: the rows of every batch that this process takes, from 0.
+            n_shards: how many processes there are.
+
+        Raises:
+            DataError: no text is left.
+            ConfigError: a text is longer than a batch.
+        """
+        rows = encode(tokenizer, texts.source)
+        self.texts, self.max_seq_len = texts, max_seq_len
+        self.lengths = np.fromiter(map(len, rows), np.int64, len(rows))
+        longer = self.lengths + 1 > max_seq_len
+        self.n_longer = int(longer.sum())
+        self._kept = list(range(len(rows))) if truncate else np.flatnonzero(~longer).tolist()
+        self.n_kept = len(self._kept)
+        if not self._kept:
+            raise DataError(f"{texts.name}: expected texts of at most {max_seq_len} tokens, found none; raise model.max_seq_len")
+        self._rows = [rows[i][: max_seq_len - 1] for i in self._kept]
+        self._labels = [number_of(texts.target[i], classes, texts, i) for i in self._kept]
+        self._lengths = np.fromiter(map(len, self._rows), np.int64, len(self._rows)) + 1
+        if (longest := int(self._lengths.max())) > batch_tokens:
+            raise ConfigError(
+                f"training.batch_tokens: expected at least {longest}, the tokens of the longest text, found {batch_tokens}; raise it or"
+                " lower model.max_seq_len"
+            )
+        self._batch_tokens, self._seed, self._accumulate, self._shard, self._n_shards = batch_tokens, seed, accumulate, shard, n_shards
+
+    def batches_from(self, position: int) -> Iterator[tuple[int, list[LabelledBatch]]]:
+        """Yield each batch, as slices, with the position behind it: what a checkpoint stores to go on from there."""
+        while True:
+            epoch = position // self.n_kept
+            end = epoch * self.n_kept
+            for batch in plan_epoch(self._lengths, self._lengths, batch_tokens=self._batch_tokens, seed=self._seed, epoch=epoch):
+                start, end = end, end + len(batch)
+                if end > position:
+                    yield end, self._slices(batch[max(position - start, 0) :])
+            position = end
+
+    def _slices(self, batch: Indices) -> list[LabelledBatch]:
+        rows = batch[self._shard :: self._n_shards]
+        parts = np.array_split(rows, min(self._accumulate, len(rows))) if len(rows) else []
+        return [
+            label_batch([self._rows[i] for i in part], [self._labels[i] for i in part], [self._kept[i] for i in part])
+            for part in map(np.ndarray.tolist, parts)
+        ]
+
+
+def _languages(pairs: Pairs) -> Pairs:
+    """Take both sides of the phrasebook apart: sentences of two languages, each one once; one that is the same in both is left out."""
+    english, spanish = (dict.fromkeys(side) for side in (pairs.source, pairs.target))
+    texts = [
+        (text, name)
+        for side, name, other in ((english, "English", spanish), (spanish, "Spanish", english))
+        for text in side
+        if text not in other
+    ]
+    return Pairs([text for text, _ in texts], [name for _, name in texts], pairs.name)

@@ -1,0 +1,108 @@
+"""The encoder alone: a text in, and what stands behind its masks or the class of all of it, as in BERT."""
+
+from abc import abstractmethod
+from typing import Protocol, runtime_checkable
+
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from transom.config.model import Encoder, MaskedEncoder, TextClassifier
+from transom.layers import mask as masks
+from transom.layers.dropout import Dropout
+from transom.layers.embedding import Embedding
+from transom.layers.norm import build_norm
+from transom.layers.position import build_position
+from transom.layers.sight import Sight, look
+from transom.layers.stack import Stack
+from transom.layers.tap import Scope, scope, tap
+from transom.models.text import Sequences, TextModel
+
+
+@runtime_checkable
+class Batch(Protocol):
+    """What the model reads of a batch: the text."""
+
+    @property
+    def source(self) -> Sequences: ...
+
+
+class EncoderTransformer(TextModel):
+    """What both models share: the text as vectors, each of which has seen all of it (Devlin et al. 2019, section 3)."""
+
+    def __init__(self, config: Encoder) -> None:
+        """Build embedding and encoder from a configuration whose vocabulary size is known; the mask has a row of its own, the last."""
+        super().__init__()
+        assert config.vocab_size, "the vocabulary size comes from the tokenizer"
+        self.config: Encoder = config
+        tokens = nn.Embedding(config.vocab_size + 1, config.d_model)
+        norm = build_norm(config.norm, config.d_model) if config.embedding_norm else None
+        self.embedding = Embedding(tokens, build_position(config, causal=False), config.scale_embeddings, config.dropout, norm)
+        self.encoder = Stack(config, config.n_layers, cross=False)
+
+    @abstractmethod
+    def hidden(self, batch: Batch, taps: Scope | None = None) -> Float[Tensor, "*places d_model"]:
+        """Return the last vectors, of which the logits are a linear map."""
+
+    def encode(self, text: Sequences, taps: Scope | None = None) -> Float[Tensor, "batch source d_model"]:
+        """Return a vector a token."""
+        x = self.embedding(text.tokens, text.positions, scope(taps, "embedding"))
+        return self.encoder(x, self.source_sight(text), taps=scope(taps, "encoder"))
+
+    def sight(self, attention: str, batch: Batch) -> Sight:
+        """Return what the queries of an attention may see of a batch."""
+        return self.source_sight(batch.source)
+
+    def source_sight(self, text: Sequences) -> Sight:
+        """Let tokens see their own text."""
+        mask = masks.same_segment(text.segments, text.segments)
+        return look(self.embedding.position, text.positions, text.positions, mask)
+
+
+class MaskedEncoderTransformer(EncoderTransformer):
+    """A masked language model: p(x_t | the text with x_t hidden) (Devlin et al. 2019, section 3.1).
+
+    As in BERT's released code the logits are those of Norm(GELU(h W + b)); they have no bias of their own.
+    """
+
+    def __init__(self, config: MaskedEncoder) -> None:
+        """Build from a configuration whose vocabulary size is known."""
+        super().__init__(config)
+        self.transform = nn.Linear(config.d_model, config.d_model)
+        self.transform_norm = build_norm(config.norm, config.d_model)
+        self.unembedding = nn.Linear(config.d_model, self.embedding.tokens.num_embeddings, bias=False)
+        if config.tie:
+            self.unembedding.weight = self.embedding.tokens.weight
+
+    def hidden(self, batch: Batch, taps: Scope | None = None) -> Float[Tensor, "batch source d_model"]:
+        """Return a vector a token, of which the logits are a linear map."""
+        return self.transform_norm(F.gelu(self.transform(self.encode(batch.source, taps))), scope(taps, "transform_norm"))
+
+
+class TextClassifierTransformer(EncoderTransformer):
+    """A classifier of texts: p(class | text) (Devlin et al. 2019, section 4.1).
+
+    As in BERT's released code the logits are those of tanh(h W + b), h the start symbol's vector or, as here by default, the mean of all.
+    """
+
+    def __init__(self, config: TextClassifier) -> None:
+        """Build from a configuration whose vocabulary size and classes are known."""
+        super().__init__(config)
+        assert config.classes, "the classes come from the data"
+        self.config: TextClassifier = config
+        self.pooler = nn.Linear(config.d_model, config.d_model)
+        self.dropout = Dropout(config.pooler_dropout)
+        self.unembedding = nn.Linear(config.d_model, len(config.classes), bias=False)
+
+    def hidden(self, batch: Batch, taps: Scope | None = None) -> Float[Tensor, "batch d_model"]:
+        """Return a vector a text, of which the logits are a linear map."""
+        states = self.encode(batch.source, taps)
+        pooled = states[:, 0] if self.config.pool == "start" else mean_pooled(states, batch.source)
+        pooled = tap(taps, "pooled", pooled)
+        return self.dropout(self.pooler(pooled).tanh())
+
+
+def mean_pooled(states: Float[Tensor, "batch source d_model"], text: Sequences) -> Float[Tensor, "batch d_model"]:
+    """Return the mean of each row's vectors, padding left out."""
+    real = (text.segments > 0).to(states.dtype)[:, :, None]
+    return (states * real).sum(1) / real.sum(1)

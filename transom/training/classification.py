@@ -1,0 +1,113 @@
+"""Classification of texts as a task: the class of a whole text is to be named."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+
+from transom.config.recipe import ClassificationRecipe
+from transom.decoding.classifier import Classifier
+from transom.inputs.batch import LabelledBatch
+from transom.inputs.labelled import LabelledLoader, classes_of, load_labelled, number_of, text_batches
+from transom.inputs.labelled_report import LabelledReport, report_labelled
+from transom.inputs.pairs import Pairs, fingerprint
+from transom.inputs.tokenizer import Tokenizer, Tokenizers
+from transom.models.encoder import TextClassifierTransformer
+from transom.models.text import TextModel
+from transom.planning.flops import count_flops
+from transom.planning.precision import Precision
+from transom.training.start import given_tokenizers
+from transom.training.validation import validation_accuracy, validation_loss
+from transom.weights.run_folder import TOKENIZER, RunFolder
+
+
+@dataclass(frozen=True)
+class ClassificationTask:
+    """Texts with their classes, ready to be learnt from.
+
+    Attributes:
+        recipe: as resolved, vocabulary size and classes filled in.
+        tokenizer: of the texts.
+        loader: training batches.
+        valid: validation texts.
+        valid_batches: the same as batches.
+        report: what is known of the texts.
+        data: hash of all training and validation texts and their classes, in their order.
+    """
+
+    recipe: ClassificationRecipe
+    tokenizer: Tokenizer
+    loader: LabelledLoader
+    valid: Pairs
+    valid_batches: Sequence[LabelledBatch]
+    report: LabelledReport
+    data: str
+
+    @classmethod
+    def read(
+        cls, recipe: ClassificationRecipe, base: Path, folder: RunFolder, tell: Callable[[str], None], rank: int = 0, n_ranks: int = 1
+    ) -> Self:
+        """Read the texts, make or load the tokenizer, and examine all of it; arguments as in ``training.task.ReadTask``.
+
+        Raises:
+            TransomError: the texts cannot be read, or do not fit the recipe.
+        """
+        tell("reading the texts")
+        splits = load_labelled(recipe.data, base)
+        classes = classes_of(splits.train, recipe.model.classes)
+        tell("preparing the tokenizer")
+        given = given_tokenizers(recipe, folder)
+        tokenizer = Tokenizer.train(splits.train.source, recipe.tokenizer) if given is None else given.source
+        sizes = {"vocab_size": tokenizer.vocab_size, "classes": classes}
+        recipe = recipe.model_copy(update={"model": recipe.model.model_copy(update=sizes)})
+        training, max_seq_len = recipe.training, recipe.model.max_seq_len
+        loader = LabelledLoader(
+            splits.train,
+            tokenizer,
+            classes,
+            max_seq_len=max_seq_len,
+            batch_tokens=training.batch_tokens,
+            seed=training.seed,
+            truncate=recipe.data.too_long == "truncate",
+            accumulate=training.accumulate,
+            shard=rank,
+            n_shards=n_ranks,
+        )
+        labels = [number_of(label, classes, splits.valid, i) for i, label in enumerate(splits.valid.target)]
+        return cls(
+            recipe=recipe,
+            tokenizer=tokenizer,
+            loader=loader,
+            valid=splits.valid,
+            valid_batches=text_batches(tokenizer.encode_batch(splits.valid.source), labels, max_seq_len, training.batch_tokens),
+            report=report_labelled(splits, classes, tokenizer, loader),
+            data=fingerprint(splits.train, splits.valid),
+        )
+
+    def write(self, folder: RunFolder) -> None:
+        """Leave in the run folder what classifying needs beside the model."""
+        folder.write(TOKENIZER, Tokenizers(self.tokenizer, self.tokenizer).to_bytes())
+
+    def place(self, sample: int) -> str:
+        """Name a training text by its line."""
+        return f"line {self.loader.texts.line(sample)}"
+
+    def flops(self, batch: LabelledBatch) -> float:
+        """Count the floating-point operations of learning from a batch, forward and backward, padding included."""
+        return count_flops(self.recipe.model, len(batch.samples), batch.source.tokens.shape[1], 1).training
+
+    def validate(
+        self, model: TextModel, autocast: torch.autocast, precision: Precision
+    ) -> tuple[dict[str, float], tuple[Mapping[str, Any], ...]]:
+        """Measure a model on the validation texts; return the figures and a few texts with the class it gives them."""
+        assert isinstance(model, TextClassifierTransformer)
+        figures = validation_loss(model, self.valid_batches, autocast) | validation_accuracy(model, self.valid_batches, autocast)
+        del figures["perplexity"]  # of classes it says nothing
+        shown = slice(self.recipe.training.validate_samples)
+        classifier = Classifier(model, self.tokenizer, self.recipe.decoding)
+        with autocast:
+            answers = classifier.classify(self.valid.source[shown])
+        rows = zip(self.valid.source[shown], self.valid.target[shown], answers, strict=True)
+        return figures, tuple({"text": text, "class": label, "found": each.label} for text, label, each in rows)

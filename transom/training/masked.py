@@ -1,0 +1,124 @@
+"""Masked language modelling as a task: each hidden token of a text is to be named from all the others."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+
+from transom.config.recipe import MaskedRecipe
+from transom.decoding.filler import Filler
+from transom.inputs.batch import MaskedBatch
+from transom.inputs.documents import Documents
+from transom.inputs.masking import MaskedLoader, masked
+from transom.inputs.text_report import TextReport, report_text
+from transom.inputs.tokenizer import Tokenizer, Tokenizers
+from transom.inputs.windows import Stream, WindowLoader, scoring_batches
+from transom.models.encoder import MaskedEncoderTransformer
+from transom.models.text import TextModel
+from transom.planning.flops import count_flops
+from transom.planning.precision import Precision
+from transom.training.text import read_text
+from transom.training.validation import validation_accuracy, validation_loss
+from transom.weights.run_folder import TOKENIZER, RunFolder
+
+VALIDATION = (0, 0)
+"""Key of the draws that hide validation tokens: the same in every run."""
+
+SHOWN_TOKENS = 24
+"""Tokens of a validation document that are shown with a gap in their middle."""
+
+
+@dataclass(frozen=True)
+class MaskedTask:
+    """Documents, ready to be learnt from.
+
+    Attributes:
+        recipe: as resolved, vocabulary size filled in.
+        tokenizer: of the text.
+        loader: training batches.
+        valid: validation documents.
+        valid_batches: the same as batches, with fixed tokens hidden.
+        report: what is known of the text.
+        data: hash of all training and validation text, in its order.
+    """
+
+    recipe: MaskedRecipe
+    tokenizer: Tokenizer
+    loader: MaskedLoader
+    valid: Documents
+    valid_batches: Sequence[MaskedBatch]
+    report: TextReport
+    data: str
+
+    @classmethod
+    def read(
+        cls, recipe: MaskedRecipe, base: Path, folder: RunFolder, tell: Callable[[str], None], rank: int = 0, n_ranks: int = 1
+    ) -> Self:
+        """Read the text, make or load the tokenizer, and examine all of it; arguments as in ``training.task.ReadTask``.
+
+        Raises:
+            TransomError: the text cannot be read, or does not fit the recipe.
+        """
+        text = read_text(recipe, base, folder, tell)
+        recipe = recipe.model_copy(update={"model": recipe.model.model_copy(update={"vocab_size": text.tokenizer.vocab_size})})
+        training, max_seq_len = recipe.training, recipe.model.max_seq_len
+        windows = WindowLoader(
+            text.streams["train"],
+            max_seq_len=max_seq_len,
+            batch_tokens=training.batch_tokens,
+            seed=training.seed,
+            accumulate=training.accumulate,
+            shard=rank,
+            n_shards=n_ranks,
+        )
+        mask = text.tokenizer.vocab_size
+        return cls(
+            recipe=recipe,
+            tokenizer=text.tokenizer,
+            loader=MaskedLoader(windows, training.mask_share, mask, training.seed),
+            valid=text.splits.valid,
+            valid_batches=_hidden(text.streams["valid"], max_seq_len, training.batch_tokens, training.mask_share, mask),
+            report=report_text(text.splits, text.streams, text.tokenizer, windows),
+            data=text.fingerprint,
+        )
+
+    def write(self, folder: RunFolder) -> None:
+        """Leave in the run folder what filling needs beside the model."""
+        folder.write(TOKENIZER, Tokenizers(self.tokenizer, self.tokenizer).to_bytes())
+
+    def place(self, sample: int) -> str:
+        """Name the document that a window begins in."""
+        return self.loader.windows.place(sample)
+
+    def flops(self, batch: MaskedBatch) -> float:
+        """Count the floating-point operations of learning from a batch, forward and backward, padding included."""
+        rows, length = batch.source.tokens.shape
+        inside = count_flops(self.recipe.model, rows, length, 0)
+        return inside.training + count_flops(self.recipe.model, 1, 0, batch.n_target_tokens).training
+
+    def validate(
+        self, model: TextModel, autocast: torch.autocast, precision: Precision
+    ) -> tuple[dict[str, float], tuple[Mapping[str, Any], ...]]:
+        """Measure a model on the validation text; return the figures and a few gaps filled."""
+        assert isinstance(model, MaskedEncoderTransformer)
+        figures = validation_loss(model, self.valid_batches, autocast) | validation_accuracy(model, self.valid_batches, autocast)
+        filler, samples = Filler(model, self.tokenizer, self.recipe.decoding), list[Mapping[str, Any]]()
+        for text in self.valid.texts[: self.recipe.training.validate_samples]:
+            row = self.tokenizer.encode(text[: 8 * SHOWN_TOKENS])[:SHOWN_TOKENS]
+            gap = len(row) // 2
+            with autocast:
+                (best, *_) = filler.fill_tokens([row[:gap], row[gap + 1 :]], top=1)[0]
+            before, behind = (self.tokenizer.decode(part) for part in (row[:gap], row[gap + 1 :]))
+            samples.append({"text": f"{before} [MASK]{behind}", "filled": best.text, "was": self.tokenizer.decode(row[gap : gap + 1])})
+        return figures, tuple(samples)
+
+
+def _hidden(stream: Stream, max_seq_len: int, batch_tokens: int, share: float, mask: int) -> list[MaskedBatch]:
+    """Batch validation text with tokens hidden that hang on nothing but the text and its place."""
+    batches, n = list[MaskedBatch](), 0
+    for batch, *_ in scoring_batches(stream.rows, max_seq_len, 0, batch_tokens):
+        numbered = replace(batch, samples=tuple(range(n, n := n + len(batch.samples))))
+        batches.append(masked(numbered, share, mask, VALIDATION))
+    return batches

@@ -1,0 +1,72 @@
+"""Where a run's weights and tokenizer come from when it goes on from another run's: fine-tuning."""
+
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from transom.config.recipe import Recipe
+from transom.errors import ConfigError
+from transom.inputs.tokenizer import Tokenizers
+from transom.weights.run_folder import TOKENIZER, WEIGHTS, RunFolder
+from transom.weights.tensors import read_tensors
+
+
+def given_tokenizers(recipe: Recipe, folder: RunFolder) -> Tokenizers | None:
+    """Load the tokenizers of the run to go on with, or of the run to start from; None where they are to be learned.
+
+    Args:
+        recipe: what to train.
+        folder: the run folder.
+
+    Raises:
+        CheckpointError: they are missing or damaged.
+    """
+    if folder.holds_recipe:
+        return Tokenizers.load(folder.path / TOKENIZER)
+    if recipe.training.start_from is not None:
+        return Tokenizers.load(RunFolder.open(Path(recipe.training.start_from)).path / TOKENIZER)
+    return None
+
+
+def start_from(model: nn.Module, folder: Path) -> str:
+    """Copy a run's chosen weights into a fresh model where names agree; what the run does not have stays fresh.
+
+    Args:
+        model: just built.
+        folder: the run to start from.
+
+    Returns:
+        A sentence that says what was taken.
+
+    Raises:
+        CheckpointError: there is no intact run in the folder.
+        ConfigError: weights of one name differ in shape, or hardly any name agrees.
+    """
+    run = RunFolder.open(folder)
+    run.load_config()
+    theirs, ours = read_tensors(run.path / WEIGHTS), model.state_dict()
+    shared = [name for name in ours if name in theirs and not _another_head(name, ours[name], theirs[name])]
+    for name in shared:
+        if ours[name].shape != theirs[name].shape:
+            raise ConfigError(
+                f"training.start_from: expected the widths of the run in {folder}, found {name} of shape {tuple(ours[name].shape)} here and"
+                f" {tuple(theirs[name].shape)} there; give the model the fields of that run's recipe.toml"
+            )
+    blocks = {name for name in ours if ".blocks." in name}
+    if not blocks <= set(shared):
+        missing = min(blocks - set(shared))
+        raise ConfigError(
+            f"training.start_from: expected a run whose blocks are those of this model, found none of the name {missing} in {folder};"
+            " give the model the bricks of that run's recipe.toml"
+        )
+    with torch.no_grad():
+        for name in shared:
+            ours[name].copy_(theirs[name])
+    fresh = [name for name in ours if name not in shared]
+    return f"starts from {folder}: {len(shared):,} of {len(ours):,} tensors" + (f"; fresh: {', '.join(fresh)}" if fresh else "")
+
+
+def _another_head(name: str, ours: Tensor, theirs: Tensor) -> bool:
+    """Tell the map to another task's logits."""
+    return name.startswith("unembedding.") and ours.shape != theirs.shape
