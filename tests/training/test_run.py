@@ -10,6 +10,7 @@ import torch
 
 from transom.config.recipe import TranslationRecipe
 from transom.errors import ConfigError, TransomError
+from transom.training import run
 from transom.training.events import Event, Finished, Saved, Started, Stepped, Validated
 from transom.training.run import _better, train
 from transom.training.setup import set_up
@@ -180,6 +181,29 @@ def test_a_bad_batch_is_skipped_counted_and_named_and_twenty_in_a_row_stop_the_r
     assert len(skipped) >= 20 and all(1 <= int(place.removeprefix("line ")) <= 100 for e in skipped for place in e.skipped)
     records = [r for r in RunFolder.open(tmp_path).metrics.read() if r["kind"] == "skipped"]
     assert [(r["step"], r["places"]) for r in records] == [(e.step, list(e.skipped)) for e in skipped]
+
+
+def test_twenty_skips_in_a_row_leave_the_last_checkpoint_from_before_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Step 7 breaks the weights; every one from step 8 on is skipped. Checkpoints are due each 3 steps, validations each 4.
+    monkeypatch.setattr(run, "learning_rate", lambda step, training, d_model: 1e38 if step == 7 else 0.01)
+    events: list[Event] = []
+    with pytest.raises(TransomError, match="up to step 27; the checkpoint of step 6 is kept"):
+        sit(tmp_path, events.append, clip_norm=None, max_steps=60)
+    assert [e.step for e in events if isinstance(e, Stepped) and e.skipped] == list(range(8, 28))
+    assert [e.step for e in events if isinstance(e, Saved)] == [3, 6] and [e.step for e in events if isinstance(e, Validated)] == [4]
+    checkpoints = RunFolder.open(tmp_path).checkpoints
+    groups, state = checkpoints.load(checkpoints.steps()[-1])
+    assert state["progress"]["skips_in_a_row"] == 0 and state["snapshots"] == [3, 6]
+    assert all(x.isfinite().all() for x in groups["model"].values())
+
+    events.clear()  # a stop that is asked for among the skips is saved, and they go on being counted
+    assert sit(tmp_path, events.append, lambda: events[-1].step == 10, clip_norm=None, max_steps=60).reason == "stopped"
+    losses = {e.step: e.loss for e in events if isinstance(e, Stepped)}
+    assert [step for step, loss in losses.items() if math.isfinite(loss)] == [7]  # the weights of step 6 are good
+    assert checkpoints.steps()[-1] == 10
+    with pytest.raises(TransomError, match="up to step 27"):
+        sit(tmp_path, clip_norm=None, max_steps=60)
+    assert checkpoints.steps()[-1] == 10
 
 
 def test_the_record_holds_means_over_true_tokens(tmp_path: Path) -> None:

@@ -167,15 +167,20 @@ class _Run:
         return None
 
     def milestones(self, reason: Reason | None) -> None:
-        """Validate and save where it is time, and at the end. A stop that was asked for saves at once, without validating."""
+        """Validate and save where it is time, and at the end. A stop that was asked for saves at once, without validating.
+
+        While steps are being skipped, nothing is done on schedule: it may be the weights that are broken, and the last good checkpoint,
+        which twenty skips in a row leave the run with, must not make room for theirs.
+        """
         step, t = self.progress.step, self.training
         over = reason not in (None, "stopped")
-        saves = bool(reason) or step % t.checkpoint_every == 0
-        if over or step % t.checkpoint_every == 0:  # not at a stop that was asked for: the resumed run must average the same steps
+        scheduled = self.progress.skips_in_a_row == 0
+        checkpoint_due = scheduled and step % t.checkpoint_every == 0
+        if over or checkpoint_due:  # not at a stop that was asked for: the resumed run must average the same steps
             self.averager.checkpointed(step)
-        if over or step % t.validate_every == 0:
+        if over or (scheduled and step % t.validate_every == 0):
             self.validate()
-        if saves:
+        if reason or checkpoint_due:
             self.save()
             give_back_freed_memory()
 
