@@ -165,8 +165,23 @@ def test_any_validation_is_better_than_one_that_is_not_a_number() -> None:
 
 
 def test_patience_ends_a_run_that_stopped_improving(tmp_path: Path) -> None:
-    result = sit(tmp_path, learning_rate=1e-30, average="none", validate_every=1, validate_bleu=0, patience=2)
+    still = {"learning_rate": 1e-30, "average": "none", "validate_every": 1, "validate_bleu": 0, "checkpoint_every": 5}
+    result = sit(tmp_path, patience=2, **still)
     assert result.reason == "patience" and result.step == 3
+    assert RunFolder.open(tmp_path).checkpoints.steps() == [3]  # no checkpoint was due there
+    events: list[Event] = []
+    resumed = sit(tmp_path, events.append, patience=2, **still)
+    assert (resumed.reason, resumed.step, resumed.best) == ("patience", 3, result.best)
+    assert [type(event) for event in events] == [Started, Finished]
+
+
+def test_a_run_that_patience_ended_goes_on_as_if_it_had_not(tmp_path: Path) -> None:
+    still = {"learning_rate": 1e-30, "validate_every": 2, "validate_bleu": 0, "checkpoint_every": 3}
+    sit(tmp_path / "alone", **still)
+    ended = sit(tmp_path / "ended", patience=1, **still)
+    assert (ended.reason, ended.step) == ("patience", 4)
+    sit(tmp_path / "ended", patience=None, **still)
+    same(tmp_path / "alone", tmp_path / "ended")
 
 
 def test_minutes_end_a_run(tmp_path: Path) -> None:
