@@ -78,8 +78,10 @@ def test_outputs_and_gradients_agree(placement: str, dtype: torch.dtype, toleran
     table_grad = grads.pop("source_embedding.tokens.weight")
     theirs = from_torch({name: p.grad for name, p in reference.transformer.named_parameters()})
     assert grads.keys() == theirs.keys()
-    scale = max(1.0, table_grad.abs().max().item())
     for name, grad in {**grads, "table": table_grad}.items():
         other = reference.table.grad if name == "table" else theirs[name]
-        assert (grad - other).abs().max() <= tolerance * scale, name
+        # In float32 the measure is each tensor's own largest gradient, up to 20 here; the worst is off by 1.3e-6 of it. The gradient of a
+        # key's bias has no size of its own: a softmax does not see it, the true gradient is 0, and what is found is rounding (3e-7).
+        sized = dtype == torch.float32 and not name.endswith(".k.bias")
+        assert (grad - other).abs().max() <= tolerance * (other.abs().max() if sized else 1.0), name
     assert to_torch(weights).keys() == reference.transformer.state_dict().keys()

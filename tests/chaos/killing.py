@@ -7,11 +7,13 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
+from transom.weights.checkpoint import Checkpoints
 from transom.weights.run_folder import WEIGHTS, RunFolder
 from transom.weights.tensors import read_tensors
 
@@ -38,6 +40,7 @@ batch_tokens = 200
 accumulate = 2
 learning_rate = 0.01
 precision = "bf16"
+processes = %(processes)d
 average = { kind = "checkpoints", last = 3 }
 validate_every = 14
 validate_bleu = 4
@@ -52,10 +55,27 @@ max_length = 16
 TIMED = {"seconds", "target_tokens_per_second", "peak_share"}
 """What two equal runs may differ in."""
 
+RESUMED = b"goes on from step"
+"""What a run says that found a checkpoint."""
+
+
+class Kills(NamedTuple):
+    """What came of killing a run.
+
+    Attributes:
+        hits: kills that came before the process had ended by itself.
+        late: of these, those that found a checkpoint.
+        resumed: starts that went on from a checkpoint.
+    """
+
+    hits: int
+    late: int
+    resumed: int
+
 
 def start(recipe: Path, out: Path) -> "subprocess.Popen[bytes]":
     """Begin or resume the run in ``out``."""
-    command = [sys.executable, "-m", "transom", "train", str(recipe), "--out", str(out), "--resume", "--json"]
+    command = [sys.executable, "-m", "transom", "train", str(recipe), "--out", str(out), "--resume"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environment)
 
@@ -64,25 +84,48 @@ def run_to_the_end(recipe: Path, out: Path) -> float:
     """Train without disturbance; return the seconds it took."""
     begun = time.monotonic()
     process = start(recipe, out)
-    _, errors = process.communicate()
-    assert process.returncode == 0, errors.decode()
+    _, said = process.communicate()
+    assert process.returncode == 0, said.decode()
     return time.monotonic() - begun
 
 
-def run_with_kills(recipe: Path, out: Path, seed: int, n_kills: int, longest: float) -> int:
-    """Train to the end, killed with -9 ``n_kills`` times after up to ``longest`` seconds; return how many kills hit."""
-    draw, hits = random.Random(seed), 0
-    for _ in range(n_kills):
+def kill(process: "subprocess.Popen[bytes]", seconds: float, mark: bytes) -> bytes:
+    """Kill a run with -9 when it has said ``mark`` and the seconds after that are over, if it lasts so long; return what it said."""
+    assert process.stderr is not None
+    said = b""
+    while mark not in said and (line := process.stderr.readline()):
+        said += line
+    try:
+        process.wait(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        process.send_signal(signal.SIGKILL)
+    said += process.stderr.read()
+    process.stderr.close()
+    assert process.wait() in (0, -signal.SIGKILL), said.decode()
+    return said
+
+
+def run_with_kills(recipe: Path, out: Path, seed: int, longest: Sequence[float], mark: bytes = b"") -> Kills:
+    """Train to the end, killed with -9 at random moments.
+
+    Args:
+        recipe: what to train.
+        out: where.
+        seed: of the moments.
+        longest: a kill each, in seconds from the start to the last moment at which it may come.
+        mark: words of the run from which on the first kill's seconds count, so that it surely comes after them.
+    """
+    draw, hits, late, resumed = random.Random(seed), 0, 0, 0
+    for number, seconds in enumerate(longest):
         process = start(recipe, out)
-        try:
-            process.wait(timeout=draw.uniform(0.0, longest))
-        except subprocess.TimeoutExpired:
-            process.send_signal(signal.SIGKILL)
-        _, errors = process.communicate()
-        assert process.returncode in (0, -signal.SIGKILL), errors.decode()
-        hits += process.returncode != 0
-    run_to_the_end(recipe, out)
-    return hits
+        said = kill(process, draw.uniform(0.0, seconds), b"" if number else mark)
+        hit = process.returncode != 0
+        hits, late = hits + hit, late + (hit and bool(Checkpoints(out / "checkpoints").steps()))
+        resumed += RESUMED in said
+    process = start(recipe, out)
+    _, said = process.communicate()
+    assert process.returncode == 0, said.decode()
+    return Kills(hits, late, resumed + (RESUMED in said))
 
 
 def end_of(out: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any], list[dict[str, Any]]]:

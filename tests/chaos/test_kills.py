@@ -7,27 +7,32 @@ import pytest
 from tests.chaos.killing import RECIPE, differences, run_to_the_end, run_with_kills
 
 
-def recipe(folder: Path, steps: int) -> Path:
+def recipe(folder: Path, steps: int, processes: int) -> Path:
     path = folder / "recipe.toml"
-    path.write_text(RECIPE % {"steps": steps})
+    path.write_text(RECIPE % {"steps": steps, "processes": processes})
     return path
 
 
-def test_two_kills_change_nothing(tmp_path: Path) -> None:
-    path = recipe(tmp_path, steps=40)
-    run_to_the_end(path, tmp_path / "alone")
-    run_with_kills(path, tmp_path / "killed", seed=1, n_kills=2, longest=10.0)
+@pytest.mark.parametrize("processes", [1, 2])
+def test_two_kills_change_nothing(processes: int, tmp_path: Path) -> None:
+    path = recipe(tmp_path, 80, processes)
+    seconds = run_to_the_end(path, tmp_path / "alone")
+    # The first kill comes after the validation of step 14 and before the end, a third of the time later; the second comes at any moment.
+    kills = run_with_kills(path, tmp_path / "killed", 1, [0.1 * seconds, 0.9 * seconds], mark=b"validation")
+    assert kills.late >= 1 and kills.resumed >= 1, kills
     assert differences(tmp_path / "alone", tmp_path / "killed") == []
 
 
 @pytest.mark.chaos
-def test_twenty_runs_killed_at_random_moments_end_as_the_run_left_alone(tmp_path: Path) -> None:
-    path = recipe(tmp_path, steps=400)
+@pytest.mark.parametrize(("processes", "seeds"), [(1, range(20)), (2, range(20, 25))])
+def test_runs_killed_at_random_moments_end_as_the_run_left_alone(processes: int, seeds: range, tmp_path: Path) -> None:
+    path = recipe(tmp_path, 400, processes)
     seconds = run_to_the_end(path, tmp_path / "alone")
-    hits = []
-    for seed in range(20):
+    kills = []
+    for seed in seeds:
         out = tmp_path / f"killed-{seed}"
-        hits.append(run_with_kills(path, out, seed, n_kills=1 + seed % 4, longest=0.9 * seconds))
+        kills.append(run_with_kills(path, out, seed, [0.9 * seconds] * (1 + seed % 4)))
         assert differences(tmp_path / "alone", out) == [], f"seed {seed}"
-    assert min(hits) >= 1, f"kills that hit, a run: {hits}"
-    print(f"20 runs, {sum(hits)} kills: weights, optimizer state and history are the same, bit for bit")
+    assert all(run.hits for run in kills), kills
+    assert sum(run.late for run in kills) and sum(run.resumed for run in kills), kills
+    print(f"{len(seeds)} runs, {sum(run.hits for run in kills)} kills: weights, optimizer state and history are the same, bit for bit")

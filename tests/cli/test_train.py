@@ -1,6 +1,7 @@
 """Training from the command line: folders, seeds, signals, resuming."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -87,14 +88,17 @@ def test_seeds_give_mean_and_spread_in_one_table(trained: Trained, transom: Call
     assert again["mean"]["loss"] == pytest.approx(sum(losses) / 2, abs=1e-4)
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_finishes_the_step_and_saves(number: signal.Signals, code: int, trained: Trained, transom: Call, tmp_path: Path) -> None:
-    endless = [*trained.command, *sets("training.max_steps=100000", "training.checkpoint_every=100000", "training.validate_every=100000")]
+@pytest.mark.parametrize(("number", "code", "processes"), [(signal.SIGINT, 130, 1), (signal.SIGTERM, 143, 1), (signal.SIGINT, 130, 2)])
+def test_a_signal_finishes_the_step_and_saves(
+    number: signal.Signals, code: int, processes: int, trained: Trained, transom: Call, tmp_path: Path
+) -> None:
+    rare = ("training.checkpoint_every=100000", "training.validate_every=100000")
+    endless = [*trained.command, *sets("training.max_steps=100000", *rare, f"training.processes={processes}")]
     command = [sys.executable, "-m", "transom", *endless, "--out", str(tmp_path / "run")]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, process_group=0) as process:
         assert process.stdout is not None and process.stderr is not None
         assert any(line.startswith("step 1/100,000") for line in process.stderr)
-        process.send_signal(number)
+        os.killpg(process.pid, number)  # as Ctrl-C at a terminal: it reaches all processes of the run
         told = process.stdout.read()
         assert "Traceback" not in process.stderr.read()
     assert process.returncode == code

@@ -10,6 +10,7 @@ import torch
 
 from transom.config.recipe import TranslationRecipe
 from transom.errors import ConfigError, TransomError
+from transom.training import run
 from transom.training.events import Event, Finished, Saved, Started, Stepped, Validated
 from transom.training.run import _better, train
 from transom.training.setup import set_up
@@ -164,8 +165,23 @@ def test_any_validation_is_better_than_one_that_is_not_a_number() -> None:
 
 
 def test_patience_ends_a_run_that_stopped_improving(tmp_path: Path) -> None:
-    result = sit(tmp_path, learning_rate=1e-30, average="none", validate_every=1, validate_bleu=0, patience=2)
+    still = {"learning_rate": 1e-30, "average": "none", "validate_every": 1, "validate_bleu": 0, "checkpoint_every": 5}
+    result = sit(tmp_path, patience=2, **still)
     assert result.reason == "patience" and result.step == 3
+    assert RunFolder.open(tmp_path).checkpoints.steps() == [3]  # no checkpoint was due there
+    events: list[Event] = []
+    resumed = sit(tmp_path, events.append, patience=2, **still)
+    assert (resumed.reason, resumed.step, resumed.best) == ("patience", 3, result.best)
+    assert [type(event) for event in events] == [Started, Finished]
+
+
+def test_a_run_that_patience_ended_goes_on_as_if_it_had_not(tmp_path: Path) -> None:
+    still = {"learning_rate": 1e-30, "validate_every": 2, "validate_bleu": 0, "checkpoint_every": 3}
+    sit(tmp_path / "alone", **still)
+    ended = sit(tmp_path / "ended", patience=1, **still)
+    assert (ended.reason, ended.step) == ("patience", 4)
+    sit(tmp_path / "ended", patience=None, **still)
+    same(tmp_path / "alone", tmp_path / "ended")
 
 
 def test_minutes_end_a_run(tmp_path: Path) -> None:
@@ -180,6 +196,29 @@ def test_a_bad_batch_is_skipped_counted_and_named_and_twenty_in_a_row_stop_the_r
     assert len(skipped) >= 20 and all(1 <= int(place.removeprefix("line ")) <= 100 for e in skipped for place in e.skipped)
     records = [r for r in RunFolder.open(tmp_path).metrics.read() if r["kind"] == "skipped"]
     assert [(r["step"], r["places"]) for r in records] == [(e.step, list(e.skipped)) for e in skipped]
+
+
+def test_twenty_skips_in_a_row_leave_the_last_checkpoint_from_before_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Step 7 breaks the weights; every one from step 8 on is skipped. Checkpoints are due each 3 steps, validations each 4.
+    monkeypatch.setattr(run, "learning_rate", lambda step, training, d_model: 1e38 if step == 7 else 0.01)
+    events: list[Event] = []
+    with pytest.raises(TransomError, match="up to step 27; the checkpoint of step 6 is kept"):
+        sit(tmp_path, events.append, clip_norm=None, max_steps=60)
+    assert [e.step for e in events if isinstance(e, Stepped) and e.skipped] == list(range(8, 28))
+    assert [e.step for e in events if isinstance(e, Saved)] == [3, 6] and [e.step for e in events if isinstance(e, Validated)] == [4]
+    checkpoints = RunFolder.open(tmp_path).checkpoints
+    groups, state = checkpoints.load(checkpoints.steps()[-1])
+    assert state["progress"]["skips_in_a_row"] == 0 and state["snapshots"] == [3, 6]
+    assert all(x.isfinite().all() for x in groups["model"].values())
+
+    events.clear()  # a stop that is asked for among the skips is saved, and they go on being counted
+    assert sit(tmp_path, events.append, lambda: events[-1].step == 10, clip_norm=None, max_steps=60).reason == "stopped"
+    losses = {e.step: e.loss for e in events if isinstance(e, Stepped)}
+    assert [step for step, loss in losses.items() if math.isfinite(loss)] == [7]  # the weights of step 6 are good
+    assert checkpoints.steps()[-1] == 10
+    with pytest.raises(TransomError, match="up to step 27"):
+        sit(tmp_path, clip_norm=None, max_steps=60)
+    assert checkpoints.steps()[-1] == 10
 
 
 def test_the_record_holds_means_over_true_tokens(tmp_path: Path) -> None:

@@ -119,9 +119,7 @@ class _Run:
             p.position = position
             self.stepped(result, rate, time.perf_counter() - start)
             start = time.perf_counter()
-            reason = self.ending(should_stop)
-            self.milestones(reason)
-            reason = reason or self.ending(lambda: False)
+            reason = self.milestones(self.ending(should_stop))
             p.seconds += time.perf_counter() - start
         return self.finish(reason)
 
@@ -168,18 +166,27 @@ class _Run:
             return "patience"
         return None
 
-    def milestones(self, reason: Reason | None) -> None:
-        """Validate and save where it is time, and at the end. A stop that was asked for saves at once, without validating."""
+    def milestones(self, reason: Reason | None) -> Reason | None:
+        """Validate and save where it is time, and at the end; return why the run ends now, which the validation may have decided.
+
+        A stop that was asked for, or that the validation decides, adds nothing but a checkpoint to what is done on schedule: a run that
+        goes on from it must average and validate the same steps.
+        While steps are being skipped, nothing is done on schedule: it may be the weights that are broken, and the last good checkpoint,
+        which twenty skips in a row leave the run with, must not make room for theirs.
+        """
         step, t = self.progress.step, self.training
         over = reason not in (None, "stopped")
-        saves = bool(reason) or step % t.checkpoint_every == 0
-        if over or step % t.checkpoint_every == 0:  # not at a stop that was asked for: the resumed run must average the same steps
+        scheduled = self.progress.skips_in_a_row == 0
+        checkpoint_due = scheduled and step % t.checkpoint_every == 0
+        if over or checkpoint_due:
             self.averager.checkpointed(step)
-        if over or step % t.validate_every == 0:
+        if over or (scheduled and step % t.validate_every == 0):
             self.validate()
-        if saves:
+            reason = reason or self.ending(lambda: False)  # patience
+        if reason or checkpoint_due:
             self.save()
             give_back_freed_memory()
+        return reason
 
     def validate(self) -> None:
         """Read the validation set with the averaged weights and keep them if they are the best so far."""
