@@ -54,7 +54,7 @@ def filling(labelled: Path) -> Path:
 def test_pages_say_what_the_run_is(classifying: Path, filling: Path) -> None:
     card, page = (classifying / "README.md").read_text(), (classifying / "report.html").read_text()
     assert "A classification model: an encoder-only Transformer" in card and "transom classify" in card and "texts a second" in card
-    assert "Validation accuracy" in page and "Classes" in page and "Translations" not in page and "perplexity" not in page
+    assert "Validation accuracy" in page and "Answers" in page and "Translations" not in page and "perplexity" not in page
     card, page = (filling / "README.md").read_text(), (filling / "report.html").read_text()
     assert "transom fill" in card and "masked tokens a second" in card and "Gaps" in page and "[MASK]" in page
 
@@ -136,3 +136,17 @@ def test_the_tokenizer_of_labelled_texts(transom: Call, labelled: Path, tmp_path
     sizes = ["--set", "tokenizer.vocab_size=270", "--set", f"data.train.file={labelled}"]
     made = transom("tokenizer", "train", "text-classes", "--out", tmp_path / "t.json", *sizes, "--json")
     assert made.code == 0 and (tmp_path / "t.json").exists()
+
+
+def test_vectors_learned_from_pairs(transom: Call, tmp_path: Path) -> None:
+    for name, words in (("left", ("cat", "dog")), ("right", ("gato", "perro"))):
+        (tmp_path / name).write_text("".join(f"{i} {word}\n" for i in range(30) for word in words))
+    files = ["--source", tmp_path / "left", "--target", tmp_path / "right"]
+    assert transom("train", "text-pairs", *files, *sets(*TINY), "--out", tmp_path / "run", "--json").code == 0
+    told = transom("embed", tmp_path / "run", "1 cat", "1 gato", "--precision", "fp32")
+    assert told.code == 0 and told.out.startswith(" 1.000")
+    card, page = (tmp_path / "run" / "README.md").read_text(), (tmp_path / "run" / "report.html").read_text()
+    assert "transom embed" in card and "pairs a second" in card and "Answers" in page
+    assert "expected a run that transom classify can use, found one for transom embed" in transom("classify", tmp_path / "run", "a").error
+    refused = transom("train", "text-pairs", *files, *sets("tokenizer.joint=false"), "--out", tmp_path / "other")
+    assert "one encoder reads both sides" in refused.error

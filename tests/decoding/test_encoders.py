@@ -9,7 +9,7 @@ from transom.config.data import Tokenizer as TokenizerConfig
 from transom.config.decoding import Reading
 from transom.config.model import MaskedEncoder, TextClassifier
 from transom.decoding.classifier import Classified, Classifier, scored
-from transom.decoding.embedder import embed
+from transom.decoding.embedder import Embedder
 from transom.decoding.filler import Filler
 from transom.errors import DataError
 from transom.inputs.batch import LabelledBatch, MaskedBatch, Sequences
@@ -121,12 +121,13 @@ def test_scores_count_what_was_found() -> None:
 
 def test_vectors_are_means_of_real_tokens_in_batches_as_alone() -> None:
     model = classifier().model
-    vectors = embed(model, WORD_LEVEL, TEXTS, normalise=False, batch_tokens=10)
+    embedder = Embedder(model, WORD_LEVEL, Reading(batch_tokens=10))
+    vectors = embedder.embed(TEXTS, normalise=False)
     for text, vector in zip(TEXTS, vectors, strict=True):
         row = Sequences.pad([[EOS, *WORD_LEVEL.encode(text)]])
         with torch.no_grad():
             expected = model.eval().encode(row)[0].mean(0)
         assert torch.allclose(vector.double(), expected, atol=1e-6)
-    assert torch.allclose(embed(model, WORD_LEVEL, TEXTS).norm(dim=1), torch.ones(5))
+    assert torch.allclose(embedder.embed(TEXTS).norm(dim=1), torch.ones(5))
     with pytest.raises(DataError, match="expected a list of texts"):
-        embed(model, WORD_LEVEL, "one text")
+        embedder.embed("one text")

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter
 from torch import Tensor
 
-from transom.config.model import MaskedEncoder, Model, Seq2Seq, TextClassifier, Transformer
-from transom.inputs.batch import Batch, LabelledBatch, LanguageBatch, MaskedBatch, Sequences, TranslationBatch
+from transom.config.model import MaskedEncoder, Model, Seq2Seq, TextClassifier, TextEmbedder, Transformer
+from transom.inputs.batch import Batch, LabelledBatch, LanguageBatch, MaskedBatch, MatchedBatch, Sequences, TranslationBatch
 
 VOCAB = 9
 TARGET = Sequences.pad([[1, 5, 8, 4], [1, 7]])
@@ -37,6 +37,7 @@ ENCODERS: list[dict[str, Any]] = [
         {"kind": "text-classifier", "n_layers": 2, "vocab_size": VOCAB, "classes": ["a", "b", "c"], "pool": pool}
         for pool in ("start", "mean")
     ),
+    {"kind": "text-embedder", "n_layers": 2, "vocab_size": VOCAB, "temperature": 0.5},
 ]
 
 NORMS = st.sampled_from(["layernorm", "rmsnorm", "dyt", {"kind": "layernorm", "bias": False}])
@@ -102,6 +103,8 @@ def batch_for(config: Transformer, target: Sequences = TARGET, source: Sequences
             return TranslationBatch(source, target, LABELS, (0, 1))
         case MaskedEncoder():
             return MaskedBatch(source, source.tokens, source.tokens > 4, (0, 1))
+        case TextEmbedder():
+            return MatchedBatch(source, TARGET, (0, 1))
         case TextClassifier():
             return LabelledBatch(source, torch.tensor([2, 0]), (0, 1))
         case _:

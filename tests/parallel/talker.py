@@ -21,7 +21,7 @@ def talk(world: World) -> dict[str, object]:
     """Do each thing once that processes do together."""
     own = [torch.full((2, 3), 10.0**world.rank), torch.tensor([world.rank + 0.5])]
     return {
-        "agreed": world.agreed(7 if world.rank == 0 else 99),
+        "from_first": world.from_first(7 if world.rank == 0 else 99),
         "totals": world.totals(*SAID[world.rank]),
         "summed": [x.tolist() for x in world.summed(own)],
         "gathered": [x.tolist() for x in world.gathered(torch.tensor([world.rank]))],
@@ -37,5 +37,5 @@ if __name__ == "__main__":
         first = talk(world)
         if does == "die" and rank == 1:
             os.kill(os.getpid(), signal.SIGKILL)
-        while world.agreed():
+        while world.from_first():
             assert talk(world) == first

@@ -23,20 +23,20 @@ def test_all_processes_see_the_same(size: int) -> None:
         assert (world.rank, world.size) == (0, size)
         for _ in range(2):
             seen = talk(world)
-            assert seen["agreed"] == 7
+            assert seen["from_first"] == 7
             assert seen["totals"] == tuple(map(sum, zip(*SAID[:size], strict=True)))
             ones = [sum(10.0**rank for rank in range(size))] * 3
             assert seen["summed"] == [[ones, ones], [sum(rank + 0.5 for rank in range(size))]]
             assert seen["gathered"] == [[rank] for rank in range(size)]
             assert seen["joint"] == [number for numbers in LISTS[:size] for number in numbers]
-            world.agreed(1)  # the others do it again and compare
+            world.from_first(1)  # the others do it again and compare
         talk(world)
-        world.agreed(0)
+        world.from_first(0)
 
 
 def test_alone_nothing_changes() -> None:
     x = torch.ones(2)
-    assert ALONE.agreed(5) == 5 and ALONE.totals(1, 2.5) == (1, 2.5) and ALONE.joint([3]) == [3]
+    assert ALONE.from_first(5) == 5 and ALONE.totals(1, 2.5) == (1, 2.5) and ALONE.joint([3]) == [3]
     assert ALONE.summed([x])[0] is x and ALONE.gathered(x)[0] is x
     with working_together("no.such.module", [], 1, threads=1) as world:
         assert world is ALONE
@@ -54,7 +54,7 @@ def test_a_process_that_dies_is_noticed_at_once() -> None:
     with pytest.raises(ProcessLostError, match=r"found one gone.*--resume"), working_together(TALKER, ["die"], 2, threads=1) as world:
         while True:
             talk(world)
-            world.agreed(1)
+            world.from_first(1)
 
 
 def test_workers_die_with_the_first_process_and_are_deaf_to_signals() -> None:

@@ -13,7 +13,7 @@ from transom.cli.options import Precision, Run
 from transom.errors import ConfigError
 
 EXAMPLES = """
-transom embed runs/masked "A man sleeps." "Someone is asleep." "Two dogs run."
+transom embed runs/sentences "A man sleeps." "Someone is asleep." "Two dogs run."
 transom embed runs/masked --input texts.txt --output vectors.safetensors
 transom embed runs/masked --input texts.txt --json > vectors.jsonl
 """
@@ -33,21 +33,19 @@ def embed(
     precision: Precision = "auto",
     as_json: Json = False,
 ) -> None:
-    """The mean of the encoder's last vectors. Any encoder's run will do: one of masked tokens, or a classifier."""
+    """The mean of the encoder's last vectors. Best is a run of task embedding; one of masked tokens or a classifier will do."""
     if bool(texts) == (input_file is not None):
         raise ConfigError("expected TEXT or --input, found both or neither; give one of them")
     if input_file is not None and output is None and not as_json:
         raise ConfigError("expected --output FILE or --json with --input: vectors are not for reading; give one of them")
     with lasting_imports():
-        from transom.decoding.embedder import embed as embedded
-        from transom.decoding.load import load_encoder
+        from transom.decoding.load import load_embedder
         from transom.inputs.text import check_text, read_lines
 
-    model, tokenizer = load_encoder(run, precision)
+    embedder = load_embedder(run, precision)
     rows = read_lines(input_file, empty=True) if input_file is not None else [check_text(text, "TEXT") for text in texts or []]
-    vectors = embedded(model, tokenizer, rows, normalise=not raw)
-    most = model.config.max_seq_len - 1
-    if cut := sum(len(row) > most for row in tokenizer.encode_batch(rows)):
+    vectors, most = embedder.embed(rows, normalise=not raw), embedder.model.config.max_seq_len - 1
+    if cut := sum(len(row) > most for row in embedder.tokenizer.encode_batch(rows)):
         note(f"{cut:,} of {len(rows):,} texts were longer than the {most:,} tokens that the model reads: their beginning stands for them")
     if output is not None:
         from transom.weights.durable import write_file

@@ -30,7 +30,7 @@ def train(
     as_json: Json = False,
 ) -> None:
     """Train the tokenizer of a recipe on its training data."""
-    from transom.config.recipe import ClassificationRecipe, LanguageRecipe, MaskedRecipe, TranslationRecipe, load_recipe
+    from transom.config.recipe import ClassificationRecipe, EmbeddingRecipe, LanguageRecipe, MaskedRecipe, TranslationRecipe, load_recipe
     from transom.inputs.datasets import load_data
     from transom.inputs.documents import load_text
     from transom.inputs.labelled import load_labelled
@@ -43,7 +43,7 @@ def train(
 
     read, base = load_recipe(recipe, [*file_overrides(source, target, None, None), *text_overrides(text, None, suffix), *(overrides or [])])
     tell("reading the data ...")
-    if isinstance(read, TranslationRecipe):
+    if isinstance(read, TranslationRecipe | EmbeddingRecipe):
         pairs = load_data(read.data, base).train
         tell(f"learning symbols from {len(pairs.source):,} pairs ...")
         tokenizers = Tokenizers.train(pairs, read.tokenizer)

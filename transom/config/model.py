@@ -182,5 +182,12 @@ class TextClassifier(Encoder):
     pooler_dropout: Fraction = Field(0.1, description="on the pooled vector")
 
 
-Model = Annotated[Seq2Seq | Decoder | MaskedEncoder | TextClassifier, Field(discriminator="kind")]
+class TextEmbedder(Encoder):
+    """An encoder that gives texts vectors, near to each other for texts that belong together."""
+
+    kind: Literal["text-embedder"] = "text-embedder"
+    temperature: float = Field(0.05, gt=0, le=10, description="cosines are divided by it before their softmax (Gao et al. 2021, eq. 1)")
+
+
+Model = Annotated[Seq2Seq | Decoder | MaskedEncoder | TextClassifier | TextEmbedder, Field(discriminator="kind")]
 """Any family's schema, told apart by ``kind``."""

@@ -12,10 +12,17 @@ from transom.config.brick import Schema
 from transom.config.data import Data, LabelledData, PairData, PairTokenizer, TextData, Tokenizer
 from transom.config.decoding import Decoding, Reading, Sampling
 from transom.config.explaining import check
-from transom.config.model import Decoder, MaskedEncoder, Seq2Seq, TextClassifier, Transformer
+from transom.config.model import Decoder, MaskedEncoder, Seq2Seq, TextClassifier, TextEmbedder, Transformer
 from transom.config.names import nearest
 from transom.config.reading import Override, line_of, merged, parse_override, parse_toml, read_toml_text
-from transom.config.training import ClassificationTraining, LanguageTraining, MaskedTraining, Training, TranslationTraining
+from transom.config.training import (
+    ClassificationTraining,
+    EmbeddingTraining,
+    LanguageTraining,
+    MaskedTraining,
+    Training,
+    TranslationTraining,
+)
 from transom.errors import ConfigError
 
 
@@ -80,11 +87,29 @@ class ClassificationRecipe(Recipe):
     decoding: Reading = Field(Reading(), description="how texts are read")
 
 
+class EmbeddingRecipe(Recipe):
+    """An encoder that learns vectors of texts: near to each other for the two sides of a pair, far for the others of a batch."""
+
+    task: Literal["embedding"] = Field("embedding", description="what the model learns to do")
+    data: PairData = Field(..., description="the examples")
+    tokenizer: PairTokenizer = Field(PairTokenizer(), description="text to tokens")
+    model: TextEmbedder = Field(TextEmbedder(), description="the network; preset = NAME starts from a published one")
+    training: EmbeddingTraining = Field(EmbeddingTraining(), description="the run")
+    decoding: Reading = Field(Reading(), description="how texts are read")
+
+    @model_validator(mode="after")
+    def _one_vocabulary(self) -> Self:
+        if not self.tokenizer.joint:
+            raise ValueError("one encoder reads both sides: expected tokenizer.joint = true, found false; change it")
+        return self
+
+
 TASKS: dict[str, type[Recipe]] = {
     "translation": TranslationRecipe,
     "language": LanguageRecipe,
     "masked": MaskedRecipe,
     "classification": ClassificationRecipe,
+    "embedding": EmbeddingRecipe,
 }
 """Each task's form of a recipe."""
 

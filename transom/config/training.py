@@ -79,6 +79,14 @@ class CheckpointAverage(Brick):
     last: int = Field(5, ge=1, description="how many checkpoints")
 
 
+Optimizer = Annotated[Sgd | Adam | AdamW, Field(discriminator="kind")]
+Schedule = Annotated[PaperSchedule | Cosine | WarmupStableDecay, Field(discriminator="kind")]
+Average = Annotated[NoAverage | Ema | CheckpointAverage, Field(discriminator="kind")]
+Peak = Rate | Literal["paper"]
+_PEAK = "peak learning rate, or the paper's (d_model * warmup_steps)^-0.5"
+_SMOOTHING = "probability spread evenly over the vocabulary, or the classes (Szegedy et al. 2016)"
+
+
 class Training(Schema):
     """One training run."""
 
@@ -88,16 +96,12 @@ class Training(Schema):
         4096, ge=1, description="most tokens of a batch on its longer side, padding included, over all ranks and accumulation"
     )
     accumulate: int = Field(1, ge=1, description="slices a batch is computed in, to save memory; the result is the same")
-    optimizer: Annotated[Sgd | Adam | AdamW, Field(discriminator="kind")] = Field(Adam(), description="the optimizer brick")
-    learning_rate: Rate | Literal["paper"] = Field("paper", description="peak learning rate, or the paper's (d_model * warmup_steps)^-0.5")
-    schedule: Annotated[PaperSchedule | Cosine | WarmupStableDecay, Field(discriminator="kind")] = Field(
-        PaperSchedule(), description="the learning-rate schedule brick"
-    )
+    optimizer: Optimizer = Field(Adam(), description="the optimizer brick")
+    learning_rate: Peak = Field("paper", description=_PEAK)
+    schedule: Schedule = Field(PaperSchedule(), description="the learning-rate schedule brick")
     clip_norm: float | None = Field(1.0, gt=0, description="largest norm of the whole gradient; none to leave it")
-    label_smoothing: float = Field(0.1, ge=0, lt=1, description="probability spread evenly over the vocabulary (Szegedy et al. 2016)")
-    average: Annotated[NoAverage | Ema | CheckpointAverage, Field(discriminator="kind")] = Field(
-        CheckpointAverage(), description="which weights are validated and kept"
-    )
+    label_smoothing: float = Field(0.1, ge=0, lt=1, description=_SMOOTHING)
+    average: Average = Field(CheckpointAverage(), description="which weights are validated and kept")
     precision: Literal["auto", "fp32", "bf16", "fp16"] = Field(
         "auto", description="arithmetic of the matrix products; auto chooses by measuring"
     )
@@ -134,17 +138,11 @@ class TranslationTraining(Training):
 class EncoderTraining(Training):
     """One training run of an encoder."""
 
-    optimizer: Annotated[Sgd | Adam | AdamW, Field(discriminator="kind")] = Field(
-        AdamW(beta2=0.98, eps=1e-8, weight_decay=0.01), description="the optimizer brick"
-    )
-    learning_rate: Rate | Literal["paper"] = Field(1e-3, description="peak learning rate, or the paper's (d_model * warmup_steps)^-0.5")
-    schedule: Annotated[PaperSchedule | Cosine | WarmupStableDecay, Field(discriminator="kind")] = Field(
-        Cosine(), description="the learning-rate schedule brick"
-    )
-    label_smoothing: float = Field(0.0, ge=0, lt=1, description="probability spread evenly over the classes (Szegedy et al. 2016)")
-    average: Annotated[NoAverage | Ema | CheckpointAverage, Field(discriminator="kind")] = Field(
-        NoAverage(), description="which weights are validated and kept"
-    )
+    optimizer: Optimizer = Field(AdamW(beta2=0.98, eps=1e-8, weight_decay=0.01), description="the optimizer brick")
+    learning_rate: Peak = Field(1e-3, description=_PEAK)
+    schedule: Schedule = Field(Cosine(), description="the learning-rate schedule brick")
+    label_smoothing: float = Field(0.0, ge=0, lt=1, description=_SMOOTHING)
+    average: Average = Field(NoAverage(), description="which weights are validated and kept")
     select_by: Literal["loss", "accuracy"] = Field("loss", description="validation figure that chooses the kept weights")
 
 
@@ -161,19 +159,19 @@ class ClassificationTraining(EncoderTraining):
     validate_samples: int = Field(5, ge=0, description="validation texts whose class is told at a validation, to be shown")
 
 
+class EmbeddingTraining(EncoderTraining):
+    """One training run of an encoder that gives texts vectors."""
+
+    validate_samples: int = Field(3, ge=0, description="validation texts whose nearest text is told at a validation, to be shown")
+
+
 class LanguageTraining(Training):
     """One training run of a language model."""
 
-    optimizer: Annotated[Sgd | Adam | AdamW, Field(discriminator="kind")] = Field(
-        AdamW(beta2=0.95, eps=1e-8, weight_decay=0.1), description="the optimizer brick"
-    )
-    learning_rate: Rate | Literal["paper"] = Field(1e-3, description="peak learning rate, or the paper's (d_model * warmup_steps)^-0.5")
-    schedule: Annotated[PaperSchedule | Cosine | WarmupStableDecay, Field(discriminator="kind")] = Field(
-        Cosine(), description="the learning-rate schedule brick"
-    )
-    label_smoothing: float = Field(0.0, ge=0, lt=1, description="probability spread evenly over the vocabulary (Szegedy et al. 2016)")
-    average: Annotated[NoAverage | Ema | CheckpointAverage, Field(discriminator="kind")] = Field(
-        NoAverage(), description="which weights are validated and kept"
-    )
+    optimizer: Optimizer = Field(AdamW(beta2=0.95, eps=1e-8, weight_decay=0.1), description="the optimizer brick")
+    learning_rate: Peak = Field(1e-3, description=_PEAK)
+    schedule: Schedule = Field(Cosine(), description="the learning-rate schedule brick")
+    label_smoothing: float = Field(0.0, ge=0, lt=1, description=_SMOOTHING)
+    average: Average = Field(NoAverage(), description="which weights are validated and kept")
     select_by: Literal["loss"] = Field("loss", description="validation figure that chooses the kept weights")
     validate_samples: int = Field(3, ge=0, description="validation documents whose beginning is continued at a validation, to be shown")

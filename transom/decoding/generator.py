@@ -8,8 +8,6 @@ from typing import Any, Literal, NamedTuple, TypedDict, Unpack
 import torch
 
 from transom.config.decoding import Sampling
-from transom.config.explaining import check
-from transom.config.names import nearest
 from transom.decoding.answers import TextScore
 from transom.decoding.deal import deal_out
 from transom.decoding.filters import Forbid
@@ -18,6 +16,7 @@ from transom.decoding.limits import Limits
 from transom.decoding.loop import log_probabilities, search, search_steps
 from transom.decoding.roles import Filter, StepModel
 from transom.decoding.sampling import Sample
+from transom.decoding.settings import settled
 from transom.decoding.stopping import StopAt, first_stop
 from transom.errors import ConfigError, DataError
 from transom.inputs.batch import Sequences
@@ -255,12 +254,7 @@ class Generator:
 
     def _settings(self, n: int, options: Options) -> Sampling:
         """Lay the options over the recipe's settings and check them."""
-        for name in options:
-            if name not in Options.__annotations__:
-                raise ConfigError(f"expected an option of generation, found {name!r}; {nearest(name, list(Options.__annotations__))}")
-        changes = {key: value for key, value in options.items() if key in Sampling.model_fields and value is not None}
-        raw = {**self.sampling.model_dump(), **changes}
-        settings = check(Sampling, raw, lambda path: "decoding")
+        settings = settled(self.sampling, options, Options.__annotations__)
         if n < 1:
             raise ConfigError(f"decoding: expected at least 1 text a prompt, found {n}")
         if (rows := options.get("batch_rows")) is not None and rows < 1:

@@ -8,22 +8,23 @@ import torch
 from transom.config.decoding import Decoding, Reading, Sampling
 from transom.config.recipe import load_recipe
 from transom.decoding.classifier import Classifier
+from transom.decoding.embedder import Embedder
 from transom.decoding.filler import Filler
 from transom.decoding.flat import searcher_of
 from transom.decoding.generator import Generator
 from transom.decoding.inference import prepare
 from transom.decoding.translator import Translator
 from transom.errors import CheckpointError, ConfigError
-from transom.inputs.tokenizer import Tokenizer, Tokenizers
+from transom.inputs.tokenizer import Tokenizers
 from transom.models.build import build_empty
 from transom.models.decoder import DecoderTransformer
-from transom.models.encoder import EncoderTransformer, MaskedEncoderTransformer, TextClassifierTransformer
+from transom.models.encoder import MaskedEncoderTransformer, TextClassifierTransformer, TextEmbedderTransformer
 from transom.models.seq2seq import Seq2SeqTransformer
 from transom.planning.precision import choose_precision
 from transom.weights.run_folder import CONFIG, RECIPE, TOKENIZER, RunFolder
 
 PrecisionName = Literal["auto", "fp32", "bf16", "fp16"]
-Answer = Translator | Generator | Filler | Classifier
+Answer = Translator | Generator | Filler | Classifier | Embedder
 Answering = TypeVar("Answering", bound=Answer)
 
 
@@ -61,6 +62,8 @@ def load(folder: str | Path, precision: PrecisionName = "auto") -> Answer:
             return Filler(model, tokenizers.source, settings, chosen)
         case TextClassifierTransformer(), Reading() | None:
             return Classifier(model, tokenizers.source, settings, chosen)
+        case TextEmbedderTransformer(), Reading() | None:
+            return Embedder(model, tokenizers.source, settings, chosen)
         case _:
             raise CheckpointError(
                 f"{run.path / RECIPE}: expected the recipe of a {config.kind} model by {CONFIG}; they are of different runs"
@@ -72,6 +75,7 @@ VERBS: dict[type, str] = {
     Generator: "transom generate",
     Filler: "transom fill",
     Classifier: "transom classify",
+    Embedder: "transom embed",
 }
 """The verb that each way of answering is for."""
 
@@ -91,8 +95,8 @@ def load_as(kind: type[Answering], folder: str | Path, precision: PrecisionName 
     return found
 
 
-def load_encoder(folder: str | Path, precision: PrecisionName = "auto") -> tuple[EncoderTransformer, Tokenizer]:
-    """Load a run whose encoder can give texts vectors.
+def load_embedder(folder: str | Path, precision: PrecisionName = "auto") -> Embedder:
+    """Load a run whose encoder gives texts vectors: one that learned to, or any other that has an encoder alone.
 
     Raises:
         CheckpointError: there is no intact run in the folder.
@@ -100,5 +104,7 @@ def load_encoder(folder: str | Path, precision: PrecisionName = "auto") -> tuple
     """
     found = load(folder, precision)
     if isinstance(found, Filler | Classifier):
-        return found.model, found.tokenizer
+        return Embedder(found.model, found.tokenizer, found.reading, found.precision)
+    if isinstance(found, Embedder):
+        return found
     raise ConfigError(f"{folder}: expected an encoder's run, found one for {VERBS[type(found)]}; name an encoder's")

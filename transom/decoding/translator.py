@@ -7,7 +7,6 @@ import numpy as np
 import torch
 
 from transom.config.decoding import Decoding
-from transom.config.explaining import check
 from transom.decoding.answers import PairScore, Translation, joined, one_line
 from transom.decoding.beam import Beam
 from transom.decoding.deal import deal_out
@@ -19,6 +18,7 @@ from transom.decoding.limits import limits_of
 from transom.decoding.loop import log_probabilities, search
 from transom.decoding.roles import StepModel
 from transom.decoding.sentences import split_text
+from transom.decoding.settings import settled
 from transom.errors import ConfigError, DataError
 from transom.inputs.batch import Sequences
 from transom.inputs.loader import ordered_batches
@@ -138,9 +138,7 @@ class Translator:
 
     def _settings(self, n: int, options: Options) -> Decoding:
         """Lay the options over the recipe's settings and check them."""
-        changes = {key: value for key, value in options.items() if key in Decoding.model_fields and value is not None}
-        raw = {**self.decoding.model_dump(), **changes}
-        decoding = check(Decoding, raw, lambda path: "decoding")
+        decoding = settled(self.decoding, options, Options.__annotations__)
         if (batch_tokens := options.get("batch_tokens")) is not None and batch_tokens < 1:
             raise ConfigError(f"decoding: batch_tokens: expected at least 1, found {batch_tokens}")
         if (too_long := options.get("too_long")) not in (None, "split", "refuse"):

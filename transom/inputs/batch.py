@@ -192,3 +192,43 @@ class LabelledBatch:
     def to(self, device: torch.device) -> "LabelledBatch":
         """Copy to ``device``."""
         return type(self)(self.source.to(device), self.labels.to(device), self.samples)
+
+
+@dataclass(frozen=True)
+class MatchedBatch:
+    """Pairs of texts that belong together; all other pairings of the batch do not.
+
+    Attributes:
+        source: left sides, each behind its start symbol.
+        target: right sides, likewise.
+        samples: index of each row's pair in the data set, so that a bad one can be named.
+    """
+
+    source: Sequences
+    target: Sequences
+    samples: tuple[int, ...]
+
+    @property
+    def labels(self) -> Int[Tensor, "batch"]:
+        """Which right side belongs to each left side: the one of its row."""
+        return torch.arange(len(self.samples), device=self.source.tokens.device)
+
+    @property
+    def counted(self) -> Bool[Tensor, "batch"]:
+        """True for every pair."""
+        return torch.ones_like(self.labels, dtype=torch.bool)
+
+    @property
+    def n_target_tokens(self) -> int:
+        """Pairs: each has one label."""
+        return len(self.samples)
+
+    def to(self, device: torch.device) -> "MatchedBatch":
+        """Copy to ``device``."""
+        return type(self)(self.source.to(device), self.target.to(device), self.samples)
+
+
+def matched_batch(sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]], samples: Sequence[int]) -> MatchedBatch:
+    """Make a batch of pairs, each side behind its start symbol."""
+    left, right = (Sequences.pad([[EOS, *row] for row in side]) for side in (sources, targets))
+    return MatchedBatch(left, right, tuple(samples))

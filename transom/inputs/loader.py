@@ -1,13 +1,13 @@
 """From pairs to batches: tokens, filters, order, slices."""
 
 from array import array
-from collections.abc import Iterator, Sequence
-from typing import Literal
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Literal
 
 import numpy as np
 
 from transom.errors import ConfigError, DataError
-from transom.inputs.batch import TranslationBatch, translation_batch
+from transom.inputs.batch import translation_batch
 from transom.inputs.pairs import Pairs
 from transom.inputs.sampler import Indices, cut_batches, padding_waste, plan_epoch
 from transom.inputs.tokenizer import Tokenizer, Tokenizers
@@ -17,8 +17,12 @@ Encoded = list["array[int]"]
 _AT_ONCE = 10_000
 
 
+MakeBatch = Callable[[Sequence[Sequence[int]], Sequence[Sequence[int]], Sequence[int]], Any]
+"""What makes a batch of both sides' tokens and the samples' numbers."""
+
+
 class Loader:
-    """Training batches without end, from any position.
+    """Training batches of pairs without end, from any position.
 
     A position is the number of samples read since the start of training, over all shards: epoch ``position // n_kept``, and
     ``position % n_kept`` samples into it. It is the whole state of the loader.
@@ -45,6 +49,7 @@ class Loader:
         accumulate: int = 1,
         shard: int = 0,
         n_shards: int = 1,
+        make: MakeBatch = translation_batch,
     ) -> None:
         """Encode the pairs and drop, by name and number, those that cannot be trained on.
 
@@ -59,6 +64,7 @@ class Loader:
             accumulate: slices of a batch.
             shard: the rows of every batch that this process takes, from 0.
             n_shards: how many processes there are.
+            make: makes a batch.
 
         Raises:
             DataError: no pair is left.
@@ -67,7 +73,7 @@ class Loader:
         self.pairs = pairs
         self._tokenizers, self._dropout, self._seed, self._accumulate = tokenizers, dropout, seed, accumulate
         self.max_seq_len, self._batch_tokens, self._longest = max_seq_len, batch_tokens, min(max_seq_len, batch_tokens)
-        self._shard, self._n_shards = shard, n_shards
+        self._shard, self._n_shards, self._make = shard, n_shards, make
         sides = encode(tokenizers.source, pairs.source), encode(tokenizers.target, pairs.target)
         self.lengths = _lengths(sides[0]), _lengths(sides[1])
         self.left_out = _left_out(pairs, *self.lengths, max_seq_len, max_length_ratio)
@@ -95,7 +101,7 @@ class Loader:
         """Give the tokens of each side that occur in what is trained on, segmented without dropout."""
         return {token for row in self._encoded[0] for token in row}, {token for row in self._encoded[1] for token in row}
 
-    def batches_from(self, position: int) -> Iterator[tuple[int, list[TranslationBatch]]]:
+    def batches_from(self, position: int) -> Iterator[tuple[int, list[Any]]]:
         """Yield each batch, as slices, with the position behind it: what a checkpoint stores to go on from there.
 
         The slices' rows together are this shard's rows of the batch; where these are fewer than ``accumulate``, so are the slices.
@@ -128,11 +134,11 @@ class Loader:
             sides.append(rows)
         return sides[0], sides[1]
 
-    def _slices(self, batch: Indices, sources: Encoded, targets: Encoded) -> list[TranslationBatch]:
+    def _slices(self, batch: Indices, sources: Encoded, targets: Encoded) -> list[Any]:
         rows = batch[self._shard :: self._n_shards]
         parts = np.array_split(rows, min(self._accumulate, len(rows))) if len(rows) else []
         return [
-            translation_batch([sources[i] for i in part], [targets[i] for i in part], [self._kept[i] for i in part])
+            self._make([sources[i] for i in part], [targets[i] for i in part], [self._kept[i] for i in part])
             for part in map(np.ndarray.tolist, parts)
         ]
 
@@ -147,8 +153,13 @@ class Loader:
 
 
 def ordered_batches(
-    pairs: Pairs, tokenizers: Tokenizers, batch_tokens: int, max_seq_len: int, too_long: Literal["drop", "refuse"] = "drop"
-) -> list[TranslationBatch]:
+    pairs: Pairs,
+    tokenizers: Tokenizers,
+    batch_tokens: int,
+    max_seq_len: int,
+    too_long: Literal["drop", "refuse"] = "drop",
+    make: MakeBatch = translation_batch,
+) -> list[Any]:
     """Batch pairs by length for reading once.
 
     Args:
@@ -157,6 +168,7 @@ def ordered_batches(
         batch_tokens: most tokens of a batch on its longer side, padding included; a longer pair has a batch of its own.
         max_seq_len: most tokens of a sequence that the model reads, special symbols included.
         too_long: what becomes of a longer pair; the data report names those that are dropped.
+        make: makes a batch.
 
     Returns:
         The batches; ``samples`` gives each row's place in ``pairs``.
@@ -175,7 +187,7 @@ def ordered_batches(
         )
     order = np.lexsort((_lengths(sources), longer))
     batches = cut_batches(order[fits[order]], longer, batch_tokens)
-    return [translation_batch([sources[i] for i in rows], [targets[i] for i in rows], rows) for rows in map(np.ndarray.tolist, batches)]
+    return [make([sources[i] for i in rows], [targets[i] for i in rows], rows) for rows in map(np.ndarray.tolist, batches)]
 
 
 def encode(tokenizer: Tokenizer, texts: Sequence[str]) -> Encoded:

@@ -15,6 +15,7 @@ def family(recipe: Recipe) -> str:
         "decoder": "a decoder-only Transformer",
         "encoder": "an encoder-only Transformer for masked tokens",
         "text-classifier": "an encoder-only Transformer for classes of texts",
+        "text-embedder": "an encoder-only Transformer for vectors of texts",
     }[recipe.model.kind]
 
 
@@ -70,6 +71,7 @@ _ANSWERS = {
     "translation": ("translate {run} --input source.txt --output translations.txt", 'translate(["A sentence in the source language."])'),
     "language": ('generate {run} "The beginning of a text"', 'generate(["The beginning of a text"])'),
     "masked": ('fill {run} "A text with a [MASK] in it"', 'fill(["A text with a [MASK] in it"])'),
+    "embedding": ('embed {run} "A text" "Another text"', 'embed(["A text", "Another text"])'),
     "classification": ('classify {run} "A text"', 'classify(["A text"])'),
 }
 """By task: what follows ``transom``, and the method of what ``transom.load`` gives."""
@@ -98,13 +100,15 @@ def files(part: object) -> list[str]:
 def split_off(recipe: Recipe) -> str:
     """Say what is taken for validation where no data are named."""
     return {
-        "translation": "1 % of the training pairs, split off by hash",
+        "translation": _OF_PAIRS,
         "language": _OF_TEXT,
         "masked": _OF_TEXT,
         "classification": "10 % of the training texts, split off by hash",
+        "embedding": _OF_PAIRS,
     }[recipe.task]
 
 
+_OF_PAIRS = "1 % of the training pairs, split off by hash"
 _OF_TEXT = "5 % of the documents, split off by hash, or the last 5 % of a single one"
 
 

@@ -37,7 +37,7 @@ def report(facts: Facts) -> str:
         ("translations", "Translations", _translations(facts)),
         ("continuations", "Continuations", _continuations(facts)),
         ("gaps", "Gaps", _gaps(facts)),
-        ("classes", "Classes", _classes(facts)),
+        ("answers", "Answers", _answers(facts)),
         ("alignment", "Alignment", _alignments(facts)),
         ("data", "Data", data_section(facts.data)),
         ("time", "Time and throughput", _time(facts)),
@@ -181,11 +181,11 @@ def _gaps(facts: Facts) -> list[Element]:
     return [node("div", table(["Beginning of a validation document", "Filled in", "Was"], rows), class_="scroll")] if rows else []
 
 
-def _classes(facts: Facts) -> list[Element]:
-    """Lay out validation texts with their class and the one that the kept weights give them."""
+def _answers(facts: Facts) -> list[Element]:
+    """Lay out validation texts with what they belong to, a class or another text, and what the kept weights found."""
     shown = [sample for sample in facts.samples if "found" in sample]
     rows = [[sample["text"], sample["class"], ("✓ " if sample["found"] == sample["class"] else "") + sample["found"]] for sample in shown]
-    return [node("div", table(["Validation text", "Class", "Found"], rows), class_="scroll")] if rows else []
+    return [node("div", table(["Validation text", "Expected", "Found"], rows), class_="scroll")] if rows else []
 
 
 def _translations(facts: Facts) -> list[Element]:

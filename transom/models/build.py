@@ -8,7 +8,7 @@ from torch.overrides import TorchFunctionMode
 
 from transom.config.model import Transformer
 from transom.models.decoder import DecoderTransformer
-from transom.models.encoder import MaskedEncoderTransformer, TextClassifierTransformer
+from transom.models.encoder import MaskedEncoderTransformer, TextClassifierTransformer, TextEmbedderTransformer
 from transom.models.initialise import initialise
 from transom.models.seq2seq import Seq2SeqTransformer
 from transom.models.text import TextModel
@@ -18,6 +18,7 @@ FAMILIES: dict[str, Callable[[Any], TextModel]] = {
     "decoder": DecoderTransformer,
     "encoder": MaskedEncoderTransformer,
     "text-classifier": TextClassifierTransformer,
+    "text-embedder": TextEmbedderTransformer,
 }
 
 

@@ -1,13 +1,14 @@
-"""The encoder alone: a text in, and what stands behind its masks or the class of all of it, as in BERT."""
+"""The encoder alone: a text in, and what stands behind its masks, the class of all of it or a vector for it, as in BERT."""
 
 from abc import abstractmethod
 from typing import Protocol, runtime_checkable
 
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from transom.config.model import Encoder, MaskedEncoder, TextClassifier
+from transom.config.model import Encoder, MaskedEncoder, TextClassifier, TextEmbedder
 from transom.layers import mask as masks
 from transom.layers.dropout import Dropout
 from transom.layers.embedding import Embedding
@@ -27,8 +28,18 @@ class Batch(Protocol):
     def source(self) -> Sequences: ...
 
 
+@runtime_checkable
+class Pairs(Protocol):
+    """What a model of pairs reads of a batch: both sides."""
+
+    @property
+    def source(self) -> Sequences: ...
+    @property
+    def target(self) -> Sequences: ...
+
+
 class EncoderTransformer(TextModel):
-    """What both models share: the text as vectors, each of which has seen all of it (Devlin et al. 2019, section 3)."""
+    """What all three models share: the text as vectors, each of which has seen all of it (Devlin et al. 2019, section 3)."""
 
     def __init__(self, config: Encoder) -> None:
         """Build embedding and encoder from a configuration whose vocabulary size is known; the mask has a row of its own, the last."""
@@ -97,12 +108,41 @@ class TextClassifierTransformer(EncoderTransformer):
     def hidden(self, batch: Batch, taps: Scope | None = None) -> Float[Tensor, "batch d_model"]:
         """Return a vector a text, of which the logits are a linear map."""
         states = self.encode(batch.source, taps)
-        pooled = states[:, 0] if self.config.pool == "start" else mean_pooled(states, batch.source)
+        pooled = states[:, 0] if self.config.pool == "start" else mean_pooled(states, batch.source).to(states)
         pooled = tap(taps, "pooled", pooled)
         return self.dropout(self.pooler(pooled).tanh())
 
 
+class TextEmbedderTransformer(EncoderTransformer):
+    """An encoder of texts to vectors, of which those of a pair are to be near: the mean of the last vectors (Reimers & Gurevych 2019).
+
+    Its logits are cos(u_i, v_j) / temperature of each left side with all right sides of the batch, the label of u_i is i: the loss is
+    then -log exp(cos(u_i, v_i) / t) / sum_j exp(cos(u_i, v_j) / t) (Gao et al. 2021, eq. 1 and 4).
+    """
+
+    def __init__(self, config: TextEmbedder) -> None:
+        """Build from a configuration whose vocabulary size is known."""
+        super().__init__(config)
+        self.config: TextEmbedder = config
+
+    def vectors(self, text: Sequences, taps: Scope | None = None) -> Float[Tensor, "batch d_model"]:
+        """Return a vector of length 1 a text."""
+        return F.normalize(mean_pooled(self.encode(text, taps), text), dim=-1)
+
+    def hidden(self, batch: Pairs, taps: Scope | None = None) -> Float[Tensor, "batch d_model"]:  # type: ignore[override]
+        """Return the vectors of the left sides."""
+        return self.vectors(batch.source, taps)
+
+    def output(self, batch: Pairs) -> tuple[Float[Tensor, "batch d_model"], Float[Tensor, "batch d_model"]]:
+        """Return the vectors of the left sides, and those of the right sides over the temperature."""
+        return self.hidden(batch), self.vectors(batch.target) / self.config.temperature
+
+    def forward(self, batch: Pairs, taps: Scope | None = None) -> Float[Tensor, "batch batch"]:
+        """Return the cosines of each left side with all right sides, over the temperature."""
+        return self.hidden(batch, taps) @ self.vectors(batch.target).T / self.config.temperature
+
+
 def mean_pooled(states: Float[Tensor, "batch source d_model"], text: Sequences) -> Float[Tensor, "batch d_model"]:
-    """Return the mean of each row's vectors, padding left out."""
-    real = (text.segments > 0).to(states.dtype)[:, :, None]
+    """Return the mean of each row's vectors, padding left out, in float32 at least."""
+    real = (text.segments > 0).to(torch.promote_types(states.dtype, torch.float32))[:, :, None]
     return (states * real).sum(1) / real.sum(1)

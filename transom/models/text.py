@@ -38,6 +38,10 @@ class TextModel(nn.Module, ABC):
     def hidden(self, batch: Any, taps: Scope | None = None) -> Float[Tensor, "*places d_model"]:
         """Return the last vectors, of which the logits are a linear map."""
 
+    def output(self, batch: Any) -> tuple[Float[Tensor, "*places d_model"], Float[Tensor, "vocab d_model"]]:
+        """Return the last vectors and the matrix of the map, for a loss that never holds all logits."""
+        return self.hidden(batch), self.unembedding.weight
+
     @abstractmethod
     def sight(self, attention: str, batch: Any) -> Sight:
         """Return what the queries of an attention may see of a batch.

@@ -30,7 +30,7 @@ class World:
         """Use ``joined`` where there are others."""
         self.rank, self.size = rank, size
 
-    def agreed(self, number: int = 0) -> int:
+    def from_first(self, number: int = 0) -> int:
         """Return the first process's number to all."""
         if self.size == 1:
             return number

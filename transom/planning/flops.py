@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from transom.config.model import Decoder, Encoder, MaskedEncoder, Seq2Seq, TextClassifier, Transformer
+from transom.config.model import Decoder, Encoder, MaskedEncoder, Seq2Seq, TextClassifier, TextEmbedder, Transformer
 
 
 @dataclass(frozen=True)
@@ -51,6 +51,8 @@ def count_flops(config: Transformer, batch: int, source: int, target: int) -> Fl
         parts["transform"] = 2 * c.d_model**2 * n_source
     if isinstance(c, TextClassifier):
         parts["pooler"] = 2 * c.d_model**2 * n_target
+    if isinstance(c, TextEmbedder):
+        return Flops(parts)  # its logits are products of texts, not of weights
     parts["unembedding"] = 2 * c.d_model * _logits(c) * n_target
     return Flops(parts)
 

@@ -16,7 +16,7 @@ from transom.planning.precision import choose_precision, choose_threads
 from transom.training.optimizer import build_optimizer
 from transom.training.schedule import learning_rate
 from transom.training.setup import TASKS
-from transom.training.state import Progress, generator_states, restore_generators, restore_optimizer
+from transom.training.state import Progress, gather_generators, restore_generators, restore_optimizer
 from transom.training.step import Stepper
 from transom.weights.run_folder import RECIPE, RunFolder
 
@@ -50,7 +50,7 @@ class Follower:
     def follow(self, world: World) -> None:
         """Do what the first process says until it says that this is the end."""
         progress = Progress()
-        if (saved := world.agreed()) != NOTHING:
+        if (saved := world.from_first()) != NOTHING:
             groups, state = self.folder.checkpoints.load(saved)
             restore_optimizer(self.optimizer, groups["optimizer"])
             restore_generators(groups["generators"], self.rank)
@@ -61,12 +61,12 @@ class Follower:
         stepper = Stepper(self.model, self.optimizer, training, dtype, self.task.flops, world)
         batches = self.task.loader.batches_from(progress.position)
         step = progress.step
-        while (said := world.agreed()) != END:
+        while (said := world.from_first()) != END:
             if said == STEP:
                 step += 1
                 stepper.step(next(batches)[1], learning_rate(step, training, self.recipe.model.d_model))
             else:
-                generator_states(world)
+                gather_generators(world)
                 give_back_freed_memory()
 
 

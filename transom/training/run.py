@@ -20,7 +20,7 @@ from transom.training.schedule import learning_rate
 from transom.training.setup import Parts
 from transom.training.state import (
     Progress,
-    generator_states,
+    gather_generators,
     optimizer_tensors,
     restore_generators,
     restore_optimizer,
@@ -78,7 +78,7 @@ class _Run:
         """Go on from the newest checkpoint, if there is one."""
         checkpoints = self.parts.folder.checkpoints
         newest = checkpoints.latest()
-        self.world.agreed(NOTHING if newest is None else newest.step)
+        self.world.from_first(NOTHING if newest is None else newest.step)
         if newest is None:
             self.parts.folder.metrics.cut(None)
             return
@@ -112,7 +112,7 @@ class _Run:
         batches = self.parts.task.loader.batches_from(p.position)
         while not reason:
             start = time.perf_counter()
-            self.world.agreed(STEP)
+            self.world.from_first(STEP)
             position, slices = next(batches)
             rate = learning_rate(p.step + 1, t, self.parts.recipe.model.d_model)
             result = self.stepper.step(slices, rate)
@@ -209,11 +209,11 @@ class _Run:
         """Write a checkpoint, then prune the older ones."""
         p, parts = self.progress, self.parts
         p.window = self.window.sums
-        self.world.agreed(SAVE)
+        self.world.from_first(SAVE)
         groups: dict[str, dict[str, Tensor]] = {
             "model": dict(parts.model.named_parameters()),
             "optimizer": optimizer_tensors(parts.optimizer),
-            "generators": generator_states(self.world),
+            "generators": gather_generators(self.world),
         }
         if self.averager.ema:
             groups["ema"] = self.averager.ema
@@ -227,7 +227,7 @@ class _Run:
 
     def finish(self, reason: Reason) -> Finished:
         """Tell of the end."""
-        self.world.agreed(END)
+        self.world.from_first(END)
         p = self.progress
         facts = {
             "n_target_tokens": p.n_target_tokens,

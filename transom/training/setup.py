@@ -19,6 +19,7 @@ from transom.planning.memory import keep_freed_memory, keep_made_kernels, refuse
 from transom.planning.parameters import count_parameters
 from transom.planning.precision import Precision, Processes, Threads, choose_precision, choose_processes, choose_threads
 from transom.training.classification import ClassificationTask
+from transom.training.embedding import EmbeddingTask
 from transom.training.figures import COUNTED
 from transom.training.language import LanguageTask
 from transom.training.masked import MaskedTask
@@ -33,6 +34,7 @@ TASKS: dict[str, ReadTask] = {
     "language": LanguageTask.read,
     "masked": MaskedTask.read,
     "classification": ClassificationTask.read,
+    "embedding": EmbeddingTask.read,
 }
 """The only table of tasks, by the name they have in a recipe."""
 

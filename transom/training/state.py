@@ -58,8 +58,8 @@ def restore_optimizer(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Te
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
 
 
-def generator_states(world: World) -> dict[str, Tensor]:
-    """Return the state of every generator that training draws from, in all processes; each of them must call it."""
+def gather_generators(world: World) -> dict[str, Tensor]:
+    """Gather the state of every generator that training draws from, in all processes; each of them must call it."""
     first, *others = world.gathered(torch.get_rng_state())
     states = {"cpu": first, **{f"rank-{rank}.cpu": x for rank, x in enumerate(others, 1)}}
     if torch.cuda.is_available():
@@ -68,7 +68,7 @@ def generator_states(world: World) -> dict[str, Tensor]:
 
 
 def restore_generators(states: Mapping[str, Tensor], rank: int = 0) -> None:
-    """Put back what ``generator_states`` gave of a process."""
+    """Put back what ``gather_generators`` gave of a process."""
     torch.set_rng_state(states[f"rank-{rank}.cpu" if rank else "cpu"])
     for name, x in states.items():
         if name.startswith("cuda."):

@@ -40,8 +40,8 @@ class StepResult:
 
 def batch_loss(model: TextModel, batch: Batch, smoothing: float) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
     """Return a batch's smoothed loss and negative log-likelihood, in nats, summed over the labels that count; padding counts nothing."""
-    counted = batch.counted
-    return linear_cross_entropy(model.hidden(batch)[counted], model.unembedding.weight, batch.labels[counted], smoothing)
+    (hidden, weight), counted = model.output(batch), batch.counted
+    return linear_cross_entropy(hidden[counted], weight, batch.labels[counted], smoothing)
 
 
 class Stepper:

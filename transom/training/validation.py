@@ -40,7 +40,8 @@ def validation_accuracy(model: TextModel, batches: Sequence[Batch], autocast: to
     right = n = 0
     for batch in (batch.to(device) for batch in batches):
         with autocast:
-            found = model.unembedding(model.hidden(batch)[batch.counted]).argmax(-1)
+            hidden, weight = model.output(batch)
+            found = (hidden[batch.counted] @ weight.T.to(hidden)).argmax(-1)
         right += int((found == batch.labels[batch.counted]).sum())
         n += batch.n_target_tokens
     return {"accuracy": 100 * right / n}

@@ -1,0 +1,30 @@
+"""Options of a call: they take the place of settings, None changes nothing, and an unknown one is refused by name."""
+
+import pytest
+
+from transom.config.decoding import Decoding
+from transom.decoding import generator, translator
+from transom.decoding.settings import settled
+from transom.errors import ConfigError
+
+KNOWN = ("beam_size", "length_penalty", "batch_tokens")
+
+
+def test_options_take_the_place_of_settings() -> None:
+    recipe = Decoding(beam_size=3, length_penalty=0.7)
+    found = settled(recipe, {"beam_size": 2, "length_penalty": None, "batch_tokens": 9}, KNOWN)
+    assert found == Decoding(beam_size=2, length_penalty=0.7)
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [({"beamsize": 1}, r"expected an option, found 'beamsize'; .*beam_size"), ({"beam_size": 0}, r"decoding: beam_size|decoding")],
+)
+def test_what_does_not_fit_is_refused(options: dict[str, int], expected: str) -> None:
+    with pytest.raises(ConfigError, match=expected):
+        settled(Decoding(), options, KNOWN)
+
+
+def test_every_setting_is_an_option_of_its_verb() -> None:
+    assert {"beam_size", "length_penalty", "min_length", "max_length"} <= set(translator.Options.__annotations__)
+    assert {"temperature", "top_k", "seed", "stop"} <= set(generator.Options.__annotations__)

@@ -1,0 +1,117 @@
+"""Vectors of texts as a task: of each pair's left side, its right side is to be told from all others of the batch."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+
+from transom.config.recipe import EmbeddingRecipe
+from transom.decoding.embedder import Embedder
+from transom.inputs.batch import MatchedBatch, matched_batch
+from transom.inputs.datasets import load_data
+from transom.inputs.loader import Loader, ordered_batches
+from transom.inputs.pairs import Pairs, fingerprint
+from transom.inputs.report import DataReport, report_data
+from transom.inputs.tokenizer import Tokenizers
+from transom.models.encoder import TextEmbedderTransformer
+from transom.models.text import TextModel
+from transom.planning.flops import count_flops
+from transom.planning.precision import Precision
+from transom.training.start import given_tokenizers
+from transom.training.validation import validation_loss
+from transom.weights.run_folder import TOKENIZER, RunFolder
+
+SEARCHED = 1000
+"""Validation pairs, at most, among whose right sides each left side's own is searched."""
+
+
+@dataclass(frozen=True)
+class EmbeddingTask:
+    """Pairs of texts that belong together, ready to be learnt from.
+
+    Attributes:
+        recipe: as resolved, vocabulary size filled in.
+        tokenizers: of both sides, one and the same.
+        loader: training batches.
+        valid: validation pairs.
+        valid_batches: the same as batches.
+        report: what is known of the data.
+        data: hash of all training and validation pairs, in their order.
+    """
+
+    recipe: EmbeddingRecipe
+    tokenizers: Tokenizers
+    loader: Loader
+    valid: Pairs
+    valid_batches: Sequence[MatchedBatch]
+    report: DataReport
+    data: str
+
+    @classmethod
+    def read(
+        cls, recipe: EmbeddingRecipe, base: Path, folder: RunFolder, tell: Callable[[str], None], rank: int = 0, n_ranks: int = 1
+    ) -> Self:
+        """Read the pairs, make or load the tokenizer, and examine all of it; arguments as in ``training.task.ReadTask``.
+
+        Raises:
+            TransomError: the data cannot be read, or do not fit the recipe.
+        """
+        tell("reading the data")
+        splits = load_data(recipe.data, base)
+        tell("preparing the tokenizer")
+        tokenizers = given_tokenizers(recipe, folder) or Tokenizers.train(splits.train, recipe.tokenizer)
+        recipe = recipe.model_copy(update={"model": recipe.model.model_copy(update={"vocab_size": tokenizers.source.vocab_size})})
+        training, max_seq_len = recipe.training, recipe.model.max_seq_len
+        loader = Loader(
+            splits.train,
+            tokenizers,
+            max_seq_len=max_seq_len,
+            batch_tokens=training.batch_tokens,
+            seed=training.seed,
+            dropout=recipe.tokenizer.dropout,
+            max_length_ratio=recipe.data.max_length_ratio,
+            accumulate=training.accumulate,
+            shard=rank,
+            n_shards=n_ranks,
+            make=matched_batch,
+        )
+        return cls(
+            recipe=recipe,
+            tokenizers=tokenizers,
+            loader=loader,
+            valid=splits.valid,
+            valid_batches=ordered_batches(splits.valid, tokenizers, training.batch_tokens, max_seq_len, make=matched_batch),
+            report=report_data(splits, tokenizers, loader),
+            data=fingerprint(splits.train, splits.valid),
+        )
+
+    def write(self, folder: RunFolder) -> None:
+        """Leave in the run folder what embedding needs beside the model."""
+        folder.write(TOKENIZER, self.tokenizers.to_bytes())
+
+    def place(self, sample: int) -> str:
+        """Name a training pair by its line."""
+        return f"line {self.loader.pairs.line(sample)}"
+
+    def flops(self, batch: MatchedBatch) -> float:
+        """Count the floating-point operations of learning from a batch, forward and backward, padding included."""
+        sides = (count_flops(self.recipe.model, len(batch.samples), side.tokens.shape[1], 0) for side in (batch.source, batch.target))
+        return sum(side.training for side in sides) + 6 * self.recipe.model.d_model * len(batch.samples) ** 2
+
+    def validate(
+        self, model: TextModel, autocast: torch.autocast, precision: Precision
+    ) -> tuple[dict[str, float], tuple[Mapping[str, Any], ...]]:
+        """Measure a model on the validation pairs: the loss, and how often a left side's nearest right side is its own."""
+        assert isinstance(model, TextEmbedderTransformer)
+        figures = validation_loss(model, self.valid_batches, autocast)
+        del figures["perplexity"]  # of batches it says nothing
+        embedder = Embedder(model, self.tokenizers.source, self.recipe.decoding)
+        left, right = self.valid.source[:SEARCHED], self.valid.target[:SEARCHED]
+        with autocast:
+            cosines = embedder.embed(left) @ embedder.embed(right).T
+        nearest = cosines.argmax(1).tolist()
+        figures["accuracy"] = 100 * sum(right[found] == own for found, own in zip(nearest, right, strict=True)) / len(right)
+        shown = range(min(self.recipe.training.validate_samples, len(left)))
+        return figures, tuple({"text": left[i], "class": right[i], "found": right[nearest[i]]} for i in shown)
