@@ -43,6 +43,15 @@ class Shape:
         """Operations in the matrix products of a training step."""
         return count_flops(self.config, self.pairs, self.source, self.target).training
 
+    @property
+    def training_bytes(self) -> int:
+        """Bytes that a training step moves at the least, in float32.
+
+        Weights are read forward and backward and gradients written; Adam reads weights, gradients and both means, and writes all but the
+        gradients.
+        """
+        return count_parameters(self.config).total * 4 * (2 + 1 + 4 + 3)
+
 
 @dataclass(frozen=True)
 class Task:

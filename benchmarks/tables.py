@@ -1,4 +1,4 @@
-"""Results as the tables of benchmarks/README.md: `python -m benchmarks.tables` writes them anew from results/."""
+"""Results as tables: `python -m benchmarks.tables` writes those of benchmarks/README.md and of the front page anew from results/."""
 
 import json
 import statistics
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
-RESULTS, README = HERE / "results" / "translation.json", HERE / "README.md"
+RESULTS, README, FRONT = HERE / "results" / "translation.json", HERE / "README.md", HERE.parent / "README.md"
 LEARNING = {language: HERE / "results" / f"multi30k-{language}.json" for language in ("de", "fr")}
 BEGIN, END = "<!-- results: written by python -m benchmarks.tables -->\n", "<!-- end of results -->\n"
 NOTHING = "Nothing is measured yet.\n"
@@ -24,6 +24,38 @@ def markdown(result: dict[str, Any]) -> str:
     ]
     parts += [f"### {title}\n\n{_laid_out(rows)}" for title, rows in _tables(result)]
     return "\n".join(parts)
+
+
+SUMMARY = {
+    ("train", "transformer-base"): "training transformer-base, target tokens/s",
+    ("train", "multi30k"): "training a Multi30k-sized model, target tokens/s",
+    ("decode", "batch 32 beam 4"): "translating 32 sentences with 4 beams, tokens/s",
+    ("decode", "batch 32 greedy"): "translating 32 sentences greedily, tokens/s",
+    ("decode", "batch 1 greedy"): "translating one sentence, tokens/s",
+}
+"""The rows of the front page."""
+
+
+def front(result: dict[str, Any]) -> str:
+    """Lay out the best mode of transom and of the best peer, and the seconds of whole commands."""
+    rows = []
+    for (kind, name), what in SUMMARY.items():
+        ours, theirs = (
+            max((row for row in result[kind][name] if (row["system"] == "transom") == own), key=lambda row: float(row["tokens_per_second"]))
+            for own in (True, False)
+        )
+        peer = f"{theirs['tokens_per_second']:,.0f}, {theirs['system']} {theirs['mode']}"
+        rows.append({"What": what, "transom": _spread(ours), "Best peer": peer})
+    for row in result["start"]:
+        seconds = f"{row['seconds']:.2f} ({row['low']:.2f} to {row['high']:.2f})"
+        rows.append({"What": f"`{row['command']}`, seconds", "transom": seconds, "Best peer": ""})
+    facts = result["facts"]
+    told = f"{facts['date']}, torch {facts['versions']['torch']}, `make bench`; medians and quartiles, each system in its best mode, in one run."
+    return f"{told}\n\n{_laid_out(rows)}"
+
+
+def _spread(row: dict[str, Any]) -> str:
+    return f"{row['tokens_per_second']:,.0f} ({row['low']:,.0f} to {row['high']:,.0f})"
 
 
 def learning(language: str, records: Sequence[dict[str, Any]]) -> str:
@@ -61,7 +93,7 @@ def _cell(value: object) -> str:
 
 
 def section(readme: str) -> str:
-    """Cut the results out of the README."""
+    """Cut the results out of a page."""
     return readme.split(BEGIN, 1)[1].split(END, 1)[0]
 
 
@@ -73,9 +105,10 @@ def current() -> str:
 
 
 def main() -> None:
-    """Put the results into the README."""
-    readme = README.read_text(encoding="utf-8")
-    README.write_text(readme.replace(BEGIN + section(readme) + END, BEGIN + current() + END), encoding="utf-8")
+    """Put the results into both pages."""
+    for path, content in ((README, current()), (FRONT, front(json.loads(RESULTS.read_text(encoding="utf-8"))))):
+        page = path.read_text(encoding="utf-8")
+        path.write_text(page.replace(BEGIN + section(page) + END, BEGIN + content + END), encoding="utf-8")
 
 
 if __name__ == "__main__":

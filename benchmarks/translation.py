@@ -75,7 +75,11 @@ def training_table(shape: Shape, rounds: int | None, peak: MachinePeak, threads:
         dtype = torch.float32 if mode.startswith("fp32") else torch.bfloat16
         rows.append(
             row(system, mode, shape.training_tokens, spread)
-            | {"share_of_matmul_peak": round(rate / peak.flops[dtype], 3), "first_loss": round(first[system, mode], 3)}
+            | {
+                "share_of_matmul_peak": round(rate / peak.flops[dtype], 3),
+                "share_of_bandwidth": round(shape.training_bytes / spread.median / peak.bandwidth, 3),
+                "first_loss": round(first[system, mode], 3),
+            }
         )
     return show(f"training {shape.name}: {shape.pairs} pairs of {shape.source} and {shape.target} tokens", with_ratios(rows))
 

@@ -125,6 +125,8 @@ def test_a_quick_run_writes_figures_with_their_facts(tmp_path: Path, capsys: pyt
 
 def test_the_readme_shows_the_results() -> None:
     assert tables.section(tables.README.read_text(encoding="utf-8")) == tables.current()
+    result = json.loads(tables.RESULTS.read_text(encoding="utf-8"))
+    assert tables.section(tables.FRONT.read_text(encoding="utf-8")) == tables.front(result)
 
 
 def test_results_become_tables() -> None:

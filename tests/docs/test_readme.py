@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import TINY, sets, write_pairs
+from tests.cli.test_encoders import TINY as TINY_ENCODER
 from tests.cli.test_language import TINY as TINY_TEXT
 from tests.size import ROOT
 from transom.cli.main import main
@@ -15,7 +16,18 @@ from transom.inputs.phrasebook.generate import generate
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 SHORT = sets(*TINY, "training.max_steps=5")
-SHORT_TEXT = sets(*TINY_TEXT, "training.max_steps=5", "data.generate.n_files=20")
+TEXT, ENCODER = sets(*TINY_TEXT, "training.max_steps=5"), sets(*TINY_ENCODER, "training.max_steps=5")
+SHORT_RECIPES = {
+    "text-bpe": TEXT,
+    "python-stdlib": [*TEXT, *sets("data.generate.n_files=20")],
+    "text-classes": ENCODER,
+    "text-masked": ENCODER,
+    "text-pairs": ENCODER,
+    **{
+        name: [*ENCODER, *sets("data.generate.n_train=200", "data.generate.n_valid=20", "data.generate.n_test=20")]
+        for name in ("languages", "sentences")
+    },
+}
 TRAINING = ("train", "demo")
 
 
@@ -36,6 +48,10 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "notes").mkdir()
     for i in range(30):
         (tmp_path / "notes" / f"{i}.md").write_text(f"# Note {i}\nYesterday we saw {i} dogs.\n")
+    for name in ("reviews", "test"):
+        (tmp_path / f"{name}.tsv").write_text(
+            "".join(f"A film {i} to {word}.\t{label}\n" for i in range(20) for word, label in (("remember", 1), ("forget", 0)))
+        )
     (tmp_path / "prompts.txt").write_text("Yesterday we\n# Note\n")
     return tmp_path
 
@@ -44,9 +60,7 @@ def shortened(words: list[str]) -> list[str]:
     """Make what trains short."""
     if words[0] not in TRAINING:
         return words
-    if words[1:2] == ["text-bpe"]:
-        return [*words, *SHORT_TEXT[:-2]]
-    return [*words, *(SHORT_TEXT if words[1:2] == ["python-stdlib"] else SHORT)]
+    return [*words, *SHORT_RECIPES.get(" ".join(words[1:2]), SHORT)]
 
 
 def test_commands_and_python_run(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -60,6 +74,9 @@ def test_commands_and_python_run(here: Path, capfd: pytest.CaptureFixture[str]) 
         "recipes",
         "tokenizer",
         "generate",
+        "classify",
+        "fill",
+        "embed",
     }
     for command in commands:
         words = shlex.split(command, comments=True)[1:]

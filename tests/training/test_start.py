@@ -8,7 +8,7 @@ import torch
 
 from tests.training.test_encoders import changed, classes, masked, sit
 from tests.training.test_run import Killed, kill_at, same
-from transom.config.recipe import ClassificationRecipe, MaskedRecipe
+from transom.config.recipe import ClassificationRecipe, LanguageRecipe, MaskedRecipe
 from transom.errors import CheckpointError, ConfigError
 from transom.training.events import Started, Stepped
 from transom.training.setup import set_up
@@ -30,9 +30,9 @@ def test_a_classifier_starts_from_a_masked_models_encoder(classes: Classificatio
     ours, theirs = parts.model.state_dict(), read_tensors(pretrained / WEIGHTS)
     taken = [name for name in ours if name in theirs and not name.startswith("unembedding")]
     assert all(torch.equal(ours[name], theirs[name]) for name in taken) and len(taken) > 15
-    assert parts.notes == (
-        f"starts from {pretrained}: {len(taken)} of {len(ours)} tensors; fresh: pooler.weight, pooler.bias, unembedding.weight",
-    )
+    (note,) = parts.notes
+    assert note.startswith(f"starts from {pretrained}: {len(taken)} of {len(ours)} tensors, its widths and bricks; ")
+    assert note.endswith("fresh: pooler.weight, pooler.bias, unembedding.weight")
     assert (tmp_path / "tuned" / TOKENIZER).read_bytes() == (pretrained / TOKENIZER).read_bytes()
 
 
@@ -50,15 +50,21 @@ def test_a_run_that_starts_from_another_goes_on_by_itself(classes: Classificatio
     assert "start_from" in (tmp_path / "killed" / "recipe.toml").read_text(), "the run says where it came from"
 
 
-def test_what_does_not_fit_is_named(classes: ClassificationRecipe, pretrained: Path, tmp_path: Path) -> None:
-    def refused(**model: Any) -> str:
-        raw = changed(classes, start_from=str(pretrained)).model_dump()
-        raw["model"] |= model
-        with pytest.raises(ConfigError) as caught:
-            sit(ClassificationRecipe.model_validate(raw), tmp_path / "refused")
-        return str(caught.value)
+def test_the_other_run_decides_widths_and_bricks_and_the_recipe_the_rest(
+    classes: ClassificationRecipe, pretrained: Path, tmp_path: Path
+) -> None:
+    raw = changed(classes, start_from=str(pretrained)).model_dump()
+    raw["model"] |= {"d_model": 32, "n_layers": 2, "norm_placement": "pre", "dropout": 0.25, "pool": "start"}
+    other = ClassificationRecipe.model_validate(raw)
+    sit(other, tmp_path / "tuned")
+    model = RunFolder.open(tmp_path / "tuned").load_config()
+    assert (model.d_model, model.n_layers, model.norm_placement, model.dropout, model.pool) == (16, 1, "post", 0.25, "start")  # type: ignore[attr-defined]
+    sit(changed(other, max_steps=12), tmp_path / "tuned")  # resumed by the same recipe
 
-    assert "expected the widths of the run in" in refused(d_model=32) and "recipe.toml" in refused(d_ff=16)
-    assert "expected a run whose blocks are those of this model, found none of the name encoder.blocks.1" in refused(n_layers=2)
+
+def test_what_does_not_fit_is_named(classes: ClassificationRecipe, pretrained: Path, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="expected a run's folder"):
         sit(changed(classes, start_from=str(tmp_path / "none")), tmp_path / "refused")
+    decoder = LanguageRecipe.model_validate({"data": {"train": {"files": str(tmp_path / "text.txt"), "document": "line"}}})
+    with pytest.raises(ConfigError, match=r"found no decoder\.blocks\.0.*name a run of the same kind of network"):
+        sit(changed(decoder, start_from=str(pretrained)), tmp_path / "refused")

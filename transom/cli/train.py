@@ -61,7 +61,7 @@ def train(
     valid_labelled: ValidLabelled = None,
     out: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="The run folder; left out, runs/NAME.")] = None,
     origin: Annotated[
-        Path | None, typer.Option("--from", metavar="RUN", help="Start from a run's tokenizer and weights: fine-tuning.")
+        Path | None, typer.Option("--from", metavar="RUN", help="Start from a run's tokenizer, shape and weights: fine-tuning.")
     ] = None,
     overrides: Set = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out, if there is one.")] = False,

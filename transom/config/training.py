@@ -109,7 +109,8 @@ class Training(Schema):
         "auto", description="processes on this machine that share each batch; auto takes one a processor where batches are large enough"
     )
     start_from: str | None = Field(
-        None, description="run folder to start from: its tokenizer, and its weights wherever names agree; left out, everything is fresh"
+        None,
+        description="run folder to start from: its tokenizer, widths and bricks, and weights wherever names agree; else all is fresh",
     )
     seed: int = Field(1, ge=0, lt=2**63, description="seed of initial weights, order, dropout and BPE-dropout")
     validate_every: int = Field(500, ge=1, description="steps between two validations")

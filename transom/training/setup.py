@@ -24,7 +24,7 @@ from transom.training.figures import COUNTED
 from transom.training.language import LanguageTask
 from transom.training.masked import MaskedTask
 from transom.training.optimizer import build_optimizer
-from transom.training.start import start_from
+from transom.training.start import shaped_like, start_from
 from transom.training.task import ReadTask, Report, Task
 from transom.training.translation import TranslationTask
 from transom.weights.run_folder import RECIPE, WEIGHTS, RunFolder
@@ -91,6 +91,8 @@ def set_up(recipe: Recipe, base: Path, folder: RunFolder, tell: Callable[[str], 
         recipe = _as_begun(recipe, folder)
     elif folder.checkpoints.steps() or (folder.path / WEIGHTS).exists():
         raise CheckpointError(f"{folder.path / RECIPE}: expected the recipe of the run to go on with, found none; put it back")
+    elif recipe.training.start_from is not None:
+        recipe = shaped_like(recipe, RunFolder.open(Path(recipe.training.start_from)).load_config())
     precision, threads = choose_precision(recipe.training.precision, device), choose_threads()
     processes = choose_processes(recipe.training.processes, threads, recipe.training.batch_tokens, device)
     keep_freed_memory()
@@ -167,6 +169,8 @@ def _as_begun(recipe: Recipe, folder: RunFolder) -> Recipe:
     chosen = {name: getattr(begun.training, name) for name in ("precision", "processes") if getattr(recipe.training, name) == "auto"}
     if recipe.training.start_from is None:
         chosen["start_from"] = begun.training.start_from
+    if begun.training.start_from is not None:
+        recipe = shaped_like(recipe, begun.model)
     found_out = (*recipe.model.VOCABULARIES, *recipe.model.FROM_DATA)
     sizes = {name: getattr(begun.model, name) for name in found_out if not getattr(recipe.model, name)}
     recipe = recipe.model_copy(

@@ -5,6 +5,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from transom.config.model import Transformer
 from transom.config.recipe import Recipe
 from transom.errors import ConfigError
 from transom.inputs.tokenizer import Tokenizers
@@ -29,6 +30,16 @@ def given_tokenizers(recipe: Recipe, folder: RunFolder) -> Tokenizers | None:
     return None
 
 
+CHOSEN_ANEW = {"kind", "dropout", "attention_dropout", "feed_forward_dropout", "pooler_dropout", "pool", "classes", "temperature"}
+"""Fields of a model that fine-tuning may change: no weight of the shared part depends on them."""
+
+
+def shaped_like(recipe: Recipe, model: Transformer) -> Recipe:
+    """Take over the widths and bricks of another run's model; fields that no weight depends on stay the recipe's."""
+    shared = [name for name in type(model).model_fields if name in type(recipe.model).model_fields and name not in CHOSEN_ANEW]
+    return recipe.model_copy(update={"model": recipe.model.model_copy(update={name: getattr(model, name) for name in shared})})
+
+
 def start_from(model: nn.Module, folder: Path) -> str:
     """Copy a run's chosen weights into a fresh model where names agree; what the run does not have stays fresh.
 
@@ -41,30 +52,25 @@ def start_from(model: nn.Module, folder: Path) -> str:
 
     Raises:
         CheckpointError: there is no intact run in the folder.
-        ConfigError: weights of one name differ in shape, or hardly any name agrees.
+        ConfigError: the run is of a family whose blocks are others.
     """
     run = RunFolder.open(folder)
     run.load_config()
     theirs, ours = read_tensors(run.path / WEIGHTS), model.state_dict()
     shared = [name for name in ours if name in theirs and not _another_head(name, ours[name], theirs[name])]
-    for name in shared:
-        if ours[name].shape != theirs[name].shape:
-            raise ConfigError(
-                f"training.start_from: expected the widths of the run in {folder}, found {name} of shape {tuple(ours[name].shape)} here and"
-                f" {tuple(theirs[name].shape)} there; give the model the fields of that run's recipe.toml"
-            )
     blocks = {name for name in ours if ".blocks." in name}
     if not blocks <= set(shared):
         missing = min(blocks - set(shared))
         raise ConfigError(
-            f"training.start_from: expected a run whose blocks are those of this model, found none of the name {missing} in {folder};"
-            " give the model the bricks of that run's recipe.toml"
+            f"training.start_from: expected a run whose blocks are those of this model, found no {missing} in {folder};"
+            " name a run of the same kind of network"
         )
     with torch.no_grad():
         for name in shared:
             ours[name].copy_(theirs[name])
     fresh = [name for name in ours if name not in shared]
-    return f"starts from {folder}: {len(shared):,} of {len(ours):,} tensors" + (f"; fresh: {', '.join(fresh)}" if fresh else "")
+    kept = f"{len(shared):,} of {len(ours):,} tensors, its widths and bricks"
+    return f"starts from {folder}: {kept}" + (f"; fresh: {', '.join(fresh)}" if fresh else "")
 
 
 def _another_head(name: str, ours: Tensor, theirs: Tensor) -> bool:
