@@ -50,7 +50,7 @@ def front(result: dict[str, Any]) -> str:
         seconds = f"{row['seconds']:.2f} ({row['low']:.2f} to {row['high']:.2f})"
         rows.append({"What": f"`{row['command']}`, seconds", "transom": seconds, "Best peer": ""})
     facts = result["facts"]
-    told = f"{facts['date']}, torch {facts['versions']['torch']}, `make bench`; medians and quartiles, each system in its best mode, in one run."
+    told = f"{facts['date']}, torch {facts['versions']['torch']}, `make bench`; medians and quartiles, best modes, in one run."
     return f"{told}\n\n{_laid_out(rows)}"
 
 

@@ -1,5 +1,6 @@
 """The README's commands run, in order, in one folder; what trains is made short."""
 
+import json
 import re
 import shlex
 from pathlib import Path
@@ -100,3 +101,15 @@ def test_the_transcript_is_of_held_out_sentences_and_right() -> None:
     shown = re.findall(r"^  (\S.*)\n    -> (.*)$", transcript, re.MULTILINE)
     assert ("hello world", "hola mundo") in shown and len(shown) >= 5
     assert all(held_out[source] == translation for source, translation in shown)
+
+
+def test_the_transcript_and_the_picture_are_of_one_recorded_run_of_less_than_three_minutes() -> None:
+    record = json.loads((ROOT / "docs" / "demo.json").read_text(encoding="utf-8"))
+    (transcript,) = blocks("text")
+    assert transcript == record["transcript"] and record["seconds"] < 180 and record["facts"]["cores"] == 2
+    exact = re.search(r"^this model +([\d.]+) %$", transcript, re.MULTILINE)
+    assert exact is not None and float(exact[1]) >= 99
+    picture = (ROOT / "docs" / "alignment.svg").read_text(encoding="utf-8")
+    source, translation = max(re.findall(r"^  (\S.*)\n    -> (.*)$", transcript, re.MULTILINE), key=lambda sample: len(sample[1]))
+    shown = re.findall(r"[\w?¿.]+", f"{source} {translation}")
+    assert all(word.strip("?¿.") in picture for word in shown)

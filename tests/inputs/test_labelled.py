@@ -34,6 +34,8 @@ def test_three_formats_hold_the_same(tmp_path: Path) -> None:
     for name in ("a.tsv", "a.csv", "a.jsonl.gz"):
         read = read_labelled(LabelledFiles(file=name), tmp_path)
         assert (read.source, read.target) == (["a film", "no film"], ["pos", "neg"])
+    (tmp_path / "c.jsonl").write_text('{"text": "a film", "label": 1}\n{"text": "no film", "label": 0}\n')
+    assert read_labelled(LabelledFiles(file="c.jsonl"), tmp_path).target == ["1", "0"]
     (tmp_path / "b.csv").write_text("stars,review\n5,a film\n")
     assert read_labelled(LabelledFiles(file="b.csv", text_field="review", label_field="stars"), tmp_path).target == ["5"]
 
@@ -45,6 +47,7 @@ def test_three_formats_hold_the_same(tmp_path: Path) -> None:
         ("a.tsv", "a film\tpos\nno film\t \n", "a.tsv:2: expected a text and its class, found no class"),
         ("a.tsv", "a film\n", "a.tsv:1: expected at least 2 columns"),
         ("a.csv", "words,label\n", "expected a header with the column 'text', found 'words', 'label'; set text_field and label_field"),
+        ("a.jsonl", '{"text": "a", "label": 1.5}\n', "a.jsonl:1: expected text in the field 'label', found 1.5"),
         ("a.txt", "a\tb\n", "a.txt: expected a .tsv, .csv or .jsonl file"),
     ],
 )

@@ -12,13 +12,16 @@ Field = str | int
 Rows = Iterator[tuple[int, list[str]]]
 
 
-def read_columns(path: Path, fields: Sequence[Field | None], names: Sequence[str]) -> tuple[list[int], tuple[list[str], ...]]:
+def read_columns(
+    path: Path, fields: Sequence[Field | None], names: Sequence[str], numbers: bool = False
+) -> tuple[list[int], tuple[list[str], ...]]:
     """Read some fields of all records.
 
     Args:
         path: a .tsv, .csv or .jsonl file; it may be gzipped.
         fields: name or number, from 0, of each wanted column; None for the usual one: its place among them in a .tsv, its name elsewhere.
         names: what the wanted fields are, as in "source": their usual names, and with ``_field`` behind the recipe's word for each.
+        numbers: in JSON, take a whole number or a truth value as its text too, as classes often are.
 
     Returns:
         The line of each record, and each wanted field of all records.
@@ -28,7 +31,7 @@ def read_columns(path: Path, fields: Sequence[Field | None], names: Sequence[str
         ConfigError: the file is of no known format, or a field does not suit the format.
     """
     suffix = Path(path.name.removesuffix(".gz")).suffix
-    if suffix not in _FORMATS:
+    if suffix not in (".jsonl", *_TABLES):
         raise ConfigError(
             f"{path}: expected a .tsv, .csv or .jsonl file (or one of them with .gz), found {suffix or 'no suffix'!r}; name another"
         )
@@ -36,7 +39,8 @@ def read_columns(path: Path, fields: Sequence[Field | None], names: Sequence[str
     chosen = [default if field is None else field for field, default in zip(fields, usual, strict=True)]
     advice = f"set {' and '.join(f'{name}_field' for name in names)}"
     lines, columns = [], tuple(list[str]() for _ in names)
-    for line, texts in _FORMATS[suffix](path, chosen, advice):
+    records = json_rows(path, read_lines(path), chosen, advice, numbers) if suffix == ".jsonl" else _TABLES[suffix](path, chosen, advice)
+    for line, texts in records:
         lines.append(line)
         for column, text in zip(columns, texts, strict=True):
             column.append(text)
@@ -84,8 +88,4 @@ def _columns(path: Path, fields: Sequence[Field], header: list[str], advice: str
     return [header.index(field) if isinstance(field, str) else field for field in fields]
 
 
-def _jsonl_rows(path: Path, fields: Sequence[Field], advice: str) -> Rows:
-    return json_rows(path, read_lines(path), fields, advice)
-
-
-_FORMATS: dict[str, Callable[[Path, Sequence[Field], str], Rows]] = {".tsv": _tsv_rows, ".csv": _csv_rows, ".jsonl": _jsonl_rows}
+_TABLES: dict[str, Callable[[Path, Sequence[Field], str], Rows]] = {".tsv": _tsv_rows, ".csv": _csv_rows}

@@ -9,7 +9,9 @@ from transom.errors import DataError
 from transom.inputs.text import check_text
 
 
-def json_rows(path: Path, lines: Iterable[str], fields: Sequence[str | int], advice: str) -> Iterator[tuple[int, list[str]]]:
+def json_rows(
+    path: Path, lines: Iterable[str], fields: Sequence[str | int], advice: str, numbers: bool = False
+) -> Iterator[tuple[int, list[str]]]:
     """Read fields of a file's records; an empty line is a record of empty texts.
 
     Args:
@@ -17,6 +19,7 @@ def json_rows(path: Path, lines: Iterable[str], fields: Sequence[str | int], adv
         lines: its lines.
         fields: keys of an object or places in a list.
         advice: what to do where a field is missing, for people.
+        numbers: take a whole number or a truth value as its text too, as classes often are.
 
     Yields:
         Each record's line number, from 1, and its fields.
@@ -30,7 +33,7 @@ def json_rows(path: Path, lines: Iterable[str], fields: Sequence[str | int], adv
             continue
         where = f"{path}:{number}"
         record = _parse(line, where)
-        yield number, [_field(record, field, where, advice) for field in fields]
+        yield number, [_field(record, field, where, advice, numbers) for field in fields]
 
 
 def _parse(line: str, where: str) -> Any:
@@ -42,12 +45,14 @@ def _parse(line: str, where: str) -> Any:
         raise DataError(f"{where}: expected one plain JSON object a line: {error}") from error
 
 
-def _field(record: Any, field: str | int, where: str, advice: str) -> str:
+def _field(record: Any, field: str | int, where: str, advice: str, numbers: bool) -> str:
     places = range(len(record)) if isinstance(record, list) else record if isinstance(record, dict) else ()
     if field not in places:
         found = f"fields {', '.join(map(repr, record)) or '(none)'}" if isinstance(record, dict) else f"a {type(record).__name__}"
         raise DataError(f"{where}: expected JSON with the field {field!r}, found {found:.100}; {advice}")
     value = record[field]
+    if numbers and isinstance(value, int):
+        return json.dumps(value)
     if not isinstance(value, str):
         raise DataError(f"{where}: expected text in the field {field!r}, found {json.dumps(value)[:100]}")
     return check_text(value, f"{where}: field {field!r}")

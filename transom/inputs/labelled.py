@@ -61,7 +61,7 @@ def read_labelled(files: LabelledFiles, root: Path) -> Pairs:
         ConfigError: it is of no known format, or a field does not suit the format.
     """
     path = root / expanded(files.file)
-    lines, (texts, labels) = read_columns(path, (files.text_field, files.label_field), ("text", "label"))
+    lines, (texts, labels) = read_columns(path, (files.text_field, files.label_field), ("text", "label"), numbers=True)
     labels = [label.strip() for label in labels]
     for line, text, label in zip(lines, texts, labels, strict=True):
         if not text.strip() or not label:
