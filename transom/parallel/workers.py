@@ -16,6 +16,9 @@ from transom.parallel.world import ALONE, ProcessLostError, World, joined
 READY = b"ready\n"
 """What a worker says when it has all that it needs and is about to join."""
 
+BEGIN = "import runpy, sys; sys.path.append(sys.argv.pop(1)); runpy.run_module(sys.argv.pop(1), run_name='__main__', alter_sys=True)"
+"""How a worker begins: it finds this very package, behind all else that it could find, whatever folder it is in."""
+
 LOOPBACK = "lo" if sys.platform == "linux" else "lo0"
 """The interface that the processes talk over: this machine's own."""
 
@@ -25,7 +28,7 @@ def working_together(module: str, arguments: Sequence[str], size: int, threads: 
     """Start ``size - 1`` processes of a module and join them; they end with this one, however it ends.
 
     Args:
-        module: run as ``python -m MODULE RANK SIZE MEETING ARGUMENTS``; it calls ``worker``.
+        module: run as with ``python -m MODULE RANK SIZE MEETING ARGUMENTS``; it calls ``worker``.
         arguments: the rest of its command line.
         size: how many processes there are with this one.
         threads: of each.
@@ -37,15 +40,13 @@ def working_together(module: str, arguments: Sequence[str], size: int, threads: 
         yield ALONE
         return
     os.environ.setdefault("GLOO_SOCKET_IFNAME", LOOPBACK)
-    home = str(Path(transom.__file__).parents[1])
-    path = os.pathsep.join(part for part in (home, os.environ.get("PYTHONPATH")) if part)
-    environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "PYTHONPATH": path}
+    environment, home = {**os.environ, "OMP_NUM_THREADS": str(threads)}, str(Path(transom.__file__).parents[1])
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="transom-")))
         meeting = folder / "meeting"
         processes, logs = [], [folder / f"{rank}.log" for rank in range(1, size)]
         for rank, log in enumerate(logs, 1):
-            command = [sys.executable, "-P", "-m", module, str(rank), str(size), str(meeting), *arguments]
+            command = [sys.executable, "-P", "-c", BEGIN, home, module, str(rank), str(size), str(meeting), *arguments]
             with log.open("wb") as errors:
                 process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, env=environment)
             stack.callback(_end, process)
