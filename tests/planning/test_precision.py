@@ -9,7 +9,7 @@ import torch
 from transom.errors import ConfigError
 from transom.planning import precision
 from transom.planning.machine import best_seconds, matmul_rate, measure_peak
-from transom.planning.precision import Precision, Processes, Threads, choose_precision, choose_processes, choose_threads, using_threads
+from transom.planning.precision import Precision, Processes, Threads, choose_precision, choose_threads, share_processors, using_threads
 
 CPU = torch.device("cpu")
 
@@ -145,26 +145,23 @@ def test_only_processors_that_may_be_used_count(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("wanted", "batch_tokens", "expected"),
+    ("wanted", "expected"),
     [
-        ("auto", 4096, Processes(4, 2, "4 processes of 2 threads share each batch")),
-        ("auto", 8192, Processes(8, 1, "8 processes of 1 thread share each batch")),
-        ("auto", 10**6, Processes(8, 1, "8 processes of 1 thread share each batch")),
-        ("auto", 2047, Processes(1, 8)),
-        ("auto", 10, Processes(1, 8)),
-        (3, 10, Processes(3, 2, "3 processes of 2 threads share each batch")),
-        (20, 10**6, Processes(20, 1, "20 processes of 1 thread share each batch")),
+        (1, Processes(1, 8)),
+        (3, Processes(3, 2, "3 processes of 2 threads share each batch")),
+        (8, Processes(8, 1, "8 processes of 1 thread share each batch")),
+        (20, Processes(20, 1, "20 processes of 1 thread share each batch")),
     ],
 )
-def test_processes_get_enough_of_a_batch(wanted, batch_tokens, expected):
-    assert choose_processes(wanted, Threads(8, ""), batch_tokens, CPU) == expected
+def test_processes_share_the_threads(wanted, expected):
+    assert share_processors(wanted, Threads(8, ""), CPU) == expected
 
 
 def test_a_gpu_has_one_process():
     gpu = torch.device("cuda")
-    assert choose_processes("auto", Threads(8, ""), 10**6, gpu) == choose_processes(1, Threads(8, ""), 10**6, gpu) == Processes(1, 8)
-    with pytest.raises(ConfigError, match="expected 1 or auto on a GPU, found 2"):
-        choose_processes(2, Threads(8, ""), 10**6, gpu)
+    assert share_processors(1, Threads(8, ""), gpu) == Processes(1, 8)
+    with pytest.raises(ConfigError, match="expected 1 on a GPU, found 2"):
+        share_processors(2, Threads(8, ""), gpu)
 
 
 def test_threads_come_back():

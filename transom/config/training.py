@@ -105,8 +105,10 @@ class Training(Schema):
     precision: Literal["auto", "fp32", "bf16", "fp16"] = Field(
         "auto", description="arithmetic of the matrix products; auto chooses by measuring"
     )
-    processes: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
-        "auto", description="processes on this machine that share each batch; auto takes one a processor where batches are large enough"
+    processes: int = Field(
+        1,
+        ge=1,
+        description="processes on this machine that share each batch: for use beside other work, where threads stall; alone 1 is best",
     )
     start_from: str | None = Field(
         None,

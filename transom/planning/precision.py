@@ -1,4 +1,4 @@
-"""The one owner of three choices: the type of matrix products, threads, processes. Each comes with its reason, to be printed."""
+"""The one owner of two choices, the type of matrix products and the number of threads, each with its reason, to be printed."""
 
 import os
 from collections.abc import Iterator
@@ -14,9 +14,6 @@ from transom.planning.machine import matmul_rate
 
 WORTH_IT = 1.3
 """How much faster than float32 a shorter type must multiply to be chosen."""
-
-TOKENS_A_PROCESS = 1024
-"""Fewest tokens of a batch for which a process of its own is worth what it says to the others."""
 
 _SHAPE, _BUDGET = (512, 512, 512), 0.02
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -50,7 +47,7 @@ class Threads:
 
 @dataclass(frozen=True)
 class Processes:
-    """How many processes share a training's batches, how many threads each has, and why; no reason is needed for one process."""
+    """How many processes share a training's batches, how many threads each has, and a sentence on it where there are several."""
 
     count: int
     threads: int
@@ -89,30 +86,28 @@ def choose_threads() -> Threads:
     return Threads(cores, f"threads {cores}: physical cores available to this process")
 
 
-def choose_processes(wanted: int | Literal["auto"], threads: Threads, batch_tokens: int, device: torch.device) -> Processes:
-    """Choose what is ``wanted``, or one process a thread where each gets enough of a batch.
+def share_processors(wanted: int, threads: Threads, device: torch.device) -> Processes:
+    """Deal the machine's threads out to the processes that a recipe wants.
 
-    A small model's step is thousands of operations. Threads wait for the slowest of them after each one, processes once a step: alone on
-    the machine both are as fast, beside other work threads fall to a fraction.
+    Threads wait for the slowest of them after each of a step's thousands of operations, processes once a step. Alone on the machine one
+    process with all threads is as fast or faster; beside other work it falls to a third, and several keep three quarters of their speed.
 
     Args:
-        wanted: a number, or auto.
+        wanted: processes that share each batch.
         threads: of the whole machine.
-        batch_tokens: tokens of a batch.
         device: where the model is; on a GPU one process has all of it.
 
     Raises:
         ConfigError: several are wanted on a GPU.
     """
     if device.type != "cpu":
-        if wanted not in ("auto", 1):
-            raise ConfigError(f"training.processes: expected 1 or auto on a GPU, found {wanted}; processes share a batch on a CPU only")
+        if wanted > 1:
+            raise ConfigError(f"training.processes: expected 1 on a GPU, found {wanted}; processes share a batch on a CPU only")
         return Processes(1, threads.count)
-    count = max(1, min(threads.count, batch_tokens // TOKENS_A_PROCESS)) if wanted == "auto" else wanted
-    each = max(1, threads.count // count)
-    if count == 1:
+    each = max(1, threads.count // wanted)
+    if wanted == 1:
         return Processes(1, each)
-    return Processes(count, each, f"{count} processes of {each} {'thread' if each == 1 else 'threads'} share each batch")
+    return Processes(wanted, each, f"{wanted} processes of {each} {'thread' if each == 1 else 'threads'} share each batch")
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from transom.models.text import TextModel
 from transom.planning.machine import MachinePeak, measure_peak
 from transom.planning.memory import keep_freed_memory, keep_made_kernels, refuse_larger_than_memory
 from transom.planning.parameters import count_parameters
-from transom.planning.precision import Precision, Processes, Threads, choose_precision, choose_processes, choose_threads
+from transom.planning.precision import Precision, Processes, Threads, choose_precision, choose_threads, share_processors
 from transom.training.classification import ClassificationTask
 from transom.training.embedding import EmbeddingTask
 from transom.training.figures import COUNTED
@@ -94,14 +94,13 @@ def set_up(recipe: Recipe, base: Path, folder: RunFolder, tell: Callable[[str], 
     elif recipe.training.start_from is not None:
         recipe = shaped_like(recipe, RunFolder.open(Path(recipe.training.start_from)).load_config())
     precision, threads = choose_precision(recipe.training.precision, device), choose_threads()
-    processes = choose_processes(recipe.training.processes, threads, recipe.training.batch_tokens, device)
+    processes = share_processors(recipe.training.processes, threads, device)
     keep_freed_memory()
     torch.set_num_threads(threads.count)
     torch.manual_seed(recipe.training.seed)
 
     task = TASKS[recipe.task](recipe, base, folder, tell, 0, processes.count)
-    chosen = {"precision": precision.name, "processes": processes.count}
-    recipe = task.recipe.model_copy(update={"training": recipe.training.model_copy(update=chosen)})
+    recipe = task.recipe.model_copy(update={"training": recipe.training.model_copy(update={"precision": precision.name})})
     refuse_larger_than_memory(count_parameters(recipe.model).total, device)
     tell("measuring the machine")
     peak = measure_peak(device)
@@ -162,11 +161,11 @@ MAY_CHANGE = {
 
 
 def _as_begun(recipe: Recipe, folder: RunFolder) -> Recipe:
-    """Check that a run to go on with has this recipe; take over what it began with: precision, processes, origin, vocabulary, classes."""
+    """Check that a run to go on with has this recipe; take over what it began with: precision, origin, vocabulary, classes."""
     begun = load_recipe(folder.path / RECIPE)[0]
     if begun.task != recipe.task:
         raise ConfigError(f"{folder.path}: the run was begun with task = {begun.task!r}, found {recipe.task!r}; give another --out")
-    chosen = {name: getattr(begun.training, name) for name in ("precision", "processes") if getattr(recipe.training, name) == "auto"}
+    chosen: dict[str, str | None] = {"precision": begun.training.precision} if recipe.training.precision == "auto" else {}
     if recipe.training.start_from is None:
         chosen["start_from"] = begun.training.start_from
     if begun.training.start_from is not None:
