@@ -59,6 +59,18 @@ def test_a_run_has_the_documented_files(tmp_path):
     assert json.loads((path / "config.json").read_text())["format_version"] == 1
 
 
+def test_a_run_that_comes_to_nothing_leaves_no_folder(tmp_path):
+    with pytest.raises(ZeroDivisionError), RunFolder.create(tmp_path / "made"):
+        raise ZeroDivisionError
+    assert not (tmp_path / "made").exists()
+    (tmp_path / "was-there").mkdir()
+    RunFolder.create(tmp_path / "was-there").close()
+    assert (tmp_path / "was-there").is_dir()
+    with RunFolder.create(tmp_path / "written") as run:
+        run.metrics.append({"step": 1})
+    assert (tmp_path / "written").is_dir()
+
+
 def test_a_run_is_not_overwritten_unasked(tmp_path):
     path = begun(tmp_path / "a")
     before = {name: (path / name).read_bytes() for name in names(path) - {"checkpoints", LOCK}}

@@ -44,13 +44,13 @@ def holds_run(path: Path) -> bool:
 class RunFolder:
     """A run's folder: to write, made by ``create`` and locked until ``close`` or death; to read, by ``open``."""
 
-    def __init__(self, path: Path, lock: int | None = None) -> None:
-        """Use ``create`` or ``open``."""
+    def __init__(self, path: Path, lock: int | None = None, fresh: bool = False) -> None:
+        """Use ``create`` or ``open``; a ``fresh`` folder goes again if nothing comes of the run."""
         self.path = path
         self.checkpoints = Checkpoints(path / CHECKPOINTS)
         self.metrics = Metrics(path / METRICS)
         self.ledger = Ledger(path / LEDGER)
-        self._lock = lock
+        self._lock, self._fresh = lock, fresh
 
     @property
     def holds_recipe(self) -> bool:
@@ -72,10 +72,11 @@ class RunFolder:
         """
         if re.search("[\ud800-\udfff]", str(path)):
             raise ConfigError(f"{str(path)!a}: expected a folder whose name is UTF-8, found other bytes in it; give another --out")
+        fresh = not path.exists()
         make_folder(path)
         if not _is_ours(path) and (foreign := sorted(entry.name for entry in path.iterdir())):
             raise ConfigError(f"{path} is not empty and not a run's folder (it holds {foreign[0][:80]!r}); give another --out")
-        run = cls(path, _take_lock(path))
+        run = cls(path, _take_lock(path), fresh)
         try:
             for folder in (path, run.checkpoints.folder):
                 if folder.is_dir():
@@ -109,10 +110,14 @@ class RunFolder:
         return cls(path)
 
     def close(self) -> None:
-        """Release the lock."""
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
+        """Release the lock, and remove a folder that was made for a run which left nothing in it."""
+        if self._lock is None:
+            return
+        if self._fresh and self.path.is_dir() and [entry.name for entry in self.path.iterdir()] == [LOCK]:
+            (self.path / LOCK).unlink()
+            self.path.rmdir()
+        os.close(self._lock)
+        self._lock = None
 
     def __enter__(self) -> Self:
         """Return the folder itself."""
