@@ -32,12 +32,21 @@ assert not {{"torch", "numpy", "tokenizers", "safetensors", "sacrebleu"}} & set(
 
 
 def test_help_takes_less_than_half_a_second() -> None:
+    assert _least_seconds("--help") < 0.5
+
+
+def test_a_sentence_is_translated_in_less_than_three_seconds(trained: Trained) -> None:
+    assert _least_seconds("translate", str(trained.folder), "ab ba") < 3.0
+
+
+def _least_seconds(*arguments: str) -> float:
+    """Return the processor time of a whole process, its start included: the least of three."""
     seconds = []
     for _ in range(3):
         before = _processor_seconds_of_children()
-        subprocess.run([*PYTHON, "-m", "transom", "--help"], check=True, capture_output=True, timeout=60)
+        subprocess.run([*PYTHON, "-m", "transom", *arguments], check=True, capture_output=True, stdin=subprocess.DEVNULL, timeout=60)
         seconds.append(_processor_seconds_of_children() - before)
-    assert min(seconds) < 0.5
+    return min(seconds)
 
 
 def _processor_seconds_of_children() -> float:
