@@ -7,7 +7,7 @@ from typing import Literal
 import pytest
 import torch
 
-from tests.conftest import ALLOWED_SKIPS, LAST, SECONDS, Watch
+from tests.conftest import ALLOWED_SKIPS, LAST, REST, SECONDS, Watch
 from tests.size import ROOT
 from transom.inputs.batch import Sequences
 
@@ -44,8 +44,9 @@ def test_only_listed_files_can_skip() -> None:
     assert files <= {name.split("::")[0] for name in ALLOWED_SKIPS}
 
 
-def test_budgets_leave_make_test_under_eight_minutes_on_two_cores() -> None:
-    assert sum(SECONDS.values()) / 2 < 8 * 60 * 1.5  # never all spent at once: a guard against budgets that only grow
+def test_budgets_hold_what_two_cores_do_in_eight_minutes_twice() -> None:
+    """A machine of half the speed must not fail; what `make test` took on which machine is in log/2026-11-22-times-of-a-clone.md."""
+    assert sum(SECONDS.values()) + 2 * REST <= 2 * 2 * 8 * 60
 
 
 def test_processor_time_is_in_every_report(request: pytest.FixtureRequest) -> None:

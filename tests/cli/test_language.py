@@ -103,7 +103,7 @@ def test_score_gives_a_line_a_text_and_the_totals(transom: Call, spoken: Languag
         (("score", "RUN", "--text", "nowhere"), "nowhere: no such file"),
         (("score", "RUN", "--text", "TEXT", "--overlap", "16"), "expected an overlap from 0 to 15"),
         (("score", "RUN", "--text", "TEXT", "--start", "1"), "--start: start: expected a number less than 1, found 1.0"),
-        (("translate", "RUN", "x"), "expected a run that translates, found a language model"),
+        (("translate", "RUN", "x"), "expected a run that transom translate can use, found one for transom generate"),
         (("train", "text-bpe", "--valid-text", "x"), "--valid-text needs --text beside it"),
         (("train", "text-bpe"), "name your own files with --text"),
         (("train", "text-bpe", "--text", "TEXT", "--set", "model.n_encoder_layers=2"), "unknown field model.n_encoder_layers"),
@@ -118,8 +118,8 @@ def test_mistakes_get_one_line(transom: Call, spoken: LanguageRun, arguments: tu
 
 
 def test_a_translator_does_not_go_on_with_text(transom: Call, trained: Trained, spoken: LanguageRun) -> None:
-    assert "expected a language model's run, found one that translates" in transom("generate", trained.folder, "x").error
-    assert "expected a language model's run" in transom("score", trained.folder, "--text", spoken.text).error
+    assert "expected a run that transom generate can use, found one for transom translate" in transom("generate", trained.folder, "x").error
+    assert "expected a run that transom generate can use" in transom("score", trained.folder, "--text", spoken.text).error
 
 
 def test_a_tokenizer_is_trained_on_text(transom: Call, spoken: LanguageRun, tmp_path: Path) -> None:

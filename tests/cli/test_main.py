@@ -87,7 +87,7 @@ def test_every_verb_offers_json(verb: str, transom: Call) -> None:
         (["trian"], "error: expected a verb, found 'trian'; did you mean train?"),
         (["--versoin"], "error: no such option: --versoin; did you mean --version? see transom --help"),
         (["train"], "error: missing argument 'NAME_OR_FILE'; see transom train --help"),
-        (["train", "copy", "--resum"], "error: no such option: --resum; did you mean --resume? see transom train --help"),
+        (["train", "copy", "--resum"], "error: no such option: --resum; did you mean --from, --resume? see transom train --help"),
         (["train", "copi"], "error: expected a packaged recipe or the path of a .toml file, found 'copi'; did you mean copy?"),
         (["train", "translation"], "name your own files with --source and --target"),
         (["train", "translation", "--source", "a"], "error: --source needs --target beside it"),

@@ -92,14 +92,16 @@ def test_own_fields_go_over_the_preset(write: Load, monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize("name", packaged_presets())
 def test_packaged_presets_fit_the_schema(write: Load, name: str) -> None:
     kind = tomllib.loads(packaged_presets()[name])["kind"]
-    task = {"seq2seq": "", "decoder": 'task = "language"\n'}[kind]
+    task = {"seq2seq": "", "decoder": 'task = "language"\n', "encoder": 'task = "masked"\n'}[kind]
     data = DATA if kind == "seq2seq" else '[data]\ntrain = { files = "a" }\n'
     assert write(f'{task}{data}[model]\npreset = "{name}"').model.kind == kind
 
 
 @pytest.mark.parametrize("name", packaged_recipes())
 def test_packaged_recipes_load_and_begin_with_a_comment(name: str) -> None:
-    files = {"translation": ["data.train.source=a", "data.train.target=b"], "text-bpe": ["data.train.files=a"]}.get(name, [])
+    pairs, text = ["data.train.source=a", "data.train.target=b"], ["data.train.files=a"]
+    own = {"translation": pairs, "text-pairs": pairs, "text-bpe": text, "text-masked": text, "text-classes": ["data.train.file=a.tsv"]}
+    files = own.get(name, [])
     recipe, base = load_recipe(name, files)
     assert base == Path.cwd()
     assert packaged_recipes()[name].startswith("# ")

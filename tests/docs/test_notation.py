@@ -5,7 +5,7 @@ import re
 
 from tests.size import ROOT
 from transom.config.bricks import PLACEMENTS, MultiHead, RmsNorm
-from transom.config.model import Decoder, Seq2Seq
+from transom.config.model import Decoder, MaskedEncoder, Seq2Seq, TextClassifier, TextEmbedder
 from transom.inputs.special import NAMES
 from transom.inspection.names import sites
 
@@ -24,9 +24,10 @@ def names_in_first_column(title: str) -> set[str]:
 
 
 def test_sizes_are_the_schemas() -> None:
-    fields = (Seq2Seq.model_fields | Decoder.model_fields).items()
+    families = (Seq2Seq, Decoder, MaskedEncoder, TextClassifier, TextEmbedder)
+    fields = [field for family in families for field in family.model_fields.items()]
     numbers = {name for name, field in fields if isinstance(field.default, int | float) or field.default is None}
-    assert names_in_first_column("Sizes") == numbers - {"scale_embeddings", "tie"}
+    assert names_in_first_column("Sizes") == numbers - {"scale_embeddings", "tie", "embedding_norm"}
 
 
 def test_axes_of_models_and_layers_are_on_the_page() -> None:
@@ -48,7 +49,13 @@ def test_every_site_is_on_the_page_and_no_other() -> None:
     )
     real = {
         site.address.replace(".0.", ".N.")
-        for config in (both_sides, Decoder.model_validate(sizes | {"n_layers": 1, "vocab_size": 5}))
+        for config in (
+            both_sides,
+            *(
+                family.model_validate(sizes | {"n_layers": 1, "vocab_size": 5} | more)
+                for family, more in ((Decoder, {}), (MaskedEncoder, {}), (TextClassifier, {"classes": ("a", "b")}), (TextEmbedder, {}))
+            ),
+        )
         for changes in (*({"norm_placement": kind} for kind in PLACEMENTS), {"attention": MultiHead(qk_norm=RmsNorm())})
         for site in sites(config.model_copy(update=changes))
     }
