@@ -7,21 +7,10 @@ import pytest
 from safetensors.torch import load_file
 
 from tests.cli.conftest import Call, Trained, sets
+from tests.cli.test_language import TINY as TINY_TEXT
 from transom.cli.main import main
 
-TINY = (
-    "tokenizer.vocab_size=300",
-    "model.d_model=16",
-    "model.d_ff=16",
-    "model.n_heads=2",
-    "model.n_layers=1",
-    "model.max_seq_len=16",
-    "training.batch_tokens=256",
-    "training.validate_every=5",
-    "training.checkpoint_every=5",
-    "training.precision=fp32",
-    "training.max_steps=10",
-)
+TINY = tuple(override for override in TINY_TEXT if not override.startswith("decoding."))
 
 
 @pytest.fixture(scope="session")

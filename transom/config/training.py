@@ -138,14 +138,19 @@ class TranslationTraining(Training):
         return self
 
 
-class EncoderTraining(Training):
-    """One training run of an encoder."""
+class AdamWTraining(Training):
+    """What runs share that learn by AdamW, with no smoothing and no averaging."""
 
-    optimizer: Optimizer = Field(AdamW(beta2=0.98, eps=1e-8, weight_decay=0.01), description="the optimizer brick")
     learning_rate: Peak = Field(1e-3, description=_PEAK)
     schedule: Schedule = Field(Cosine(), description="the learning-rate schedule brick")
     label_smoothing: float = Field(0.0, ge=0, lt=1, description=_SMOOTHING)
     average: Average = Field(NoAverage(), description="which weights are validated and kept")
+
+
+class EncoderTraining(AdamWTraining):
+    """One training run of an encoder."""
+
+    optimizer: Optimizer = Field(AdamW(beta2=0.98, eps=1e-8, weight_decay=0.01), description="the optimizer brick")
     select_by: Literal["loss", "accuracy"] = Field("loss", description="validation figure that chooses the kept weights")
 
 
@@ -168,13 +173,9 @@ class EmbeddingTraining(EncoderTraining):
     validate_samples: int = Field(3, ge=0, description="validation texts whose nearest text is told at a validation, to be shown")
 
 
-class LanguageTraining(Training):
+class LanguageTraining(AdamWTraining):
     """One training run of a language model."""
 
     optimizer: Optimizer = Field(AdamW(beta2=0.95, eps=1e-8, weight_decay=0.1), description="the optimizer brick")
-    learning_rate: Peak = Field(1e-3, description=_PEAK)
-    schedule: Schedule = Field(Cosine(), description="the learning-rate schedule brick")
-    label_smoothing: float = Field(0.0, ge=0, lt=1, description=_SMOOTHING)
-    average: Average = Field(NoAverage(), description="which weights are validated and kept")
     select_by: Literal["loss"] = Field("loss", description="validation figure that chooses the kept weights")
     validate_samples: int = Field(3, ge=0, description="validation documents whose beginning is continued at a validation, to be shown")

@@ -1,6 +1,5 @@
 """The encoder alone: a text in, and what stands behind its masks, the class of all of it or a vector for it, as in BERT."""
 
-from abc import abstractmethod
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -50,10 +49,6 @@ class EncoderTransformer(TextModel):
         norm = build_norm(config.norm, config.d_model) if config.embedding_norm else None
         self.embedding = Embedding(tokens, build_position(config, causal=False), config.scale_embeddings, config.dropout, norm)
         self.encoder = Stack(config, config.n_layers, cross=False)
-
-    @abstractmethod
-    def hidden(self, batch: Batch, taps: Scope | None = None) -> Float[Tensor, "*places d_model"]:
-        """Return the last vectors, of which the logits are a linear map."""
 
     def encode(self, text: Sequences, taps: Scope | None = None) -> Float[Tensor, "batch source d_model"]:
         """Return a vector a token."""
@@ -129,7 +124,7 @@ class TextEmbedderTransformer(EncoderTransformer):
         """Return a vector of length 1 a text."""
         return F.normalize(mean_pooled(self.encode(text, taps), text), dim=-1)
 
-    def hidden(self, batch: Pairs, taps: Scope | None = None) -> Float[Tensor, "batch d_model"]:  # type: ignore[override]
+    def hidden(self, batch: Pairs, taps: Scope | None = None) -> Float[Tensor, "batch d_model"]:
         """Return the vectors of the left sides."""
         return self.vectors(batch.source, taps)
 

@@ -10,7 +10,6 @@ import torch
 from transom.config.recipe import EmbeddingRecipe
 from transom.decoding.embedder import Embedder
 from transom.inputs.batch import MatchedBatch, matched_batch
-from transom.inputs.datasets import load_data
 from transom.inputs.loader import Loader, ordered_batches
 from transom.inputs.pairs import Pairs, fingerprint
 from transom.inputs.report import DataReport, report_data
@@ -19,7 +18,7 @@ from transom.models.encoder import TextEmbedderTransformer
 from transom.models.text import TextModel
 from transom.planning.flops import count_flops
 from transom.planning.precision import Precision
-from transom.training.start import given_tokenizers
+from transom.training.pairs import read_pairs
 from transom.training.validation import validation_loss
 from transom.weights.run_folder import TOKENIZER, RunFolder
 
@@ -58,32 +57,17 @@ class EmbeddingTask:
         Raises:
             TransomError: the data cannot be read, or do not fit the recipe.
         """
-        tell("reading the data")
-        splits = load_data(recipe.data, base)
-        tell("preparing the tokenizer")
-        tokenizers = given_tokenizers(recipe, folder) or Tokenizers.train(splits.train, recipe.tokenizer)
+        pairs = read_pairs(recipe, base, folder, tell, rank, n_ranks, matched_batch)
+        splits, tokenizers = pairs.splits, pairs.tokenizers
         recipe = recipe.model_copy(update={"model": recipe.model.model_copy(update={"vocab_size": tokenizers.source.vocab_size})})
-        training, max_seq_len = recipe.training, recipe.model.max_seq_len
-        loader = Loader(
-            splits.train,
-            tokenizers,
-            max_seq_len=max_seq_len,
-            batch_tokens=training.batch_tokens,
-            seed=training.seed,
-            dropout=recipe.tokenizer.dropout,
-            max_length_ratio=recipe.data.max_length_ratio,
-            accumulate=training.accumulate,
-            shard=rank,
-            n_shards=n_ranks,
-            make=matched_batch,
-        )
+        batch_tokens, max_seq_len = recipe.training.batch_tokens, recipe.model.max_seq_len
         return cls(
             recipe=recipe,
             tokenizers=tokenizers,
-            loader=loader,
+            loader=pairs.loader,
             valid=splits.valid,
-            valid_batches=ordered_batches(splits.valid, tokenizers, training.batch_tokens, max_seq_len, make=matched_batch),
-            report=report_data(splits, tokenizers, loader),
+            valid_batches=ordered_batches(splits.valid, tokenizers, batch_tokens, max_seq_len, make=matched_batch),
+            report=report_data(splits, tokenizers, pairs.loader),
             data=fingerprint(splits.train, splits.valid),
         )
 

@@ -59,25 +59,16 @@ class LanguageTask:
         Raises:
             TransomError: the text cannot be read, or does not fit the recipe.
         """
-        text = read_text(recipe, base, folder, tell)
+        text = read_text(recipe, base, folder, tell, rank, n_ranks)
         recipe = recipe.model_copy(update={"model": recipe.model.model_copy(update={"vocab_size": text.tokenizer.vocab_size})})
         training, max_seq_len = recipe.training, recipe.model.max_seq_len
-        loader = WindowLoader(
-            text.streams["train"],
-            max_seq_len=max_seq_len,
-            batch_tokens=training.batch_tokens,
-            seed=training.seed,
-            accumulate=training.accumulate,
-            shard=rank,
-            n_shards=n_ranks,
-        )
         return cls(
             recipe=recipe,
             tokenizer=text.tokenizer,
-            loader=loader,
+            loader=text.windows,
             valid=text.splits.valid,
             valid_batches=[batch for batch, *_ in scoring_batches(text.streams["valid"].rows, max_seq_len, 0, training.batch_tokens)],
-            report=report_text(text.splits, text.streams, text.tokenizer, loader),
+            report=report_text(text.splits, text.streams, text.tokenizer, text.windows),
             data=text.fingerprint,
         )
 

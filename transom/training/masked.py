@@ -14,7 +14,7 @@ from transom.inputs.documents import Documents
 from transom.inputs.masking import MaskedLoader, masked
 from transom.inputs.text_report import TextReport, report_text
 from transom.inputs.tokenizer import Tokenizer, Tokenizers
-from transom.inputs.windows import Stream, WindowLoader, scoring_batches
+from transom.inputs.windows import Stream, scoring_batches
 from transom.models.encoder import MaskedEncoderTransformer
 from transom.models.text import TextModel
 from transom.planning.flops import count_flops
@@ -61,26 +61,17 @@ class MaskedTask:
         Raises:
             TransomError: the text cannot be read, or does not fit the recipe.
         """
-        text = read_text(recipe, base, folder, tell)
+        text = read_text(recipe, base, folder, tell, rank, n_ranks)
         recipe = recipe.model_copy(update={"model": recipe.model.model_copy(update={"vocab_size": text.tokenizer.vocab_size})})
         training, max_seq_len = recipe.training, recipe.model.max_seq_len
-        windows = WindowLoader(
-            text.streams["train"],
-            max_seq_len=max_seq_len,
-            batch_tokens=training.batch_tokens,
-            seed=training.seed,
-            accumulate=training.accumulate,
-            shard=rank,
-            n_shards=n_ranks,
-        )
         mask = text.tokenizer.vocab_size
         return cls(
             recipe=recipe,
             tokenizer=text.tokenizer,
-            loader=MaskedLoader(windows, training.mask_share, mask, training.seed),
+            loader=MaskedLoader(text.windows, training.mask_share, mask, training.seed),
             valid=text.splits.valid,
             valid_batches=_hidden(text.streams["valid"], max_seq_len, training.batch_tokens, training.mask_share, mask),
-            report=report_text(text.splits, text.streams, text.tokenizer, windows),
+            report=report_text(text.splits, text.streams, text.tokenizer, text.windows),
             data=text.fingerprint,
         )
 

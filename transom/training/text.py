@@ -8,7 +8,7 @@ from pathlib import Path
 from transom.config.recipe import LanguageRecipe, MaskedRecipe
 from transom.inputs.documents import TextSplits, load_text
 from transom.inputs.tokenizer import Tokenizer
-from transom.inputs.windows import Stream
+from transom.inputs.windows import Stream, WindowLoader
 from transom.training.start import given_tokenizers
 from transom.weights.run_folder import RunFolder
 
@@ -21,11 +21,13 @@ class Text:
         splits: its documents.
         tokenizer: of all of them.
         streams: the same as tokens, by the split's name.
+        windows: training batches of it.
     """
 
     splits: TextSplits
     tokenizer: Tokenizer
     streams: dict[str, Stream]
+    windows: WindowLoader
 
     @property
     def fingerprint(self) -> str:
@@ -38,14 +40,18 @@ class Text:
         return total.hexdigest()
 
 
-def read_text(recipe: LanguageRecipe | MaskedRecipe, base: Path, folder: RunFolder, tell: Callable[[str], None]) -> Text:
-    """Read a recipe's text, and make its tokenizer or load that of the run to go on with.
+def read_text(
+    recipe: LanguageRecipe | MaskedRecipe, base: Path, folder: RunFolder, tell: Callable[[str], None], rank: int, n_ranks: int
+) -> Text:
+    """Read a recipe's text, make its tokenizer or load that of another run, and cut training windows.
 
     Args:
         recipe: what to train.
         base: folder that ``data.root`` is relative to.
         folder: the run folder.
         tell: is told what is being done, in a few words.
+        rank: number of this process, from 0, of those that share every batch.
+        n_ranks: how many there are.
 
     Raises:
         TransomError: the text cannot be read, or does not suit the tokenizer.
@@ -57,4 +63,14 @@ def read_text(recipe: LanguageRecipe | MaskedRecipe, base: Path, folder: RunFold
     tokenizer = Tokenizer.train(splits.train.texts, recipe.tokenizer) if given is None else given.source
     tell("reading the text as tokens")
     parts = {"train": splits.train, "valid": splits.valid} | ({"test": splits.test} if splits.test else {})
-    return Text(splits, tokenizer, {name: Stream(part, tokenizer) for name, part in parts.items()})
+    streams, training = {name: Stream(part, tokenizer) for name, part in parts.items()}, recipe.training
+    windows = WindowLoader(
+        streams["train"],
+        max_seq_len=recipe.model.max_seq_len,
+        batch_tokens=training.batch_tokens,
+        seed=training.seed,
+        accumulate=training.accumulate,
+        shard=rank,
+        n_shards=n_ranks,
+    )
+    return Text(splits, tokenizer, streams, windows)

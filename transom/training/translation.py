@@ -8,8 +8,7 @@ from typing import Any, Self
 import torch
 
 from transom.config.recipe import TranslationRecipe
-from transom.inputs.batch import TranslationBatch
-from transom.inputs.datasets import load_data
+from transom.inputs.batch import TranslationBatch, translation_batch
 from transom.inputs.loader import Loader, ordered_batches
 from transom.inputs.pairs import Pairs, fingerprint
 from transom.inputs.report import DataReport, report_data
@@ -18,7 +17,7 @@ from transom.models.seq2seq import Seq2SeqTransformer
 from transom.models.text import TextModel
 from transom.planning.flops import count_flops
 from transom.planning.precision import Precision
-from transom.training.start import given_tokenizers
+from transom.training.pairs import read_pairs
 from transom.training.validation import validation_loss, validation_scores
 from transom.weights.run_folder import TOKENIZER, RunFolder
 
@@ -54,32 +53,18 @@ class TranslationTask:
         Raises:
             TransomError: the data cannot be read, or do not fit the recipe.
         """
-        tell("reading the data")
-        splits = load_data(recipe.data, base)
-        tell("preparing the tokenizer")
-        tokenizers = given_tokenizers(recipe, folder) or Tokenizers.train(splits.train, recipe.tokenizer)
+        pairs = read_pairs(recipe, base, folder, tell, rank, n_ranks, translation_batch)
+        splits, tokenizers = pairs.splits, pairs.tokenizers
         sizes = {"source_vocab_size": tokenizers.source.vocab_size, "target_vocab_size": tokenizers.target.vocab_size}
         recipe = recipe.model_copy(update={"model": recipe.model.model_copy(update=sizes)})
-        training, max_seq_len = recipe.training, recipe.model.max_seq_len
-        loader = Loader(
-            splits.train,
-            tokenizers,
-            max_seq_len=max_seq_len,
-            batch_tokens=training.batch_tokens,
-            seed=training.seed,
-            dropout=recipe.tokenizer.dropout,
-            max_length_ratio=recipe.data.max_length_ratio,
-            accumulate=training.accumulate,
-            shard=rank,
-            n_shards=n_ranks,
-        )
+        batch_tokens, max_seq_len = recipe.training.batch_tokens, recipe.model.max_seq_len
         return cls(
             recipe=recipe,
             tokenizers=tokenizers,
-            loader=loader,
+            loader=pairs.loader,
             valid=splits.valid,
-            valid_batches=ordered_batches(splits.valid, tokenizers, training.batch_tokens, max_seq_len),
-            report=report_data(splits, tokenizers, loader),
+            valid_batches=ordered_batches(splits.valid, tokenizers, batch_tokens, max_seq_len),
+            report=report_data(splits, tokenizers, pairs.loader),
             data=fingerprint(splits.train, splits.valid),
         )
 
