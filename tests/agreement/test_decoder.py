@@ -15,7 +15,7 @@ from transom.inputs.batch import LanguageBatch, Sequences
 from transom.layers import mask as masks
 from transom.layers.sight import Sight
 from transom.models.build import build_model
-from transom.models.text import TextModel
+from transom.models.network import Network
 
 VOCAB, LENGTH = 31, 12
 GPT2 = Decoder.model_validate(
@@ -137,7 +137,7 @@ def from_llama(theirs: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 @pytest.fixture(params=["gpt2", "llama"])
-def both(request: pytest.FixtureRequest) -> tuple[TextModel, nn.Module]:
+def both(request: pytest.FixtureRequest) -> tuple[Network, nn.Module]:
     """Give ours and theirs with the same random weights, norms and biases included."""
     torch.set_default_dtype(torch.float64)  # tables of positions too
     try:
@@ -160,7 +160,7 @@ def batch() -> LanguageBatch:
 
 
 @pytest.mark.parametrize(("dtype", "close"), [(torch.float64, 1e-10), (torch.float32, 1e-5)])
-def test_logits_are_theirs(both: tuple[TextModel, nn.Module], dtype: torch.dtype, close: float) -> None:
+def test_logits_are_theirs(both: tuple[Network, nn.Module], dtype: torch.dtype, close: float) -> None:
     ours, theirs = (model.to(dtype) for model in both)
     text = batch()
     found, expected = ours(text), theirs(text.target.tokens).logits
@@ -168,7 +168,7 @@ def test_logits_are_theirs(both: tuple[TextModel, nn.Module], dtype: torch.dtype
     assert ((found - expected).abs() / scale).max() <= close
 
 
-def test_gradients_of_every_weight_are_theirs(both: tuple[TextModel, nn.Module]) -> None:
+def test_gradients_of_every_weight_are_theirs(both: tuple[Network, nn.Module]) -> None:
     ours, theirs = both
     text = batch()
     for logits in (ours(text), theirs(text.target.tokens).logits):

@@ -11,7 +11,7 @@ from transformers import BertConfig, BertForMaskedLM, BertForSequenceClassificat
 from transom.config.model import MaskedEncoder, TextClassifier
 from transom.inputs.batch import LabelledBatch, MaskedBatch, Sequences
 from transom.models.build import build_model
-from transom.models.text import TextModel
+from transom.models.network import Network
 
 VOCAB = 31
 SHARED: dict[str, Any] = {
@@ -72,7 +72,7 @@ def renamed(theirs: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 @pytest.fixture(params=["masked", "class"])
-def both(request: pytest.FixtureRequest) -> tuple[TextModel, nn.Module]:
+def both(request: pytest.FixtureRequest) -> tuple[Network, nn.Module]:
     """Give ours and theirs with the same random weights, norms and biases included, but none on the logits."""
     torch.manual_seed(1)
     theirs: nn.Module = BertForMaskedLM(config()) if request.param == "masked" else BertForSequenceClassification(config())
@@ -89,13 +89,13 @@ def both(request: pytest.FixtureRequest) -> tuple[TextModel, nn.Module]:
     return ours, theirs
 
 
-def batch(ours: TextModel) -> MaskedBatch | LabelledBatch:
+def batch(ours: Network) -> MaskedBatch | LabelledBatch:
     if isinstance(ours.config, MaskedEncoder):
         return MaskedBatch(TEXT, TEXT.tokens, TEXT.segments > 0, (0, 1))
     return LabelledBatch(TEXT, torch.tensor([2, 0]), (0, 1))
 
 
-def logits_of(ours: TextModel, theirs: nn.Module) -> tuple[Tensor, Tensor]:
+def logits_of(ours: Network, theirs: nn.Module) -> tuple[Tensor, Tensor]:
     """Run both on the same texts and give the logits that count."""
     texts = batch(ours)
     expected = theirs(TEXT.tokens, attention_mask=(TEXT.segments > 0).long()).logits
@@ -103,12 +103,12 @@ def logits_of(ours: TextModel, theirs: nn.Module) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize(("dtype", "close"), [(torch.float64, 1e-10), (torch.float32, 1e-5)])
-def test_logits_are_theirs(both: tuple[TextModel, nn.Module], dtype: torch.dtype, close: float) -> None:
+def test_logits_are_theirs(both: tuple[Network, nn.Module], dtype: torch.dtype, close: float) -> None:
     found, expected = logits_of(*(model.to(dtype) for model in both))
     assert ((found - expected).abs() / expected.abs().max().clamp(min=1.0)).max() <= close
 
 
-def test_gradients_of_every_weight_are_theirs(both: tuple[TextModel, nn.Module]) -> None:
+def test_gradients_of_every_weight_are_theirs(both: tuple[Network, nn.Module]) -> None:
     ours, theirs = both
     labels = batch(ours).labels[batch(ours).counted]
     for logits in logits_of(ours, theirs):

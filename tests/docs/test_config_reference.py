@@ -6,7 +6,7 @@ from tests.size import ROOT
 from transom.config.brick import schemas
 from transom.config.bricks import PLACEMENTS
 from transom.config.catalogue import TITLES, catalogue
-from transom.config.model import Transformer
+from transom.config.model import TextTransformer
 from transom.config.recipe import TASKS
 from transom.config.reference import reference
 
@@ -17,8 +17,8 @@ def test_the_pages_are_current() -> None:
 
 
 def test_every_brick_of_a_block_is_in_the_catalogue() -> None:
-    assert set(PLACEMENTS) == set(get_args(Transformer.model_fields["norm_placement"].annotation))
-    assert set(TITLES) == {name for name, field in Transformer.model_fields.items() if schemas(field.annotation)}
+    assert set(PLACEMENTS) == set(get_args(TextTransformer.model_fields["norm_placement"].annotation))
+    assert set(TITLES) == {name for name, field in TextTransformer.model_fields.items() if schemas(field.annotation)}
 
 
 def test_the_page_has_every_part_and_its_bounds() -> None:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter
 from torch import Tensor
 
-from transom.config.model import MaskedEncoder, Model, Seq2Seq, TextClassifier, TextEmbedder, Transformer
+from transom.config.model import MaskedEncoder, Model, Seq2Seq, TextClassifier, TextEmbedder, TextTransformer
 from transom.inputs.batch import Batch, LabelledBatch, LanguageBatch, MaskedBatch, MatchedBatch, Sequences, TranslationBatch
 
 VOCAB = 9
@@ -90,13 +90,13 @@ def combinations(families: list[dict[str, Any]] = FAMILIES) -> st.SearchStrategy
     return st.tuples(bricks(), st.sampled_from(families)).map(lambda drawn: drawn[0] | drawn[1])
 
 
-def described(fields: dict[str, Any]) -> Transformer:
+def described(fields: dict[str, Any]) -> TextTransformer:
     """Check a combination against the schema."""
-    config: Transformer = TypeAdapter(Model).validate_python(fields)
+    config: TextTransformer = TypeAdapter(Model).validate_python(fields)
     return config
 
 
-def batch_for(config: Transformer, target: Sequences = TARGET, source: Sequences = SOURCE) -> Batch:
+def batch_for(config: TextTransformer, target: Sequences = TARGET, source: Sequences = SOURCE) -> Batch:
     """Make the batch that the family reads."""
     match config:
         case Seq2Seq():
@@ -111,7 +111,7 @@ def batch_for(config: Transformer, target: Sequences = TARGET, source: Sequences
             return LanguageBatch(target, LABELS, (0, 1))
 
 
-def prompt_for(config: Transformer) -> Sequences:
+def prompt_for(config: TextTransformer) -> Sequences:
     """Give what ``encode`` reads before the first step: the source, or of a text the first token, which the first step reads."""
     return SOURCE if isinstance(config, Seq2Seq) else Sequences.pad(TARGET.tokens[:, :1].tolist())
 

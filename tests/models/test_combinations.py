@@ -24,7 +24,7 @@ from tests.models.combinations import (
     prompt_for,
     with_tokens,
 )
-from transom.config.model import Encoder, MaskedEncoder, Seq2Seq, TextEmbedder, Transformer
+from transom.config.model import Encoder, MaskedEncoder, Seq2Seq, TextEmbedder, TextTransformer
 from transom.config.training import Adam, Training
 from transom.decoding.flat import searcher_of
 from transom.decoding.roles import StepModel
@@ -34,7 +34,7 @@ from transom.inspection.names import Recorder, sites
 from transom.inspection.recompute import attention_pattern
 from transom.layers.attention import Attention, per_query_head
 from transom.models.build import build_model
-from transom.models.text import TextModel
+from transom.models.network import Network
 from transom.planning.flops import count_flops
 from transom.planning.parameters import count_parameters
 from transom.training.optimizer import build_optimizer
@@ -45,7 +45,7 @@ REAL = TARGET.segments > 0
 CLOSE = {"rtol": 0, "atol": 1e-10}
 
 
-def built(config: Transformer) -> TextModel:
+def built(config: TextTransformer) -> Network:
     """Build in float64 with weights of which none is 0 or 1 by default."""
     torch.manual_seed(1)
     model = build_model(config)

@@ -5,7 +5,7 @@ from typing import get_args
 
 from transom.config.brick import Schema, schemas
 from transom.config.bricks import PLACEMENTS
-from transom.config.model import Transformer
+from transom.config.model import TextTransformer
 
 HEAD = """# Bricks
 
@@ -28,7 +28,7 @@ def catalogue() -> str:
     """Write the page."""
     parts = [HEAD]
     for field, title in TITLES.items():
-        parts += _table(title, field, (_row(brick) for brick in schemas(Transformer.model_fields[field].annotation)))
+        parts += _table(title, field, (_row(brick) for brick in schemas(TextTransformer.model_fields[field].annotation)))
     parts += _table(
         "Where the norm stands",
         "norm_placement",

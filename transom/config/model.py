@@ -1,110 +1,40 @@
-"""The schema of a model: a few validated numbers and the kinds of its bricks."""
+"""The schemas of the Transformers that read text, and the table of all networks."""
 
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from transom.config.brick import Brick
-from transom.config.bricks import (
-    FeedForward,
-    FeedForwardNetwork,
-    Gated,
-    LayerNorm,
-    Learned,
-    MultiHead,
-    Norm,
-    Position,
-    RmsNorm,
-    Rotary,
-    Sinusoidal,
-)
-
-Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
-
-Placement = Literal["post", "pre", "sandwich", "parallel"]
-_PLACEMENT = (
-    "after the residual sum (2017), before each sub-layer, both before it and after it, or once for attention and feed-forward side by side"
-)
+from transom.config.architecture import PLACEMENT, Fraction, Placement, Transformer
+from transom.config.bricks import FeedForward, FeedForwardNetwork, Gated, Learned, Norm, Position, RmsNorm, Rotary, Sinusoidal
 
 MAX_POSITION_TABLE = 2**28
 """Most numbers in a table of positions; no file vouches for its size, as weights do for the other sizes."""
 
 
-class Transformer(Brick):
-    """What all families share: the widths and the bricks of a block."""
+class TextTransformer(Transformer):
+    """What the Transformers that read text share."""
 
-    VOCABULARIES: ClassVar[tuple[str, ...]] = ()
-    """The fields that the tokenizer fills in."""
-
-    FROM_DATA: ClassVar[tuple[str, ...]] = ()
-    """The fields that the data fill in."""
-
-    kind: str
-    d_model: int = Field(512, ge=1, description="width of the residual stream")
-    n_heads: int = Field(8, ge=1, description="attention heads a layer")
-    n_kv_heads: int | None = Field(
-        None, ge=1, description="heads of keys and values, each shared by n_heads / n_kv_heads query heads; default n_heads"
-    )
-    d_head: int | None = Field(None, ge=1, description="width of a query and key (the paper's d_k); default d_model / n_heads")
-    d_value: int | None = Field(None, ge=1, description="width of a value (the paper's d_v); default d_head")
-    d_ff: int = Field(2048, ge=1, description="hidden width of the feed-forward network")
     max_seq_len: int = Field(512, ge=2, description="longest sequence in tokens, special tokens included")
-    dropout: Fraction = Field(0.1, description="on the embeddings and on each sub-layer's output, as in the paper")
-    attention_dropout: Fraction = Field(0.0, description="on the attention weights")
-    feed_forward_dropout: Fraction = Field(0.0, description="on the feed-forward hidden units")
-    norm: Norm = Field(LayerNorm(), description="the normalisation brick")
-    norm_placement: Placement = Field("post", description=_PLACEMENT)
     position: Position = Field(Sinusoidal(), description="the position brick")
-    attention: MultiHead = Field(MultiHead(), description="the attention brick")
-    feed_forward: FeedForwardNetwork = Field(FeedForward(), description="the feed-forward brick")
     scale_embeddings: bool = Field(True, description="multiply embeddings by sqrt(d_model)")
 
     @model_validator(mode="after")
-    def _shapes_fit(self) -> "Transformer":
-        if self.d_head is None and self.d_model % self.n_heads:
-            raise ValueError(f"d_model {self.d_model} is not a multiple of n_heads {self.n_heads}; change one of them or set d_head")
-        if self.n_heads % self.key_heads:
-            raise ValueError(f"n_heads {self.n_heads} is not a multiple of n_kv_heads {self.key_heads}; change one of them")
+    def _positions_fit(self) -> "TextTransformer":
         width = {"sinusoidal": self.d_model, "learned": self.d_model, "rotary": self.width_turned}.get(self.position.kind, 0)
         if self.max_seq_len * width > MAX_POSITION_TABLE:
             raise ValueError(
                 f"expected a table of {self.position.kind} positions of at most {MAX_POSITION_TABLE} numbers,"
                 f" found max_seq_len {self.max_seq_len} * {width}; lower max_seq_len"
             )
-        if self.position.kind == "rotary" and self.width_turned < 2:
-            raise ValueError(
-                "position.kind = 'rotary' needs at least 2 columns a head that are turned, found"
-                f" {self.width_turned}; raise d_head or position.share"
-            )
-        if not self.attention.output and self.n_heads * self.width_of_value != self.d_model:
-            raise ValueError(
-                f"attention.output = false needs n_heads * d_value = d_model, found"
-                f" {self.n_heads} * {self.width_of_value} and {self.d_model}"
-            )
         return self
 
     @property
-    def key_heads(self) -> int:
-        """Heads of keys and values."""
-        return self.n_kv_heads or self.n_heads
-
-    @property
-    def width_of_head(self) -> int:
-        """d_k, the width of one head's queries and keys."""
-        return self.d_head or self.d_model // self.n_heads
-
-    @property
-    def width_of_value(self) -> int:
-        """d_v, the width of one head's values."""
-        return self.d_value or self.width_of_head
-
-    @property
-    def width_turned(self) -> int:
-        """How many columns of a head rotary positions turn: an even number."""
-        return int(self.width_of_head * self.position.share) // 2 * 2 if self.position.kind == "rotary" else 0
+    def n_positions(self) -> int:
+        """As many as the longest sequence has tokens."""
+        return self.max_seq_len
 
 
-class Seq2Seq(Transformer):
+class Seq2Seq(TextTransformer):
     """The encoder-decoder Transformer of 2017."""
 
     VOCABULARIES: ClassVar[tuple[str, ...]] = ("source_vocab_size", "target_vocab_size")
@@ -130,7 +60,7 @@ class Seq2Seq(Transformer):
         return self
 
 
-class Decoder(Transformer):
+class Decoder(TextTransformer):
     """A language model: a decoder without a source, as GPT (Radford et al. 2018) and Llama (Touvron et al. 2023) are.
 
     The defaults are Llama's: RMSNorm before each sub-layer, rotary positions, SwiGLU.
@@ -143,13 +73,13 @@ class Decoder(Transformer):
     vocab_size: int | None = Field(None, ge=1, description="rows of the embedding; set from the tokenizer")
     tie: bool = Field(True, description="share one matrix between the embedding and the output map")
     norm: Norm = Field(RmsNorm(), description="the normalisation brick")
-    norm_placement: Placement = Field("pre", description=_PLACEMENT)
+    norm_placement: Placement = Field("pre", description=PLACEMENT)
     position: Position = Field(Rotary(), description="the position brick")
     feed_forward: FeedForwardNetwork = Field(Gated(kind="swiglu"), description="the feed-forward brick")
     scale_embeddings: bool = Field(False, description="multiply embeddings by sqrt(d_model)")
 
 
-class Encoder(Transformer):
+class Encoder(TextTransformer):
     """An encoder alone, as BERT (Devlin et al. 2019): every token sees its whole text. The defaults are BERT's bricks."""
 
     VOCABULARIES: ClassVar[tuple[str, ...]] = ("vocab_size",)

@@ -8,11 +8,12 @@ from typing import Any, Literal, Self
 import tomli_w
 from pydantic import Field, model_validator
 
+from transom.config.architecture import Architecture
 from transom.config.brick import Schema
 from transom.config.data import Data, LabelledData, PairData, PairTokenizer, TextData, Tokenizer
 from transom.config.decoding import Decoding, Reading, Sampling
 from transom.config.explaining import check
-from transom.config.model import Decoder, MaskedEncoder, Seq2Seq, TextClassifier, TextEmbedder, Transformer
+from transom.config.model import Decoder, MaskedEncoder, Seq2Seq, TextClassifier, TextEmbedder
 from transom.config.names import nearest
 from transom.config.reading import Override, line_of, merged, parse_override, parse_toml, read_toml_text
 from transom.config.training import (
@@ -27,17 +28,22 @@ from transom.errors import ConfigError
 
 
 class Recipe(Schema):
-    """What every task's recipe has: a task, its data, a tokenizer, a model, and how it is trained and answers."""
+    """What every task's recipe has: a task, its data, a model, and how it is trained and answers."""
 
     task: str
     data: Data
-    tokenizer: Tokenizer
-    model: Transformer
+    model: Architecture
     training: Training
     decoding: Schema
 
 
-class TranslationRecipe(Recipe):
+class TextRecipe(Recipe):
+    """What the recipes of tasks on text have beside that: a tokenizer."""
+
+    tokenizer: Tokenizer
+
+
+class TranslationRecipe(TextRecipe):
     """A translator: an encoder-decoder that learns from sentence pairs."""
 
     task: Literal["translation"] = Field("translation", description="what the model learns to do")
@@ -54,7 +60,7 @@ class TranslationRecipe(Recipe):
         return self
 
 
-class LanguageRecipe(Recipe):
+class LanguageRecipe(TextRecipe):
     """A language model: a decoder that learns to go on with plain text."""
 
     task: Literal["language"] = Field("language", description="what the model learns to do")
@@ -65,7 +71,7 @@ class LanguageRecipe(Recipe):
     decoding: Sampling = Field(Sampling(), description="how text is gone on with")
 
 
-class MaskedRecipe(Recipe):
+class MaskedRecipe(TextRecipe):
     """A masked language model: an encoder that learns to name the tokens behind masks."""
 
     task: Literal["masked"] = Field("masked", description="what the model learns to do")
@@ -76,7 +82,7 @@ class MaskedRecipe(Recipe):
     decoding: Reading = Field(Reading(), description="how texts are read")
 
 
-class ClassificationRecipe(Recipe):
+class ClassificationRecipe(TextRecipe):
     """A text classifier: an encoder that learns the class of each text."""
 
     task: Literal["classification"] = Field("classification", description="what the model learns to do")
@@ -87,7 +93,7 @@ class ClassificationRecipe(Recipe):
     decoding: Reading = Field(Reading(), description="how texts are read")
 
 
-class EmbeddingRecipe(Recipe):
+class EmbeddingRecipe(TextRecipe):
     """An encoder that learns vectors of texts: near to each other for the two sides of a pair, far for the others of a batch."""
 
     task: Literal["embedding"] = Field("embedding", description="what the model learns to do")

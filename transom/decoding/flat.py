@@ -26,8 +26,8 @@ from transom.layers.norm import LayerNorm, Norm
 from transom.layers.position import Sinusoidal
 from transom.layers.residual import PostNorm, PreNorm, Residual
 from transom.layers.stack import Stack
+from transom.models.network import Network
 from transom.models.seq2seq import Memory, Seq2SeqTransformer
-from transom.models.text import TextModel
 
 KNOWN = {
     *(Seq2SeqTransformer, Embedding, Sinusoidal, Stack, Block, Attention, FeedForward, LayerNorm, PostNorm, PreNorm, Dropout),
@@ -36,7 +36,7 @@ KNOWN = {
 """The modules that have a flat form, by their exact type; ``_has_flat_form`` looks closer."""
 
 
-def searcher_of(model: TextModel, dtype: torch.dtype | None = None) -> StepModel[Any, Any]:
+def searcher_of(model: Network, dtype: torch.dtype | None = None) -> StepModel[Any, Any]:
     """Give what searches fastest with ``model``: its flat layout or, if a module has no flat form, the model itself.
 
     Args:

@@ -17,14 +17,11 @@ def card(facts: Facts) -> str:
 
 
 def _what(facts: Facts) -> str:
-    recipe, model = facts.recipe, facts.recipe.model
+    recipe = facts.recipe
     sizes = [
         f"{whole(facts.n_parameters)} parameters",
         describe.layers(recipe),
-        f"{model.norm.kind}, placed {model.norm_placement}; positions {model.position.kind}; feed-forward {model.feed_forward.kind}",
-        f"width {model.d_model}, {describe.heads(recipe)}, feed-forward width {model.d_ff}",
-        describe.symbols(recipe),
-        f"sequences of at most {whole(model.max_seq_len)} tokens",
+        *describe.sizes(recipe),
     ]
     return f"A {recipe.task} model: {describe.family(recipe)}, trained {describe.origin(recipe)} by transom.\n\n{_list(sizes)}"
 

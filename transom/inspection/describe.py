@@ -2,9 +2,10 @@
 
 import shlex
 
+from transom.config.architecture import Transformer
 from transom.config.data import LabelledFiles, PairFiles, TextFiles
-from transom.config.model import Decoder, Encoder, Seq2Seq
-from transom.config.recipe import Recipe, TranslationRecipe
+from transom.config.model import Decoder, Encoder, Seq2Seq, TextTransformer
+from transom.config.recipe import Recipe, TextRecipe, TranslationRecipe
 from transom.inspection.figures import whole
 
 
@@ -44,9 +45,23 @@ def layers_in_short(recipe: Recipe) -> str:
     return f"{' + '.join(map(str, counts))} layers"
 
 
-def heads(recipe: Recipe) -> str:
+def sizes(recipe: Recipe) -> list[str]:
+    """Describe bricks and widths, an entry each."""
+    match recipe.model:
+        case Transformer() as model:
+            bricks = f"positions {model.position.kind}; feed-forward {model.feed_forward.kind}"
+            return [
+                f"{model.norm.kind}, placed {model.norm_placement}; {bricks}",
+                f"width {model.d_model}, {_heads(model)}, feed-forward width {model.d_ff}",
+                *([symbols(recipe)] if isinstance(recipe, TextRecipe) else []),
+                *([f"sequences of at most {whole(model.max_seq_len)} tokens"] if isinstance(model, TextTransformer) else []),
+            ]
+        case _:
+            raise AssertionError(recipe.model.kind)
+
+
+def _heads(model: Transformer) -> str:
     """Describe the attention heads."""
-    model = recipe.model
     shared = f", {model.key_heads} of keys and values" if model.key_heads != model.n_heads else ""
     extras = [name for name, there in (("QK-norm", model.attention.qk_norm.kind != "none"), ("sinks", model.attention.sinks)) if there]
     if model.attention.softcap is not None:
@@ -54,7 +69,7 @@ def heads(recipe: Recipe) -> str:
     return f"{model.n_heads} heads of width {model.width_of_head}{shared}{''.join(f', {extra}' for extra in extras)}"
 
 
-def symbols(recipe: Recipe) -> str:
+def symbols(recipe: TextRecipe) -> str:
     """Describe the vocabulary."""
     tokenizer, sizes = recipe.tokenizer, [getattr(recipe.model, name) for name in recipe.model.VOCABULARIES]
     case = ", lower case" if tokenizer.lowercase else ""

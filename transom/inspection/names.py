@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from transom.config.model import Transformer
+from transom.config.architecture import Architecture
 from transom.errors import ConfigError
 from transom.inputs.batch import translation_batch
 from transom.inputs.special import EOS
@@ -82,7 +82,7 @@ class Site(NamedTuple):
 
 
 @torch.no_grad()
-def sites(config: Transformer) -> list[Site]:
+def sites(config: Architecture) -> list[Site]:
     """List every tap site of a model in the order of its forward pass, without building its weights.
 
     The shapes are those of a batch of one target of 2 tokens and, where there is one, a source of 3.
@@ -96,7 +96,7 @@ def sites(config: Transformer) -> list[Site]:
     return [Site(address, tuple(x.shape)) for address, x in recorder.kept.items()]
 
 
-def select(config: Transformer, patterns: Iterable[str]) -> list[str]:
+def select(config: Architecture, patterns: Iterable[str]) -> list[str]:
     """Name the sites that any of the patterns matches.
 
     Raises:

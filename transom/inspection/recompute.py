@@ -7,12 +7,10 @@ from torch import Tensor
 
 from transom.inputs.batch import Batch
 from transom.layers.attention import Attention, pattern, scores
-from transom.models.text import TextModel
+from transom.models.network import Network
 
 
-def attention_pattern(
-    model: TextModel, attention: str, kept: Mapping[str, Tensor], batch: Batch
-) -> Float[Tensor, "batch n_heads query key"]:
+def attention_pattern(model: Network, attention: str, kept: Mapping[str, Tensor], batch: Batch) -> Float[Tensor, "batch n_heads query key"]:
     """Derive attention weights from the tapped queries and keys: softmax(Q K^T / sqrt(d_k)) under the mask (Vaswani et al. 2017, eq. 1).
 
     Args:

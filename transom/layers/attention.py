@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from transom.config.model import Transformer
+from transom.config.architecture import Transformer
 from transom.layers.cache import KeyValueCache, KeyValues
 from transom.layers.dropout import dropout as dropped
 from transom.layers.dropout import keep_mask, rounded

@@ -3,7 +3,7 @@
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from transom.config.model import Transformer
+from transom.config.architecture import Transformer
 from transom.layers.attention import Attention
 from transom.layers.cache import KeyValueCache, KeyValues
 from transom.layers.dropout import Dropout

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from transom.config import bricks
-from transom.config.model import Transformer
+from transom.config.architecture import Transformer
 
 
 class Rotation(NamedTuple):
@@ -68,11 +68,11 @@ class Sinusoidal(Position):
     """Fixed sinusoids, added to the embeddings."""
 
     def __init__(self, config: Transformer, causal: bool) -> None:
-        """Tabulate ``max_seq_len`` positions; the table is derived, never saved."""
+        """Tabulate ``n_positions``; the table is derived, never saved."""
         super().__init__(config, causal)
         assert isinstance(config.position, bricks.Sinusoidal)
         self.table: Tensor
-        self.register_buffer("table", sinusoids(config.max_seq_len, config.d_model, config.position.base), persistent=False)
+        self.register_buffer("table", sinusoids(config.n_positions, config.d_model, config.position.base), persistent=False)
 
     def forward(self, positions: Int[Tensor, "#batch length"]) -> Float[Tensor, "#batch length d_model"]:
         """Look up each position's vector."""
@@ -83,9 +83,9 @@ class Learned(Position):
     """A learned vector a position, added to the embeddings (Gehring et al. 2017, section 3.1)."""
 
     def __init__(self, config: Transformer, causal: bool) -> None:
-        """Make ``max_seq_len`` vectors."""
+        """Make ``n_positions`` vectors."""
         super().__init__(config, causal)
-        self.table = nn.Embedding(config.max_seq_len, config.d_model)
+        self.table = nn.Embedding(config.n_positions, config.d_model)
 
     def forward(self, positions: Int[Tensor, "#batch length"]) -> Float[Tensor, "#batch length d_model"]:
         """Look up each position's vector."""
@@ -128,8 +128,8 @@ class Rotary(Position):
         """Compute the angles a position; they are derived, never saved."""
         super().__init__(config, causal)
         assert isinstance(config.position, bricks.Rotary)
-        theta, scale = frequencies(config.position, config.width_turned, config.max_seq_len)
-        angles = torch.arange(config.max_seq_len, dtype=torch.float64)[:, None] * theta
+        theta, scale = frequencies(config.position, config.width_turned, config.n_positions)
+        angles = torch.arange(config.n_positions, dtype=torch.float64)[:, None] * theta
         self.cos: Tensor
         self.sin: Tensor
         dtype = torch.get_default_dtype()

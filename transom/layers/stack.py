@@ -6,8 +6,8 @@ from typing import cast
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from transom.config.architecture import Transformer
 from transom.config.bricks import PLACEMENTS
-from transom.config.model import Transformer
 from transom.layers.block import Block, ParallelBlock, build_block
 from transom.layers.cache import KeyValueCache, KeyValues
 from transom.layers.norm import build_norm

@@ -6,14 +6,14 @@ from typing import Any
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from transom.config.model import Transformer
+from transom.config.architecture import Architecture
 from transom.models.decoder import DecoderTransformer
 from transom.models.encoder import MaskedEncoderTransformer, TextClassifierTransformer, TextEmbedderTransformer
 from transom.models.initialise import initialise
+from transom.models.network import Network
 from transom.models.seq2seq import Seq2SeqTransformer
-from transom.models.text import TextModel
 
-FAMILIES: dict[str, Callable[[Any], TextModel]] = {
+FAMILIES: dict[str, Callable[[Any], Network]] = {
     "seq2seq": Seq2SeqTransformer,
     "decoder": DecoderTransformer,
     "encoder": MaskedEncoderTransformer,
@@ -22,14 +22,14 @@ FAMILIES: dict[str, Callable[[Any], TextModel]] = {
 }
 
 
-def build_model(config: Transformer) -> TextModel:
+def build_model(config: Architecture) -> Network:
     """Build the family that ``config.kind`` names, with fresh weights from the default generator."""
     model = FAMILIES[config.kind](config)
     initialise(model, config)
     return model
 
 
-def build_empty(config: Transformer) -> TextModel:
+def build_empty(config: Architecture) -> Network:
     """Build the same with weights of any value, for saved ones to be put in: no random number is drawn, which takes longer than reading."""
     with _NoDraws():
         return FAMILIES[config.kind](config)

@@ -14,7 +14,7 @@ from transom.layers.position import build_position
 from transom.layers.sight import Sight, look
 from transom.layers.stack import Stack
 from transom.layers.tap import Scope, scope
-from transom.models.text import Sequences, TextModel
+from transom.models.network import Network, Sequences
 
 
 @runtime_checkable
@@ -25,7 +25,7 @@ class Batch(Protocol):
     def target(self) -> Sequences: ...
 
 
-class DecoderTransformer(TextModel):
+class DecoderTransformer(Network):
     """A language model: p(y) = prod_t p(y_t | y_<t) (Radford et al. 2018, eq. 1 and 2)."""
 
     def __init__(self, config: Decoder) -> None:

@@ -16,7 +16,7 @@ from transom.layers.position import build_position
 from transom.layers.sight import Sight, look
 from transom.layers.stack import Stack
 from transom.layers.tap import Scope, scope, tap
-from transom.models.text import Sequences, TextModel
+from transom.models.network import Network, Sequences
 
 
 @runtime_checkable
@@ -37,7 +37,7 @@ class Pairs(Protocol):
     def target(self) -> Sequences: ...
 
 
-class EncoderTransformer(TextModel):
+class EncoderTransformer(Network):
     """What all three models share: the text as vectors, each of which has seen all of it (Devlin et al. 2019, section 3)."""
 
     def __init__(self, config: Encoder) -> None:

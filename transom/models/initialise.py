@@ -4,7 +4,7 @@ import math
 
 from torch import nn
 
-from transom.config.model import Transformer
+from transom.config.architecture import Architecture
 from transom.layers.attention import Attention
 
 QUERY_KEY_VALUE_GAIN = 1 / math.sqrt(2)
@@ -12,7 +12,7 @@ QUERY_KEY_VALUE_GAIN = 1 / math.sqrt(2)
 more slowly. All three have the spread of W_Q, however few the key heads."""
 
 
-def initialise(model: nn.Module, config: Transformer) -> None:
+def initialise(model: nn.Module, config: Architecture) -> None:
     """Draw all weights from the default generator.
 
     Linear maps: Xavier uniform (Glorot & Bengio 2010), W_Q, W_K and W_V smaller; biases zero. Tables of tokens, learned positions and

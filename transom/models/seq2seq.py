@@ -14,7 +14,7 @@ from transom.layers.position import build_position
 from transom.layers.sight import Sight, look
 from transom.layers.stack import Stack
 from transom.layers.tap import Scope, scope
-from transom.models.text import Sequences, TextModel
+from transom.models.network import Network, Sequences
 
 
 @runtime_checkable
@@ -39,7 +39,7 @@ class Memory(NamedTuple):
     segments: Int[Tensor, "batch source"]
 
 
-class Seq2SeqTransformer(TextModel):
+class Seq2SeqTransformer(Network):
     """The Transformer (Vaswani et al. 2017, figure 1): p(y | x) = prod_t p(y_t | y_<t, x)."""
 
     def __init__(self, config: Seq2Seq) -> None:

@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-from transom.config.model import Decoder, Encoder, MaskedEncoder, Seq2Seq, TextClassifier, TextEmbedder, Transformer
+from transom.config.architecture import Architecture, Transformer
+from transom.config.model import Decoder, Encoder, MaskedEncoder, Seq2Seq, TextClassifier, TextEmbedder
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,7 @@ class Flops:
         return 3 * self.forward
 
 
-def count_flops(config: Transformer, batch: int, source: int, target: int) -> Flops:
+def count_flops(config: Architecture, batch: int, source: int, target: int) -> Flops:
     """Count the operations of teacher forcing.
 
     A weight matrix costs 2 operations a weight and token. Attention scores and weighted values cost 2 h (d_k + d_v) a pair of query and
@@ -36,7 +37,7 @@ def count_flops(config: Transformer, batch: int, source: int, target: int) -> Fl
             1 for a class.
     """
     c, n_source, n_target, parts = config, batch * source, batch * target, dict[str, int]()
-    feed_forward = 2 * c.feed_forward.weights(c.d_model, c.d_ff)
+    feed_forward = 2 * c.feed_forward.weights(c.d_model, c.d_ff) if isinstance(c, Transformer) else 0
     if isinstance(c, Seq2Seq | Encoder):
         n_layers = c.n_encoder_layers if isinstance(c, Seq2Seq) else c.n_layers
         parts["encoder.attn"] = n_layers * _attention(c, n_source, n_source, source)
@@ -57,7 +58,7 @@ def count_flops(config: Transformer, batch: int, source: int, target: int) -> Fl
     return Flops(parts)
 
 
-def _logits(c: Transformer) -> int:
+def _logits(c: Architecture) -> int:
     """Count the logits at a place."""
     if isinstance(c, TextClassifier):
         return len(c.classes)

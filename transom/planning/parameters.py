@@ -2,8 +2,9 @@
 
 from dataclasses import dataclass
 
+from transom.config.architecture import Architecture, Transformer
 from transom.config.bricks import PLACEMENTS
-from transom.config.model import Decoder, Encoder, MaskedEncoder, Seq2Seq, TextClassifier, Transformer
+from transom.config.model import Decoder, Encoder, MaskedEncoder, Seq2Seq, TextClassifier
 
 
 @dataclass(frozen=True)
@@ -27,18 +28,19 @@ class Parameters:
         return sum(count for part, count in self.parts.items() if "embedding" in part)
 
 
-def count_parameters(config: Transformer) -> Parameters:
+def count_parameters(config: Architecture) -> Parameters:
     """Count the parameters of a model whose vocabulary sizes are known, without building it.
 
     An attention layer has 4 d_model^2 weights where h d_k = h d_v = d_model, a feed-forward layer 2 d_model d_ff; biases and norms
     come on top.
     """
     c, parts = config, dict[str, int]()
-    position = c.position.parameters(c.max_seq_len, c.d_model, c.n_heads)
 
     def table(vocab_size: int | None) -> int:
         assert vocab_size, "the vocabulary sizes come from the tokenizer"
         return vocab_size * c.d_model
+
+    position = c.position.parameters(c.n_positions, c.d_model, c.n_heads) if isinstance(c, Transformer) else 0
 
     match c:
         case Seq2Seq():

@@ -15,7 +15,7 @@ from transom.inputs.labelled_report import LabelledReport, report_labelled
 from transom.inputs.pairs import Pairs, fingerprint
 from transom.inputs.tokenizer import Tokenizer, Tokenizers
 from transom.models.encoder import TextClassifierTransformer
-from transom.models.text import TextModel
+from transom.models.network import Network
 from transom.planning.flops import count_flops
 from transom.planning.precision import Precision
 from transom.training.start import given_tokenizers
@@ -99,7 +99,7 @@ class ClassificationTask:
         return count_flops(self.recipe.model, len(batch.samples), batch.source.tokens.shape[1], 1).training
 
     def validate(
-        self, model: TextModel, autocast: torch.autocast, precision: Precision
+        self, model: Network, autocast: torch.autocast, precision: Precision
     ) -> tuple[dict[str, float], tuple[Mapping[str, Any], ...]]:
         """Measure a model on the validation texts; return the figures and a few texts with the class it gives them."""
         assert isinstance(model, TextClassifierTransformer)

@@ -15,7 +15,7 @@ from transom.inputs.pairs import Pairs, fingerprint
 from transom.inputs.report import DataReport, report_data
 from transom.inputs.tokenizer import Tokenizers
 from transom.models.encoder import TextEmbedderTransformer
-from transom.models.text import TextModel
+from transom.models.network import Network
 from transom.planning.flops import count_flops
 from transom.planning.precision import Precision
 from transom.training.pairs import read_pairs
@@ -85,7 +85,7 @@ class EmbeddingTask:
         return sum(side.training for side in sides) + 6 * self.recipe.model.d_model * len(batch.samples) ** 2
 
     def validate(
-        self, model: TextModel, autocast: torch.autocast, precision: Precision
+        self, model: Network, autocast: torch.autocast, precision: Precision
     ) -> tuple[dict[str, float], tuple[Mapping[str, Any], ...]]:
         """Measure a model on the validation pairs: the loss, and how often a left side's nearest right side is its own."""
         assert isinstance(model, TextEmbedderTransformer)

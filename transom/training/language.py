@@ -17,7 +17,7 @@ from transom.inputs.text_report import TextReport, report_text
 from transom.inputs.tokenizer import Tokenizer, Tokenizers
 from transom.inputs.windows import WindowLoader, scoring_batches
 from transom.models.decoder import DecoderTransformer
-from transom.models.text import TextModel
+from transom.models.network import Network
 from transom.planning.flops import count_flops
 from transom.planning.precision import Precision
 from transom.training.text import read_text
@@ -85,7 +85,7 @@ class LanguageTask:
         return count_flops(self.recipe.model, len(batch.samples), 0, batch.target.tokens.shape[1]).training
 
     def validate(
-        self, model: TextModel, autocast: torch.autocast, precision: Precision
+        self, model: Network, autocast: torch.autocast, precision: Precision
     ) -> tuple[dict[str, float], tuple[Mapping[str, Any], ...]]:
         """Measure a model on the validation text; return the figures, bits a byte of it among them, and a few texts gone on with."""
         assert isinstance(model, DecoderTransformer)

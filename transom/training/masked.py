@@ -16,7 +16,7 @@ from transom.inputs.text_report import TextReport, report_text
 from transom.inputs.tokenizer import Tokenizer, Tokenizers
 from transom.inputs.windows import Stream, scoring_batches
 from transom.models.encoder import MaskedEncoderTransformer
-from transom.models.text import TextModel
+from transom.models.network import Network
 from transom.planning.flops import count_flops
 from transom.planning.precision import Precision
 from transom.training.text import read_text
@@ -90,7 +90,7 @@ class MaskedTask:
         return inside.training + count_flops(self.recipe.model, 1, 0, batch.n_target_tokens).training
 
     def validate(
-        self, model: TextModel, autocast: torch.autocast, precision: Precision
+        self, model: Network, autocast: torch.autocast, precision: Precision
     ) -> tuple[dict[str, float], tuple[Mapping[str, Any], ...]]:
         """Measure a model on the validation text; return the figures and a few gaps filled."""
         assert isinstance(model, MaskedEncoderTransformer)

@@ -13,7 +13,7 @@ from transom.config.recipe import Recipe, dump_recipe, load_recipe
 from transom.errors import CheckpointError, ConfigError
 from transom.inputs.pairs import expanded
 from transom.models.build import build_model
-from transom.models.text import TextModel
+from transom.models.network import Network
 from transom.planning.machine import MachinePeak, measure_peak
 from transom.planning.memory import keep_freed_memory, keep_made_kernels, refuse_larger_than_memory
 from transom.planning.parameters import count_parameters
@@ -61,8 +61,8 @@ class Parts:
     recipe: Recipe
     folder: RunFolder
     task: Task
-    model: TextModel
-    validated: TextModel
+    model: Network
+    validated: Network
     optimizer: torch.optim.Optimizer
     precision: Precision
     threads: Threads
@@ -127,7 +127,7 @@ def set_up(recipe: Recipe, base: Path, folder: RunFolder, tell: Callable[[str], 
 
 
 def _facts(
-    recipe: Recipe, model: TextModel, report: Report, precision: Precision, threads: Threads, processes: Processes, peak: MachinePeak
+    recipe: Recipe, model: Network, report: Report, precision: Precision, threads: Threads, processes: Processes, peak: MachinePeak
 ) -> dict[str, Any]:
     """Gather what is known before the run."""
     return {
@@ -175,7 +175,7 @@ def _as_begun(recipe: Recipe, folder: RunFolder) -> Recipe:
     recipe = recipe.model_copy(
         update={"training": recipe.training.model_copy(update=chosen), "model": recipe.model.model_copy(update=sizes)}
     )
-    for part in Recipe.model_fields:
+    for part in type(recipe).model_fields:
         old, new = getattr(begun, part), getattr(recipe, part)
         if old == new:
             continue

@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from transom.config.model import Transformer
+from transom.config.architecture import Architecture
 from transom.config.recipe import Recipe
 from transom.errors import ConfigError
 from transom.inputs.tokenizer import Tokenizers
@@ -34,7 +34,7 @@ CHOSEN_ANEW = {"kind", "dropout", "attention_dropout", "feed_forward_dropout", "
 """Fields of a model that fine-tuning may change: no weight of the shared part depends on them."""
 
 
-def shaped_like(recipe: Recipe, model: Transformer) -> Recipe:
+def shaped_like(recipe: Recipe, model: Architecture) -> Recipe:
     """Take over the widths and bricks of another run's model; fields that no weight depends on stay the recipe's."""
     shared = [name for name in type(model).model_fields if name in type(recipe.model).model_fields and name not in CHOSEN_ANEW]
     return recipe.model_copy(update={"model": recipe.model.model_copy(update={name: getattr(model, name) for name in shared})})

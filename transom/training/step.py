@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from transom.config.training import Training
 from transom.inputs.batch import Batch
-from transom.models.text import TextModel
+from transom.models.network import Network
 from transom.parallel.world import ALONE, World
 from transom.training.loss import linear_cross_entropy
 
@@ -38,7 +38,7 @@ class StepResult:
     skipped: tuple[int, ...] = ()
 
 
-def batch_loss(model: TextModel, batch: Batch, smoothing: float) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
+def batch_loss(model: Network, batch: Batch, smoothing: float) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
     """Return a batch's smoothed loss and negative log-likelihood, in nats, summed over the labels that count; padding counts nothing."""
     (hidden, weight), counted = model.output(batch), batch.counted
     return linear_cross_entropy(hidden[counted], weight, batch.labels[counted], smoothing)
@@ -53,7 +53,7 @@ class Stepper:
 
     def __init__(
         self,
-        model: TextModel,
+        model: Network,
         optimizer: torch.optim.Optimizer,
         training: Training,
         dtype: torch.dtype,

@@ -8,7 +8,7 @@ import torch
 
 from transom.config.recipe import Recipe
 from transom.inputs.batch import Batch
-from transom.models.text import TextModel
+from transom.models.network import Network
 from transom.planning.precision import Precision
 from transom.weights.run_folder import RunFolder
 
@@ -72,7 +72,7 @@ class Task(Protocol):
         ...
 
     def validate(
-        self, model: TextModel, autocast: torch.autocast, precision: Precision
+        self, model: Network, autocast: torch.autocast, precision: Precision
     ) -> tuple[dict[str, float], tuple[Mapping[str, Any], ...]]:
         """Measure a model on the validation data; return the figures and a few answers."""
         ...

@@ -13,8 +13,8 @@ from transom.inputs.loader import Loader, ordered_batches
 from transom.inputs.pairs import Pairs, fingerprint
 from transom.inputs.report import DataReport, report_data
 from transom.inputs.tokenizer import Tokenizers
+from transom.models.network import Network
 from transom.models.seq2seq import Seq2SeqTransformer
-from transom.models.text import TextModel
 from transom.planning.flops import count_flops
 from transom.planning.precision import Precision
 from transom.training.pairs import read_pairs
@@ -81,7 +81,7 @@ class TranslationTask:
         return count_flops(self.recipe.model, len(batch.samples), batch.source.tokens.shape[1], batch.target.tokens.shape[1]).training
 
     def validate(
-        self, model: TextModel, autocast: torch.autocast, precision: Precision
+        self, model: Network, autocast: torch.autocast, precision: Precision
     ) -> tuple[dict[str, float], tuple[Mapping[str, Any], ...]]:
         """Measure a model on the validation pairs; return the figures and, where it translated, a few translations."""
         assert isinstance(model, Seq2SeqTransformer)

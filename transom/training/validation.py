@@ -11,8 +11,8 @@ from transom.decoding.translator import Translator
 from transom.inputs.batch import Batch
 from transom.inputs.pairs import Pairs
 from transom.inputs.tokenizer import Tokenizers
+from transom.models.network import Network
 from transom.models.seq2seq import Seq2SeqTransformer
-from transom.models.text import TextModel
 from transom.training.evaluation import corpus_scores
 from transom.training.step import batch_loss
 
@@ -21,7 +21,7 @@ SHOWN = 5
 
 
 @torch.inference_mode()
-def validation_loss(model: TextModel, batches: Sequence[Batch], autocast: torch.autocast) -> dict[str, float]:
+def validation_loss(model: Network, batches: Sequence[Batch], autocast: torch.autocast) -> dict[str, float]:
     """Return the negative log-likelihood a true target token in nats (``loss``) and its exponential (``perplexity``)."""
     device = next(model.parameters()).device
     total, n_tokens = 0.0, 0
@@ -34,7 +34,7 @@ def validation_loss(model: TextModel, batches: Sequence[Batch], autocast: torch.
 
 
 @torch.inference_mode()
-def validation_accuracy(model: TextModel, batches: Sequence[Batch], autocast: torch.autocast) -> dict[str, float]:
+def validation_accuracy(model: Network, batches: Sequence[Batch], autocast: torch.autocast) -> dict[str, float]:
     """Return the share, in percent, of the labels that the model finds the most probable (``accuracy``)."""
     device = next(model.parameters()).device
     right = n = 0

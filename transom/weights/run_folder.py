@@ -13,8 +13,9 @@ from typing import Self
 from pydantic import TypeAdapter, ValidationError
 from torch import Tensor, nn
 
+from transom.config.architecture import Architecture
 from transom.config.explaining import path_of
-from transom.config.model import Model, Transformer
+from transom.config.model import Model
 from transom.errors import CheckpointError, ConfigError
 from transom.planning.parameters import count_parameters
 from transom.weights.checked import read_bytes, read_json
@@ -142,7 +143,7 @@ class RunFolder:
         assert name in FILES, f"expected one of {FILES}, found {name!r}"
         return read_bytes(self.path / name)
 
-    def write_config(self, config: Transformer) -> None:
+    def write_config(self, config: Architecture) -> None:
         """Put ``config.json`` in place: from now on the authority for the model's shape.
 
         Raises:
@@ -158,7 +159,7 @@ class RunFolder:
                 )
         self.write(CONFIG, json_bytes({"format_version": FORMAT_VERSION, "model": config.model_dump(mode="json")}))
 
-    def load_config(self) -> Transformer:
+    def load_config(self) -> Architecture:
         """Read the model's configuration; build nothing from it that is larger than the weights beside it.
 
         Raises:
@@ -187,11 +188,11 @@ class RunFolder:
             raise CheckpointError(f"{self.path}: no {WEIGHTS} yet; it comes with the first validation")
         load_into(model, self.path / WEIGHTS)
 
-    def _read_config(self) -> Transformer:
+    def _read_config(self) -> Architecture:
         path = self.path / CONFIG
         raw = read_json(path, MAX_CONFIG_BYTES).get("model")
         try:
-            config: Transformer = TypeAdapter(Model).validate_python(raw)
+            config: Architecture = TypeAdapter(Model).validate_python(raw)
         except ValidationError as error:
             first = error.errors()[0]
             field = ".".join(["model", *path_of(first, raw if isinstance(raw, dict) else {})])

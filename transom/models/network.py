@@ -6,7 +6,7 @@ from typing import Any, Protocol, runtime_checkable
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from transom.config.model import Transformer
+from transom.config.architecture import Architecture
 from transom.layers.sight import Sight
 from transom.layers.tap import Scope
 
@@ -23,7 +23,7 @@ class Sequences(Protocol):
     def segments(self) -> Int[Tensor, "batch length"]: ...
 
 
-class TextModel(nn.Module, ABC):
+class Network(nn.Module, ABC):
     """A model whose logits are a linear map of its last vectors: of each next token, of each masked one, or of a whole text's class.
 
     Attributes:
@@ -31,7 +31,7 @@ class TextModel(nn.Module, ABC):
         unembedding: the output map.
     """
 
-    config: Transformer
+    config: Architecture
     unembedding: nn.Linear
 
     @abstractmethod

@@ -1,0 +1,92 @@
+"""What the schemas of all networks share, and those of all Transformers."""
+
+from abc import abstractmethod
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field, model_validator
+
+from transom.config.brick import Brick
+from transom.config.bricks import FeedForward, FeedForwardNetwork, LayerNorm, MultiHead, Norm, Position
+
+Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
+
+Placement = Literal["post", "pre", "sandwich", "parallel"]
+PLACEMENT = (
+    "after the residual sum (2017), before each sub-layer, both before it and after it, or once for attention and feed-forward side by side"
+)
+
+
+class Architecture(Brick):
+    """What the schemas of all networks share."""
+
+    VOCABULARIES: ClassVar[tuple[str, ...]] = ()
+    """The fields that the tokenizer fills in."""
+
+    FROM_DATA: ClassVar[tuple[str, ...]] = ()
+    """The fields that the data fill in."""
+
+    kind: str
+    d_model: int = Field(512, ge=1, description="width of the vectors that go from layer to layer")
+
+
+class Transformer(Architecture):
+    """What all Transformers share: the widths and the bricks of a block."""
+
+    n_heads: int = Field(8, ge=1, description="attention heads a layer")
+    n_kv_heads: int | None = Field(
+        None, ge=1, description="heads of keys and values, each shared by n_heads / n_kv_heads query heads; default n_heads"
+    )
+    d_head: int | None = Field(None, ge=1, description="width of a query and key (the paper's d_k); default d_model / n_heads")
+    d_value: int | None = Field(None, ge=1, description="width of a value (the paper's d_v); default d_head")
+    d_ff: int = Field(2048, ge=1, description="hidden width of the feed-forward network")
+    dropout: Fraction = Field(0.1, description="on the embeddings and on each sub-layer's output, as in the paper")
+    attention_dropout: Fraction = Field(0.0, description="on the attention weights")
+    feed_forward_dropout: Fraction = Field(0.0, description="on the feed-forward hidden units")
+    norm: Norm = Field(LayerNorm(), description="the normalisation brick")
+    norm_placement: Placement = Field("post", description=PLACEMENT)
+    position: Position
+    attention: MultiHead = Field(MultiHead(), description="the attention brick")
+    feed_forward: FeedForwardNetwork = Field(FeedForward(), description="the feed-forward brick")
+
+    @model_validator(mode="after")
+    def _shapes_fit(self) -> "Transformer":
+        if self.d_head is None and self.d_model % self.n_heads:
+            raise ValueError(f"d_model {self.d_model} is not a multiple of n_heads {self.n_heads}; change one of them or set d_head")
+        if self.n_heads % self.key_heads:
+            raise ValueError(f"n_heads {self.n_heads} is not a multiple of n_kv_heads {self.key_heads}; change one of them")
+        if self.position.kind == "rotary" and self.width_turned < 2:
+            raise ValueError(
+                "position.kind = 'rotary' needs at least 2 columns a head that are turned, found"
+                f" {self.width_turned}; raise d_head or position.share"
+            )
+        if not self.attention.output and self.n_heads * self.width_of_value != self.d_model:
+            raise ValueError(
+                f"attention.output = false needs n_heads * d_value = d_model, found"
+                f" {self.n_heads} * {self.width_of_value} and {self.d_model}"
+            )
+        return self
+
+    @property
+    @abstractmethod
+    def n_positions(self) -> int:
+        """How many places the position brick tells apart."""
+
+    @property
+    def key_heads(self) -> int:
+        """Heads of keys and values."""
+        return self.n_kv_heads or self.n_heads
+
+    @property
+    def width_of_head(self) -> int:
+        """d_k, the width of one head's queries and keys."""
+        return self.d_head or self.d_model // self.n_heads
+
+    @property
+    def width_of_value(self) -> int:
+        """d_v, the width of one head's values."""
+        return self.d_value or self.width_of_head
+
+    @property
+    def width_turned(self) -> int:
+        """How many columns of a head rotary positions turn: an even number."""
+        return int(self.width_of_head * self.position.share) // 2 * 2 if self.position.kind == "rotary" else 0
