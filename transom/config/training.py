@@ -92,9 +92,6 @@ class Training(Schema):
 
     max_steps: int = Field(20000, ge=1, description="optimizer steps")
     max_minutes: float | None = Field(None, gt=0, description="stop, with everything saved, after this many minutes of training")
-    batch_tokens: int = Field(
-        4096, ge=1, description="most tokens of a batch on its longer side, padding included, over all ranks and accumulation"
-    )
     accumulate: int = Field(1, ge=1, description="slices a batch is computed in, to save memory; the result is the same")
     optimizer: Optimizer = Field(Adam(), description="the optimizer brick")
     learning_rate: Peak = Field("paper", description=_PEAK)
@@ -123,7 +120,15 @@ class Training(Schema):
     tensorboard: bool = Field(False, description="also write TensorBoard events (extra 'log')")
 
 
-class TranslationTraining(Training):
+class TextTraining(Training):
+    """One training run on text."""
+
+    batch_tokens: int = Field(
+        4096, ge=1, description="most tokens of a batch on its longer side, padding included, over all ranks and accumulation"
+    )
+
+
+class TranslationTraining(TextTraining):
     """One training run of a translator."""
 
     validate_bleu: int = Field(
@@ -147,7 +152,7 @@ class AdamWTraining(Training):
     average: Average = Field(NoAverage(), description="which weights are validated and kept")
 
 
-class EncoderTraining(AdamWTraining):
+class EncoderTraining(AdamWTraining, TextTraining):
     """One training run of an encoder."""
 
     optimizer: Optimizer = Field(AdamW(beta2=0.98, eps=1e-8, weight_decay=0.01), description="the optimizer brick")
@@ -173,7 +178,7 @@ class EmbeddingTraining(EncoderTraining):
     validate_samples: int = Field(3, ge=0, description="validation texts whose nearest text is told at a validation, to be shown")
 
 
-class LanguageTraining(AdamWTraining):
+class LanguageTraining(AdamWTraining, TextTraining):
     """One training run of a language model."""
 
     optimizer: Optimizer = Field(AdamW(beta2=0.95, eps=1e-8, weight_decay=0.1), description="the optimizer brick")

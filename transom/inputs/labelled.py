@@ -13,7 +13,7 @@ from transom.inputs.columns import read_columns
 from transom.inputs.loader import encode
 from transom.inputs.pairs import Pairs, Splits, expanded
 from transom.inputs.phrasebook.generate import generate
-from transom.inputs.sampler import Indices, cut_batches, plan_epoch
+from transom.inputs.sampler import Indices, cut_batches, dealt, plan_epoch, walk
 from transom.inputs.special import EOS
 from transom.inputs.split import least_share
 from transom.inputs.tokenizer import Tokenizer
@@ -190,22 +190,14 @@ class LabelledLoader:
 
     def batches_from(self, position: int) -> Iterator[tuple[int, list[LabelledBatch]]]:
         """Yield each batch, as slices, with the position behind it: what a checkpoint stores to go on from there."""
-        while True:
-            epoch = position // self.n_kept
-            end = epoch * self.n_kept
-            for batch in plan_epoch(self._lengths, self._lengths, batch_tokens=self._batch_tokens, seed=self._seed, epoch=epoch):
-                start, end = end, end + len(batch)
-                if end > position:
-                    yield end, self._slices(batch[max(position - start, 0) :])
-            position = end
+        for end, _, batch in walk(position, self.n_kept, self._plan):
+            yield end, [self._batch(part.tolist()) for part in dealt(batch, self._accumulate, self._shard, self._n_shards)]
 
-    def _slices(self, batch: Indices) -> list[LabelledBatch]:
-        rows = batch[self._shard :: self._n_shards]
-        parts = np.array_split(rows, min(self._accumulate, len(rows))) if len(rows) else []
-        return [
-            label_batch([self._rows[i] for i in part], [self._labels[i] for i in part], [self._kept[i] for i in part])
-            for part in map(np.ndarray.tolist, parts)
-        ]
+    def _plan(self, epoch: int) -> list[Indices]:
+        return plan_epoch(self._lengths, self._lengths, batch_tokens=self._batch_tokens, seed=self._seed, epoch=epoch)
+
+    def _batch(self, rows: list[int]) -> LabelledBatch:
+        return label_batch([self._rows[i] for i in rows], [self._labels[i] for i in rows], [self._kept[i] for i in rows])
 
 
 def _languages(pairs: Pairs) -> Pairs:

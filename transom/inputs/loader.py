@@ -9,7 +9,7 @@ import numpy as np
 from transom.errors import ConfigError, DataError
 from transom.inputs.batch import translation_batch
 from transom.inputs.pairs import Pairs
-from transom.inputs.sampler import Indices, cut_batches, padding_waste, plan_epoch
+from transom.inputs.sampler import Indices, cut_batches, dealt, padding_waste, plan_epoch, walk
 from transom.inputs.tokenizer import Tokenizer, Tokenizers
 
 Encoded = list["array[int]"]
@@ -105,18 +105,18 @@ class Loader:
         """Yield each batch, as slices, with the position behind it: what a checkpoint stores to go on from there.
 
         The slices' rows together are this shard's rows of the batch; where these are fewer than ``accumulate``, so are the slices.
-        From a position inside a batch, the rest of that batch comes first.
         """
-        while True:
-            epoch = self.epoch_of(position)
+        sides = self._encoded
+
+        def plan(epoch: int) -> list[Indices]:
+            nonlocal sides
             sides = self._epoch(epoch)
             lengths = _lengths(sides[0]) + 1, _lengths(sides[1]) + 1
-            end = epoch * self.n_kept
-            for batch in plan_epoch(*lengths, batch_tokens=self._batch_tokens, seed=self._seed, epoch=epoch):
-                start, end = end, end + len(batch)
-                if end > position:
-                    yield end, self._slices(batch[max(position - start, 0) :], *sides)
-            position = end
+            return plan_epoch(*lengths, batch_tokens=self._batch_tokens, seed=self._seed, epoch=epoch)
+
+        for end, _, batch in walk(position, self.n_kept, plan):
+            parts = dealt(batch, self._accumulate, self._shard, self._n_shards)
+            yield end, [self._batch(part.tolist(), *sides) for part in parts]
 
     def _epoch(self, epoch: int) -> tuple[Encoded, Encoded]:
         """Encode both sides as this epoch sees them; a segmentation that grew too long by dropout falls back to the whole one."""
@@ -134,13 +134,8 @@ class Loader:
             sides.append(rows)
         return sides[0], sides[1]
 
-    def _slices(self, batch: Indices, sources: Encoded, targets: Encoded) -> list[Any]:
-        rows = batch[self._shard :: self._n_shards]
-        parts = np.array_split(rows, min(self._accumulate, len(rows))) if len(rows) else []
-        return [
-            self._make([sources[i] for i in part], [targets[i] for i in part], [self._kept[i] for i in part])
-            for part in map(np.ndarray.tolist, parts)
-        ]
+    def _batch(self, rows: list[int], sources: Encoded, targets: Encoded) -> Any:
+        return self._make([sources[i] for i in rows], [targets[i] for i in rows], [self._kept[i] for i in rows])
 
     def _refuse_longer_than_a_batch(self) -> None:
         longer = np.maximum(*map(_lengths, self._encoded)) + 1

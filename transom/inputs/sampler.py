@@ -1,12 +1,46 @@
 """Batches of samples: their order a pure function of (seed, epoch), so that one integer is the loader's whole state."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 Indices = NDArray[np.int64]
 Noise = NDArray[np.float64]
+
+
+def walk(position: int, n: int, plan: Callable[[int], Sequence[Indices]]) -> Iterator[tuple[int, int, Indices]]:
+    """Go through batches without end, epoch after epoch; from a position inside a batch, the rest of that batch comes first.
+
+    Args:
+        position: samples read since the start of training.
+        n: samples an epoch.
+        plan: gives the batches of an epoch, which together hold each sample once.
+
+    Yields:
+        The position behind a batch, its epoch, and its samples.
+    """
+    while True:
+        epoch = position // n
+        end = epoch * n
+        for batch in plan(epoch):
+            start, end = end, end + len(batch)
+            if end > position:
+                yield end, epoch, batch[max(position - start, 0) :]
+        position = end
+
+
+def dealt(batch: Indices, accumulate: int, shard: int, n_shards: int) -> list[Indices]:
+    """Deal a batch out to processes, and what one of them takes to slices; where these are more than its samples, fewer.
+
+    Args:
+        batch: its samples.
+        accumulate: slices.
+        shard: number of the process, from 0.
+        n_shards: how many processes there are.
+    """
+    rows = batch[shard::n_shards]
+    return np.array_split(rows, min(accumulate, len(rows))) if len(rows) else []
 
 
 def plan_epoch(source_lengths: Indices, target_lengths: Indices, *, batch_tokens: int, seed: int, epoch: int) -> list[Indices]:

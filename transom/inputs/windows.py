@@ -12,7 +12,7 @@ from torch import Tensor
 from transom.errors import DataError
 from transom.inputs.batch import LanguageBatch, Sequences
 from transom.inputs.documents import Documents
-from transom.inputs.sampler import cut_batches, draws
+from transom.inputs.sampler import Indices, cut_batches, dealt, draws, walk
 from transom.inputs.special import EOS
 from transom.inputs.tokenizer import Tokenizer
 
@@ -105,23 +105,14 @@ class WindowLoader:
 
     def batches_from(self, position: int) -> Iterator[tuple[int, list[LanguageBatch]]]:
         """Yield each batch, as slices, with the position behind it: what a checkpoint stores to go on from there."""
-        n_batches = -(-self.n_windows // self.batch_windows)
-        while True:
-            epoch = self.epoch_of(position)
-            order, beginning = draws(self.n_windows + 1, self._seed, epoch)
-            first = int(beginning[-1] * self.stream.n_tokens)
-            starts = (first + self.length * np.argsort(order[:-1], kind="stable")) % self.stream.n_tokens
-            end = epoch * self.n_windows
-            for batch in np.array_split(starts, n_batches):
-                begun, end = end, end + len(batch)
-                if end > position:
-                    yield end, self._slices(batch[max(position - begun, 0) :])
-            position = end
+        for end, _, batch in walk(position, self.n_windows, self._plan):
+            yield end, [self._batch(part) for part in dealt(batch, self._accumulate, self._shard, self._n_shards)]
 
-    def _slices(self, starts: NDArray[np.int64]) -> list[LanguageBatch]:
-        rows = starts[self._shard :: self._n_shards]
-        parts = np.array_split(rows, min(self._accumulate, len(rows))) if len(rows) else []
-        return [self._batch(part) for part in parts]
+    def _plan(self, epoch: int) -> list[Indices]:
+        order, beginning = draws(self.n_windows + 1, self._seed, epoch)
+        first = int(beginning[-1] * self.stream.n_tokens)
+        starts = (first + self.length * np.argsort(order[:-1], kind="stable")) % self.stream.n_tokens
+        return np.array_split(starts, -(-self.n_windows // self.batch_windows))
 
     def _batch(self, starts: NDArray[np.int64]) -> LanguageBatch:
         places = (starts[:, None] + np.arange(self.length + 1)) % self.stream.n_tokens
