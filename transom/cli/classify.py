@@ -1,20 +1,28 @@
-"""``transom classify``: the class of a text, or of each line of a file."""
+"""``transom classify``: the class of texts or images."""
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from transom.cli.answers import Json, answer, note
 from transom.cli.imports import lasting_imports
 from transom.cli.options import Precision, Run
-from transom.errors import ConfigError
+from transom.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from transom.decoding.classifier import Classified, Classifier, Scores
+    from transom.decoding.image_classifier import ImageClassifier
+
+TooLong = Literal["truncate", "window", "refuse"]
 
 EXAMPLES = """
 transom classify runs/languages "¿Dónde está la casa?"
-transom classify runs/sst2 --input reviews.txt
 transom classify runs/sst2 --input reviews.txt --json
 transom classify runs/sst2 --labelled dev.tsv
+transom classify runs/photos cat.jpg dog.png
+transom classify runs/photos --labelled photos-for-testing
 """
 
 app = typer.Typer(add_completion=False)
@@ -23,44 +31,82 @@ app = typer.Typer(add_completion=False)
 @app.command()
 def classify(
     run: Run,
-    text: Annotated[str | None, typer.Argument(metavar="TEXT", help="A text.")] = None,
-    input_file: Annotated[Path | None, typer.Option("--input", metavar="FILE", help="Texts, one a line (.gz too).")] = None,
+    given: Annotated[list[str] | None, typer.Argument(metavar="TEXT_OR_IMAGE...", help="Texts, or files of images.")] = None,
+    input_file: Annotated[
+        Path | None, typer.Option("--input", metavar="FILE", help="Texts, one a line (.gz too), or names of image files.")
+    ] = None,
     labelled: Annotated[
         Path | None,
-        typer.Option("--labelled", metavar="FILE", help="A .tsv, .csv or .jsonl file of texts and their classes, to score the model by."),
+        typer.Option(
+            "--labelled",
+            metavar="PATH",
+            help="What to score the model by: a .tsv, .csv or .jsonl file of texts and their classes, or a folder or .zip of"
+            " CLASS/NAME.jpg.",
+        ),
     ] = None,
     too_long: Annotated[
-        Literal["truncate", "window", "refuse"],
+        TooLong,
         typer.Option("--too-long", help="A text longer than the model reads: take its beginning, all of it in windows, or refuse."),
     ] = "truncate",
     precision: Precision = "auto",
     as_json: Json = False,
 ) -> None:
-    """One line a text: its class and how probable that is. Of labelled texts: the accuracy, and of each class how much was found."""
-    if sum(given is not None for given in (text, input_file, labelled)) != 1:
-        raise ConfigError("expected one of TEXT, --input and --labelled, found none or several; give one of them")
+    """One line each: the class and how probable it is. Of labelled ones: the accuracy, and of each class how much was found."""
+    if sum(bool(each) for each in (given, input_file, labelled)) != 1:
+        raise ConfigError("expected one of TEXT_OR_IMAGE, --input and --labelled, found none or several; give one of them")
     with lasting_imports():
-        from transom.decoding.classifier import Classifier, scored
-        from transom.decoding.load import load_as
-        from transom.inputs.labelled import read_labelled
-        from transom.inputs.text import check_text, read_lines
+        from transom.decoding.classifier import Classifier
+        from transom.decoding.load import load_classifier
 
-    classifier = load_as(Classifier, run, precision)
+    classifier = load_classifier(run, precision)
+    of_texts = isinstance(classifier, Classifier)
     if labelled is not None:
-        from transom.config.data import LabelledFiles
         from transom.weights.run_folder import RunFolder
 
-        known = read_labelled(LabelledFiles(file=str(labelled.absolute())), Path.cwd())
-        RunFolder.open(run).ledger.record(labelled.absolute(), "classify")
-        scores = scored(classifier.classify(known.source, too_long), known, classifier.model.config.classes)
+        if not labelled.exists():
+            raise DataError(f"{labelled}: expected labelled {'texts' if of_texts else 'images'}, found nothing there")
+        RunFolder.open(run).ledger.record(labelled, "classify")
+        scores = _scores_of_texts(classifier, labelled, too_long) if isinstance(classifier, Classifier) else _scores(classifier, labelled)
         rows = [f"{label}: found {one.recall:.1%} of {one.n:,}, right {one.precision:.1%}" for label, one in scores.classes]
         value = {"accuracy": scores.accuracy, "n": scores.n, "classes": {label: each._asdict() for label, each in scores.classes}}
-        answer(value, as_json, [*rows, f"accuracy {scores.accuracy:.2f} % of {scores.n:,} texts"])
+        answer(value, as_json, [*rows, f"accuracy {scores.accuracy:.2f} % of {scores.n:,} {'texts' if of_texts else 'images'}"])
         return
-    texts = [check_text(text, "TEXT")] if text is not None else read_lines(input_file or Path(), empty=True)
-    found = classifier.classify(texts, too_long)
-    records = [{"text": text, **each._asdict()} for text, each in zip(texts, found, strict=True)]
-    answer(records, as_json, [f"{each.label}\t{each.p:.4f}" for each in found])
+    items = _items(given, input_file)
+    found = classifier.classify(items, too_long) if isinstance(classifier, Classifier) else classifier.classify(items)
+    records = [_record_of(item, each, of_texts) for item, each in zip(items, found, strict=True)]
+    prefixes = [""] * len(items) if of_texts else [f"{item}\t" for item in items]
+    answer(records, as_json, [f"{prefix}{each.label}\t{each.p:.4f}" for prefix, each in zip(prefixes, found, strict=True)])
     if not as_json and (cut := sum(each.n_left_out > 0 for each in found)):
-        most = classifier.model.config.max_seq_len - 1
-        note(f"{cut:,} of {len(found):,} texts were longer than the {most:,} tokens that the model reads: their beginning stands for them")
+        note(f"{cut:,} of {len(found):,} texts were longer than the model reads: their beginning stands for them")
+
+
+def _items(given: Sequence[str] | None, input_file: Path | None) -> list[str]:
+    from transom.inputs.text import check_text, read_lines
+
+    return read_lines(input_file, empty=True) if input_file is not None else [check_text(text, "TEXT_OR_IMAGE") for text in given or []]
+
+
+def _record_of(item: str, found: "Classified", of_texts: bool) -> dict[str, Any]:
+    if of_texts:
+        return {"text": item, **found._asdict()}
+    return {"image": item, "label": found.label, "p": found.p, "probabilities": found.probabilities}
+
+
+def _scores_of_texts(classifier: "Classifier", labelled: Path, too_long: TooLong) -> "Scores":
+    from transom.config.data import LabelledFiles
+    from transom.decoding.classifier import scored
+    from transom.inputs.labelled import read_labelled
+
+    known = read_labelled(LabelledFiles(file=str(labelled.absolute())), Path.cwd())
+    return scored(classifier.classify(known.source, too_long), known.target, known, classifier.model.config.classes)
+
+
+def _scores(classifier: "ImageClassifier", labelled: Path) -> "Scores":
+    from transom.decoding.classifier import scored
+    from transom.inputs.images import read_images
+
+    config, batch = classifier.model.config, classifier.reading.batch_images
+    known = read_images(labelled, config.image_size, config.channels)
+    parts = [range(start, min(start + batch, len(known))) for start in range(0, len(known), batch)]
+    found = [each for part in parts for each in classifier.classify_pixels(known.load(part))]
+    return scored(found, known.labels, known, config.classes)

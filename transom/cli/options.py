@@ -36,6 +36,12 @@ TrainLabelled = Annotated[
 ValidLabelled = Annotated[
     Path | None, typer.Option("--valid-labelled", metavar="FILE", help="Validation texts with their classes; left out, 10 % is split off.")
 ]
+TrainImages = Annotated[
+    Path | None, typer.Option("--images", metavar="PATH", help="For a classifier of images: a folder or .zip of CLASS/NAME.jpg.")
+]
+ValidImages = Annotated[
+    Path | None, typer.Option("--valid-images", metavar="PATH", help="Validation images, likewise; left out, 10 % is split off.")
+]
 Suffix = Annotated[list[str] | None, typer.Option("--suffix", metavar=".EXT", help="Ending of the files that are taken out of folders.")]
 
 
@@ -54,10 +60,19 @@ def file_overrides(source: Path | None, target: Path | None, valid_source: Path 
 
 def labelled_overrides(labelled: Path | None, valid_labelled: Path | None) -> list[str]:
     """Turn the flags of labelled texts into overrides, as ``file_overrides`` does."""
-    if labelled is None and valid_labelled is not None:
-        raise ConfigError("--valid-labelled needs --labelled beside it: the texts to train on")
-    named = [(part, path) for part, path in (("train", labelled), ("valid", valid_labelled)) if path is not None]
-    return _in_place_of_all([f"data.{part}={{ file = {quoted(path)} }}" for part, path in named])
+    return _two_parts("--labelled", "texts", "file", labelled, valid_labelled)
+
+
+def image_overrides(images: Path | None, valid_images: Path | None) -> list[str]:
+    """Turn the flags of images into overrides, as ``file_overrides`` does."""
+    return _two_parts("--images", "images", "images", images, valid_images)
+
+
+def _two_parts(flag: str, what: str, field: str, train: Path | None, valid: Path | None) -> list[str]:
+    if train is None and valid is not None:
+        raise ConfigError(f"--valid-{flag.removeprefix('--')} needs {flag} beside it: the {what} to train on")
+    named = [(part, path) for part, path in (("train", train), ("valid", valid)) if path is not None]
+    return _in_place_of_all([f"data.{part}={{ {field} = {quoted(path)} }}" for part, path in named])
 
 
 def _in_place_of_all(sets: list[str]) -> list[str]:

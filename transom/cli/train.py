@@ -13,15 +13,18 @@ from transom.cli.options import (
     RecipeName,
     Set,
     Suffix,
+    TrainImages,
     TrainLabelled,
     TrainSource,
     TrainTarget,
     TrainText,
+    ValidImages,
     ValidLabelled,
     ValidSource,
     ValidTarget,
     ValidText,
     file_overrides,
+    image_overrides,
     labelled_overrides,
     quoted,
     text_overrides,
@@ -40,6 +43,7 @@ transom train multi30k-en-de --set data.root=data/multi30k --out runs/en-de
 transom train python-stdlib
 transom train text-bpe --text notes --suffix .md --out runs/notes
 transom train text-classes --labelled reviews.tsv --out runs/reviews
+transom train images --images photos --out runs/photos
 transom train text-classes --labelled reviews.tsv --from runs/masked --out runs/tuned
 transom train my.toml --set training.max_steps=300 --set training.optimizer=adamw
 transom train my.toml --out runs/mine --resume
@@ -59,6 +63,8 @@ def train(
     suffix: Suffix = None,
     labelled: TrainLabelled = None,
     valid_labelled: ValidLabelled = None,
+    images: TrainImages = None,
+    valid_images: ValidImages = None,
     out: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="The run folder; left out, runs/NAME.")] = None,
     origin: Annotated[
         Path | None, typer.Option("--from", metavar="RUN", help="Start from a run's tokenizer, shape and weights: fine-tuning.")
@@ -73,9 +79,11 @@ def train(
         file_overrides(source, target, valid_source, valid_target),
         text_overrides(text, valid_text, suffix),
         labelled_overrides(labelled, valid_labelled),
+        image_overrides(images, valid_images),
     ]
     if sum(map(bool, files)) > 1:
-        raise ConfigError("expected files of one kind, --source and --target, --text, or --labelled, found several; remove all but one")
+        kinds = "--source and --target, --text, --labelled, or --images"
+        raise ConfigError(f"expected files of one kind, {kinds}, found several; remove all but one")
     start = [] if origin is None else [f"training.start_from={quoted(origin)}"]
     sets = [*(each for of_kind in files for each in of_kind), *start, *(overrides or [])]
     folder = out or default_folder(recipe)

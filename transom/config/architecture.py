@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from transom.config.brick import Brick
-from transom.config.bricks import FeedForward, FeedForwardNetwork, LayerNorm, MultiHead, Norm, Position
+from transom.config.bricks import FeedForward, FeedForwardNetwork, LayerNorm, MultiHead, Norm, PositionBrick, Rotary
 
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
 
@@ -44,7 +44,7 @@ class Transformer(Architecture):
     feed_forward_dropout: Fraction = Field(0.0, description="on the feed-forward hidden units")
     norm: Norm = Field(LayerNorm(), description="the normalisation brick")
     norm_placement: Placement = Field("post", description=PLACEMENT)
-    position: Position
+    position: PositionBrick
     attention: MultiHead = Field(MultiHead(), description="the attention brick")
     feed_forward: FeedForwardNetwork = Field(FeedForward(), description="the feed-forward brick")
 
@@ -89,4 +89,4 @@ class Transformer(Architecture):
     @property
     def width_turned(self) -> int:
         """How many columns of a head rotary positions turn: an even number."""
-        return int(self.width_of_head * self.position.share) // 2 * 2 if self.position.kind == "rotary" else 0
+        return int(self.width_of_head * self.position.share) // 2 * 2 if isinstance(self.position, Rotary) else 0

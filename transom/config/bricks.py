@@ -66,6 +66,8 @@ Norm = Annotated[AnyNorm, Field(discriminator="kind")]
 class PositionBrick(Brick):
     """What every position brick has."""
 
+    kind: str
+
     def parameters(self, max_seq_len: int, d_model: int, n_heads: int) -> int:
         """Count what is learned: nothing, where positions are computed."""
         return 0

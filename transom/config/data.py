@@ -147,6 +147,39 @@ class LabelledData(Data):
     )
 
 
+class ImageFiles(Schema):
+    """Images, each in a folder that is named for its class: CLASS/NAME.jpg."""
+
+    images: str = Field(..., description="a folder of such folders, or a .zip of them")
+
+
+class Digits(Brick):
+    """Handwritten digits of 8 x 8 pixels, 1,797 of them (Alpaydin & Kaynak 1998; they come with scikit-learn)."""
+
+    kind: Literal["digits"] = "digits"
+    fold: int = Field(1, ge=1, description="which part of n_folds is the test part")
+    n_folds: int = Field(5, ge=2, le=100, description="equal parts into which the shuffled digits are cut")
+    seed: int = Field(1, ge=0, description="seed of the shuffle")
+
+    @model_validator(mode="after")
+    def _is_one_of_them(self) -> "Digits":
+        if self.fold > self.n_folds:
+            raise ValueError(f"expected a fold from 1 to n_folds = {self.n_folds}, found {self.fold}")
+        return self
+
+
+class ImageData(Data):
+    """Images, each of a class."""
+
+    FLAGS: ClassVar[str] = "--images"
+
+    train: ImageFiles | None = Field(None, description="training images")
+    valid: ImageFiles | None = Field(None, description="validation images; left out, valid_share of train is split off by hash")
+    test: ImageFiles | None = Field(None, description="test images: only the data report reads them, to tell which stand in train")
+    generate: Digits | None = Field(None, description="images that every machine has, instead of files")
+    valid_share: float = Field(0.1, gt=0, lt=1, description="share of the training images that is split off where data.valid is left out")
+
+
 class Tokenizer(Brick):
     """How text becomes tokens: byte-pair encoding (Sennrich et al. 2016), characters, or white-space words."""
 

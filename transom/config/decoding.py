@@ -33,6 +33,12 @@ class Reading(Schema):
     batch_tokens: int = Field(8192, ge=1, description="most tokens of a batch, padding included; a longer text is a batch of its own")
 
 
+class ImageReading(Schema):
+    """How images are read that are to be classified."""
+
+    batch_images: int = Field(256, ge=1, description="images of a batch")
+
+
 class Sampling(Schema):
     """How a text is drawn from a language model: what reshapes its distribution, and where the text ends."""
 

@@ -3,15 +3,15 @@
 from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 import tomli_w
 from pydantic import Field, model_validator
 
 from transom.config.architecture import Architecture
 from transom.config.brick import Schema
-from transom.config.data import Data, LabelledData, PairData, PairTokenizer, TextData, Tokenizer
-from transom.config.decoding import Decoding, Reading, Sampling
+from transom.config.data import Data, ImageData, LabelledData, PairData, PairTokenizer, TextData, Tokenizer
+from transom.config.decoding import Decoding, ImageReading, Reading, Sampling
 from transom.config.explaining import check
 from transom.config.model import Decoder, MaskedEncoder, Seq2Seq, TextClassifier, TextEmbedder
 from transom.config.names import nearest
@@ -19,11 +19,13 @@ from transom.config.reading import Override, line_of, merged, parse_override, pa
 from transom.config.training import (
     ClassificationTraining,
     EmbeddingTraining,
+    ImageTraining,
     LanguageTraining,
     MaskedTraining,
     Training,
     TranslationTraining,
 )
+from transom.config.vision import ConvolutionalNetwork, VisionTransformer
 from transom.errors import ConfigError
 
 
@@ -110,12 +112,25 @@ class EmbeddingRecipe(TextRecipe):
         return self
 
 
+class ImageRecipe(Recipe):
+    """A classifier of images."""
+
+    task: Literal["images"] = Field("images", description="what the model learns to do")
+    data: ImageData = Field(..., description="the examples")
+    model: Annotated[VisionTransformer | ConvolutionalNetwork, Field(discriminator="kind")] = Field(
+        VisionTransformer(), description="the network; preset = NAME starts from a published one"
+    )
+    training: ImageTraining = Field(ImageTraining(), description="the run")
+    decoding: ImageReading = Field(ImageReading(), description="how images are read")
+
+
 TASKS: dict[str, type[Recipe]] = {
     "translation": TranslationRecipe,
     "language": LanguageRecipe,
     "masked": MaskedRecipe,
     "classification": ClassificationRecipe,
     "embedding": EmbeddingRecipe,
+    "images": ImageRecipe,
 }
 """Each task's form of a recipe."""
 

@@ -178,6 +178,30 @@ class EmbeddingTraining(EncoderTraining):
     validate_samples: int = Field(3, ge=0, description="validation texts whose nearest text is told at a validation, to be shown")
 
 
+class Augmentation(Schema):
+    """What is changed in training images at random, in each epoch anew: what it shows stays what it is."""
+
+    shift: int = Field(0, ge=0, description="move an image by up to this many pixels each way; the edge is mirrored")
+    zoom: float = Field(1.0, gt=0, le=1, description="take a part of the image, its area at least this share of the whole, any place")
+    flip: bool = Field(False, description="mirror one half of the images, left to right")
+    randaugment: int = Field(0, ge=0, le=14, description="operations an image, drawn from 14 (Cubuk et al. 2020)")
+    magnitude: float = Field(0.3, gt=0, le=1, description="of these operations, 1 being the paper's 30")
+    mixup: float = Field(0.0, ge=0, le=1, description="alpha of mixed pairs of images and labels (Zhang et al. 2018); 0 for none")
+    cutmix: float = Field(
+        0.0, ge=0, le=1, description="alpha of images with a part of another (Yun et al. 2019); with mixup, each image has one of both"
+    )
+
+
+class ImageTraining(AdamWTraining):
+    """One training run of a classifier of images."""
+
+    optimizer: Optimizer = Field(AdamW(beta2=0.999, eps=1e-8, weight_decay=0.05), description="the optimizer brick")
+    batch_images: int = Field(128, ge=1, description="images of a batch, over all ranks and accumulation")
+    augmentation: Augmentation = Field(Augmentation(), description="what is changed in training images at random")
+    select_by: Literal["loss", "accuracy"] = Field("accuracy", description="validation figure that chooses the kept weights")
+    validate_samples: int = Field(6, ge=0, description="validation images whose class is told at a validation, to be shown")
+
+
 class LanguageTraining(AdamWTraining, TextTraining):
     """One training run of a language model."""
 

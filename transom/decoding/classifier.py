@@ -12,8 +12,8 @@ from transom.config.decoding import Reading
 from transom.decoding.inference import evaluating
 from transom.decoding.loop import log_probabilities
 from transom.errors import DataError
-from transom.inputs.labelled import number_of, text_batches
-from transom.inputs.pairs import Pairs
+from transom.inputs.classes import Samples, numbered
+from transom.inputs.labelled import text_batches
 from transom.inputs.tokenizer import Tokenizer
 from transom.models.encoder import TextClassifierTransformer
 from transom.planning.precision import Precision
@@ -35,8 +35,15 @@ class Classified(NamedTuple):
     label: str
     p: float
     probabilities: dict[str, float]
-    n_left_out: int
-    windows: int
+    n_left_out: int = 0
+    windows: int = 1
+
+
+def ranked(classes: Sequence[str], log_p: Float[Tensor, "classes"]) -> Classified:
+    """Lay out the probabilities of the classes."""
+    probabilities = dict(sorted(zip(classes, log_p.exp().tolist(), strict=True), key=lambda entry: -entry[1]))
+    label = next(iter(probabilities))
+    return Classified(label, probabilities[label], probabilities)
 
 
 class Classifier:
@@ -76,11 +83,9 @@ class Classifier:
         log_p, found, end = self._log_probabilities(windows), list[Classified](), 0
         for row, of_text in zip(rows, starts, strict=True):
             begin, end = end, end + len(of_text)
-            p = log_probabilities(log_p[begin:end].mean(0)).exp().tolist()
-            ranked = dict(sorted(zip(self.model.config.classes, p, strict=True), key=lambda entry: -entry[1]))
-            label = next(iter(ranked))
             left_out = 0 if too_long == "window" else max(len(row) - most, 0)
-            found.append(Classified(label, ranked[label], ranked, left_out, len(of_text)))
+            answer = ranked(self.model.config.classes, log_probabilities(log_p[begin:end].mean(0)))
+            found.append(answer._replace(n_left_out=left_out, windows=len(of_text)))
         return found
 
     @torch.inference_mode()
@@ -121,22 +126,22 @@ class Scores(NamedTuple):
     classes: list[tuple[str, OfClass]]
 
 
-def scored(found: Sequence[Classified], known: Pairs, classes: Sequence[str]) -> Scores:
+def scored(found: Sequence[Classified], known: Sequence[str], where: Samples, classes: Sequence[str]) -> Scores:
     """Compare the classes found with those known.
 
     Args:
-        found: by text.
-        known: the texts with their classes.
+        found: by sample.
+        known: the samples' classes.
+        where: the samples.
         classes: the model's.
 
     Raises:
-        DataError: a text is of a class that the model does not have.
+        DataError: a sample is of a class that the model does not have.
     """
-    for sample, label in enumerate(known.target):
-        number_of(label, classes, known, sample)
+    numbered(known, classes, where)
     labels = [each.label for each in found]
-    right = Counter(label for label, expected in zip(labels, known.target, strict=True) if label == expected)
-    n_known, n_found = Counter(known.target), Counter(labels)
+    right = Counter(label for label, expected in zip(labels, known, strict=True) if label == expected)
+    n_known, n_found = Counter(known), Counter(labels)
     of_classes = [
         (label, OfClass(n_known[label], right[label] / max(n_known[label], 1), right[label] / max(n_found[label], 1)))
         for label in classes

@@ -5,13 +5,15 @@ from typing import Literal, TypeVar
 
 import torch
 
-from transom.config.decoding import Decoding, Reading, Sampling
+from transom.config.architecture import Architecture
+from transom.config.decoding import Decoding, ImageReading, Reading, Sampling
 from transom.config.recipe import load_recipe
 from transom.decoding.classifier import Classifier
 from transom.decoding.embedder import Embedder
 from transom.decoding.filler import Filler
 from transom.decoding.flat import searcher_of
 from transom.decoding.generator import Generator
+from transom.decoding.image_classifier import ImageClassifier
 from transom.decoding.inference import prepare
 from transom.decoding.translator import Translator
 from transom.errors import CheckpointError, ConfigError
@@ -20,11 +22,12 @@ from transom.models.build import build_empty
 from transom.models.decoder import DecoderTransformer
 from transom.models.encoder import MaskedEncoderTransformer, TextClassifierTransformer, TextEmbedderTransformer
 from transom.models.seq2seq import Seq2SeqTransformer
+from transom.models.vision import ConvolutionalNetwork, VisionTransformer
 from transom.planning.precision import choose_precision
 from transom.weights.run_folder import CONFIG, RECIPE, TOKENIZER, RunFolder
 
 PrecisionName = Literal["auto", "fp32", "bf16", "fp16"]
-Answer = Translator | Generator | Filler | Classifier | Embedder
+Answer = Translator | Generator | Filler | Classifier | ImageClassifier | Embedder
 Answering = TypeVar("Answering", bound=Answer)
 
 
@@ -40,6 +43,33 @@ def load(folder: str | Path, precision: PrecisionName = "auto") -> Answer:
     """
     run = RunFolder.open(Path(folder))
     config = run.load_config()
+    tokenizers = _tokenizers(run, config) if config.VOCABULARIES else None
+    model = build_empty(config)
+    run.load_weights(model)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    chosen = choose_precision(precision, device)
+    prepare(model, chosen.dtype, device)
+    settings = load_recipe(run.path / RECIPE)[0].decoding if (run.path / RECIPE).exists() else None
+    match model, settings, tokenizers:
+        case DecoderTransformer(), Sampling() | None, Tokenizers(source=tokenizer):
+            return Generator(model, tokenizer, settings, chosen, searcher_of(model))
+        case Seq2SeqTransformer(), Decoding() | None, Tokenizers():
+            return Translator(model, tokenizers, settings, chosen, searcher_of(model))
+        case MaskedEncoderTransformer(), Reading() | None, Tokenizers(source=tokenizer):
+            return Filler(model, tokenizer, settings, chosen)
+        case TextClassifierTransformer(), Reading() | None, Tokenizers(source=tokenizer):
+            return Classifier(model, tokenizer, settings, chosen)
+        case TextEmbedderTransformer(), Reading() | None, Tokenizers(source=tokenizer):
+            return Embedder(model, tokenizer, settings, chosen)
+        case VisionTransformer() | ConvolutionalNetwork(), ImageReading() | None, None:
+            return ImageClassifier(model, settings, chosen)
+        case _:
+            raise CheckpointError(
+                f"{run.path / RECIPE}: expected the recipe of a {config.kind} model by {CONFIG}; they are of different runs"
+            )
+
+
+def _tokenizers(run: RunFolder, config: Architecture) -> Tokenizers:
     tokenizers = Tokenizers.from_bytes(run.read(TOKENIZER), str(run.path / TOKENIZER))
     for name, tokenizer in zip(config.VOCABULARIES, (tokenizers.source, tokenizers.target), strict=False):
         if tokenizer.vocab_size != (expected := getattr(config, name)):
@@ -47,27 +77,7 @@ def load(folder: str | Path, precision: PrecisionName = "auto") -> Answer:
                 f"{run.path / TOKENIZER}: expected {expected} symbols by {name} in {CONFIG}, found {tokenizer.vocab_size};"
                 " they are of different runs"
             )
-    model = build_empty(config)
-    run.load_weights(model)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    chosen = choose_precision(precision, device)
-    prepare(model, chosen.dtype, device)
-    settings = load_recipe(run.path / RECIPE)[0].decoding if (run.path / RECIPE).exists() else None
-    match model, settings:
-        case DecoderTransformer(), Sampling() | None:
-            return Generator(model, tokenizers.source, settings, chosen, searcher_of(model))
-        case Seq2SeqTransformer(), Decoding() | None:
-            return Translator(model, tokenizers, settings, chosen, searcher_of(model))
-        case MaskedEncoderTransformer(), Reading() | None:
-            return Filler(model, tokenizers.source, settings, chosen)
-        case TextClassifierTransformer(), Reading() | None:
-            return Classifier(model, tokenizers.source, settings, chosen)
-        case TextEmbedderTransformer(), Reading() | None:
-            return Embedder(model, tokenizers.source, settings, chosen)
-        case _:
-            raise CheckpointError(
-                f"{run.path / RECIPE}: expected the recipe of a {config.kind} model by {CONFIG}; they are of different runs"
-            )
+    return tokenizers
 
 
 VERBS: dict[type, str] = {
@@ -75,6 +85,7 @@ VERBS: dict[type, str] = {
     Generator: "transom generate",
     Filler: "transom fill",
     Classifier: "transom classify",
+    ImageClassifier: "transom classify",
     Embedder: "transom embed",
 }
 """The verb that each way of answering is for."""
@@ -108,3 +119,16 @@ def load_embedder(folder: str | Path, precision: PrecisionName = "auto") -> Embe
     if isinstance(found, Embedder):
         return found
     raise ConfigError(f"{folder}: expected an encoder's run, found one for {VERBS[type(found)]}; name an encoder's")
+
+
+def load_classifier(folder: str | Path, precision: PrecisionName = "auto") -> Classifier | ImageClassifier:
+    """Load a run that names classes, of texts or of images.
+
+    Raises:
+        CheckpointError: there is no intact run in the folder.
+        ConfigError: the run is of another task.
+    """
+    found = load(folder, precision)
+    if isinstance(found, Classifier | ImageClassifier):
+        return found
+    raise ConfigError(f"{folder}: expected a classifier's run, found one for {VERBS[type(found)]}; take that, or another run")

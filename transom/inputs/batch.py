@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Protocol, Self, runtime_checkable
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from transom.inputs.special import EOS, PAD, SOS
@@ -192,6 +192,55 @@ class LabelledBatch:
     def to(self, device: torch.device) -> "LabelledBatch":
         """Copy to ``device``."""
         return type(self)(self.source.to(device), self.labels.to(device), self.samples)
+
+
+@dataclass(frozen=True)
+class Mixed:
+    """What images are mixed with.
+
+    Attributes:
+        labels: number of the class of what each image has a part of.
+        share: part of each image that is its own.
+    """
+
+    labels: Int[Tensor, "batch"]
+    share: Float[Tensor, "batch"]
+
+    def to(self, device: torch.device) -> "Mixed":
+        """Copy to ``device``."""
+        return type(self)(self.labels.to(device), self.share.to(device))
+
+
+@dataclass(frozen=True)
+class ImageBatch:
+    """Images, each with a class, or with the classes of two that are mixed.
+
+    Attributes:
+        pixels: from 0 to 1.
+        labels: number of each image's class.
+        samples: index of each image in the data set, so that a bad one can be named.
+        mixed: what each image is mixed with, where they are.
+    """
+
+    pixels: Float[Tensor, "batch channels height width"]
+    labels: Int[Tensor, "batch"]
+    samples: tuple[int, ...]
+    mixed: Mixed | None = None
+
+    @property
+    def counted(self) -> Bool[Tensor, "batch"]:
+        """True for every image."""
+        return torch.ones_like(self.labels, dtype=torch.bool)
+
+    @property
+    def n_target_tokens(self) -> int:
+        """Images: each has one label, or shares of two."""
+        return len(self.labels)
+
+    def to(self, device: torch.device) -> "ImageBatch":
+        """Copy to ``device``."""
+        mixed = None if self.mixed is None else self.mixed.to(device)
+        return type(self)(self.pixels.to(device), self.labels.to(device), self.samples, mixed)
 
 
 @dataclass(frozen=True)

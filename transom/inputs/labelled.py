@@ -9,6 +9,7 @@ import torch
 from transom.config.data import LabelledData, LabelledFiles
 from transom.errors import ConfigError, DataError
 from transom.inputs.batch import LabelledBatch, Sequences
+from transom.inputs.classes import numbered
 from transom.inputs.columns import read_columns
 from transom.inputs.loader import encode
 from transom.inputs.pairs import Pairs, Splits, expanded
@@ -20,9 +21,6 @@ from transom.inputs.tokenizer import Tokenizer
 
 VALID_SHARE = 0.1
 """Part of the texts that is split off where no validation texts are named."""
-
-MOST_CLASSES = 10_000
-"""More than these are not classes but something else in their column."""
 
 
 def load_labelled(data: LabelledData, base: Path) -> Splits:
@@ -69,36 +67,6 @@ def read_labelled(files: LabelledFiles, root: Path) -> Pairs:
                 f"{path}:{line}: expected a text and its class, found no {'class' if text.strip() else 'text'}; remove the line"
             )
     return Pairs(texts, labels, str(path), lines)
-
-
-def classes_of(train: Pairs, known: tuple[str, ...] = ()) -> tuple[str, ...]:
-    """Give the classes of training texts in their order as text, or those that are known already.
-
-    Raises:
-        DataError: there is one class only, or so many that they are something else, or one that is not known.
-    """
-    found = tuple(sorted(set(train.target)))
-    if known:
-        for label in found:
-            number_of(label, known, train, train.target.index(label))
-        return known
-    if not 2 <= len(found) <= MOST_CLASSES:
-        raise DataError(
-            f"{train.name}: expected 2 to {MOST_CLASSES:,} classes, found {len(found):,} ({found[0][:50]!r} ...); is label_field the class?"
-        )
-    return found
-
-
-def number_of(label: str, classes: Sequence[str], where: Pairs, sample: int) -> int:
-    """Give the number of a class.
-
-    Raises:
-        DataError: it is none of the model's.
-    """
-    if label not in classes:
-        shown = ", ".join(map(repr, classes[:10])) + (", ..." if len(classes) > 10 else "")
-        raise DataError(f"{where.name}, line {where.line(sample)}: expected one of the classes {shown}, found {label[:50]!r}")
-    return classes.index(label)
 
 
 def label_batch(rows: Sequence[Sequence[int]], labels: Sequence[int], samples: Sequence[int]) -> LabelledBatch:
@@ -179,7 +147,8 @@ class LabelledLoader:
         if not self._kept:
             raise DataError(f"{texts.name}: expected texts of at most {max_seq_len} tokens, found none; raise model.max_seq_len")
         self._rows = [rows[i][: max_seq_len - 1] for i in self._kept]
-        self._labels = [number_of(texts.target[i], classes, texts, i) for i in self._kept]
+        labels = numbered(texts.target, classes, texts)
+        self._labels = [labels[i] for i in self._kept]
         self._lengths = np.fromiter(map(len, self._rows), np.int64, len(self._rows)) + 1
         if (longest := int(self._lengths.max())) > batch_tokens:
             raise ConfigError(

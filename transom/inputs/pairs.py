@@ -37,6 +37,10 @@ class Pairs:
         """Give the line number, from 1, of pair ``sample``."""
         return sample + 1 if self.lines is None else self.lines[sample]
 
+    def place(self, sample: int) -> str:
+        """Name a pair by its line, for people."""
+        return f"{self.name}, line {self.line(sample)}"
+
     def take(self, samples: list[int], name: str) -> "Pairs":
         """Give some of the pairs, with their line numbers."""
         return Pairs([self.source[i] for i in samples], [self.target[i] for i in samples], name, [self.line(i) for i in samples])

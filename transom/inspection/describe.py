@@ -2,10 +2,11 @@
 
 import shlex
 
-from transom.config.architecture import Transformer
-from transom.config.data import LabelledFiles, PairFiles, TextFiles
+from transom.config.architecture import Architecture, Transformer
+from transom.config.data import ImageFiles, LabelledFiles, PairFiles, TextFiles
 from transom.config.model import Decoder, Encoder, Seq2Seq, TextTransformer
-from transom.config.recipe import Recipe, TextRecipe, TranslationRecipe
+from transom.config.recipe import ImageRecipe, Recipe, TextRecipe, TranslationRecipe
+from transom.config.vision import ConvolutionalNetwork, ImageClassifier, VisionTransformer
 from transom.inspection.figures import whole
 
 
@@ -17,6 +18,8 @@ def family(recipe: Recipe) -> str:
         "encoder": "an encoder-only Transformer for masked tokens",
         "text-classifier": "an encoder-only Transformer for classes of texts",
         "text-embedder": "an encoder-only Transformer for vectors of texts",
+        "vision-transformer": "a Vision Transformer for classes of images",
+        "convolutional": "a convolutional network for classes of images",
     }[recipe.model.kind]
 
 
@@ -32,8 +35,10 @@ def layers(recipe: Recipe) -> str:
             return f"an encoder of {_layers(n_encoder)}, a decoder of {_layers(n_decoder)}"
         case Decoder(n_layers=n):
             return f"a decoder of {_layers(n)}"
-        case Encoder(n_layers=n):
+        case Encoder(n_layers=n) | VisionTransformer(n_layers=n):
             return f"an encoder of {_layers(n)}"
+        case ConvolutionalNetwork(stem=stem):
+            return f"{len(stem.channels)} stages of {_convolutions(stem.depth)}"
         case _:
             raise AssertionError(recipe.model.kind)
 
@@ -42,7 +47,7 @@ def layers_in_short(recipe: Recipe) -> str:
     """Count the layers in a few characters, as in "3 + 3 layers"."""
     model = recipe.model
     counts = [getattr(model, name) for name in ("n_encoder_layers", "n_decoder_layers", "n_layers") if hasattr(model, name)]
-    return f"{' + '.join(map(str, counts))} layers"
+    return f"{' + '.join(map(str, counts))} layers" if counts else layers(recipe)
 
 
 def sizes(recipe: Recipe) -> list[str]:
@@ -54,10 +59,24 @@ def sizes(recipe: Recipe) -> list[str]:
                 f"{model.norm.kind}, placed {model.norm_placement}; {bricks}",
                 f"width {model.d_model}, {_heads(model)}, feed-forward width {model.d_ff}",
                 *([symbols(recipe)] if isinstance(recipe, TextRecipe) else []),
+                *_of_images(model),
                 *([f"sequences of at most {whole(model.max_seq_len)} tokens"] if isinstance(model, TextTransformer) else []),
             ]
+        case ConvolutionalNetwork() as model:
+            return [f"width {model.d_model}", *_of_images(model)]
         case _:
             raise AssertionError(recipe.model.kind)
+
+
+def _of_images(model: Architecture) -> list[str]:
+    """Describe what is read of images, where it is."""
+    if not isinstance(model, ImageClassifier):
+        return []
+    kind = "colour" if model.channels == 3 else "grey"
+    size = f"{kind} images of {model.image_size} x {model.image_size} pixels"
+    patches = f", {model.grid} x {model.grid} patches" if isinstance(model, VisionTransformer) else ""
+    maps = ", ".join(map(str, model.maps[1:]))
+    return [f"{size}{patches}{f', behind stages of {maps} channels' if maps else ''}"]
 
 
 def _heads(model: Transformer) -> str:
@@ -87,6 +106,7 @@ _ANSWERS = {
     "language": ('generate {run} "The beginning of a text"', 'generate(["The beginning of a text"])'),
     "masked": ('fill {run} "A text with a [MASK] in it"', 'fill(["A text with a [MASK] in it"])'),
     "embedding": ('embed {run} "A text" "Another text"', 'embed(["A text", "Another text"])'),
+    "images": ("classify {run} image.jpg", 'classify(["image.jpg"])'),
     "classification": ('classify {run} "A text"', 'classify(["A text"])'),
 }
 """By task: what follows ``transom``, and the method of what ``transom.load`` gives."""
@@ -108,12 +128,16 @@ def files(part: object) -> list[str]:
             return [*([part.files] if isinstance(part.files, str) else part.files), *span]
         case LabelledFiles():
             return [part.file]
+        case ImageFiles():
+            return [part.images]
         case _:
             return []
 
 
 def split_off(recipe: Recipe) -> str:
     """Say what is taken for validation where no data are named."""
+    if isinstance(recipe, ImageRecipe):
+        return f"{100 * recipe.data.valid_share:g} % of the training images, split off by hash"
     return {
         "translation": _OF_PAIRS,
         "language": _OF_TEXT,
@@ -125,6 +149,10 @@ def split_off(recipe: Recipe) -> str:
 
 _OF_PAIRS = "1 % of the training pairs, split off by hash"
 _OF_TEXT = "5 % of the documents, split off by hash, or the last 5 % of a single one"
+
+
+def _convolutions(n: int) -> str:
+    return f"{n} convolution{'' if n == 1 else 's'}"
 
 
 def _layers(n: int) -> str:

@@ -184,8 +184,17 @@ def _gaps(facts: Facts) -> list[Element]:
 def _answers(facts: Facts) -> list[Element]:
     """Lay out validation texts with what they belong to, a class or another text, and what the kept weights found."""
     shown = [sample for sample in facts.samples if "found" in sample]
+    if pictures := [sample for sample in shown if "picture" in sample]:
+        return [node("div", *map(_seen, pictures), class_="seen")]
     rows = [[sample["text"], sample["class"], ("✓ " if sample["found"] == sample["class"] else "") + sample["found"]] for sample in shown]
     return [node("div", table(["Validation text", "Expected", "Found"], rows), class_="scroll")] if rows else []
+
+
+def _seen(sample: Mapping[str, str]) -> Element:
+    """Lay out an image over the class that was found and, where that is wrong, its own."""
+    found, own = sample["found"], sample["class"]
+    told = node("span", f"✓ {found}", class_="same") if found == own else node("span", node("mark", found), f", not {own}")
+    return node("figure", node("img", src=sample["picture"], alt=sample["text"], title=sample["text"]), node("figcaption", told))
 
 
 def _translations(facts: Facts) -> list[Element]:

@@ -12,9 +12,12 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
 
 from transom.config import bricks
 from transom.config.architecture import Transformer
+from transom.config.vision import Sinusoidal2d as Sinusoidal2dBrick
+from transom.config.vision import VisionTransformer
 
 
 class Rotation(NamedTuple):
@@ -79,6 +82,24 @@ class Sinusoidal(Position):
         return self.table[positions]
 
 
+class Sinusoidal2d(Position):
+    """Fixed sinusoids of a patch's row and column, half of the vector each (He et al. 2022, section 3); a token in front has zeros."""
+
+    def __init__(self, config: Transformer, causal: bool) -> None:
+        """Tabulate a grid of patches; the table is derived, never saved."""
+        super().__init__(config, causal)
+        assert isinstance(config, VisionTransformer) and isinstance(config.position, Sinusoidal2dBrick)
+        side, half = config.grid, config.d_model // 2
+        line = sinusoids(side, half, config.position.base)
+        grid = torch.cat([line[:, None].expand(-1, side, -1), line[None].expand(side, -1, -1)], -1).reshape(side * side, -1)
+        self.table: Tensor
+        self.register_buffer("table", torch.cat([grid.new_zeros(config.n_positions - len(grid), 2 * half), grid]), persistent=False)
+
+    def forward(self, positions: Int[Tensor, "#batch length"]) -> Float[Tensor, "#batch length d_model"]:
+        """Look up each patch's vector."""
+        return self.table[positions]
+
+
 class Learned(Position):
     """A learned vector a position, added to the embeddings (Gehring et al. 2017, section 3.1)."""
 
@@ -90,6 +111,23 @@ class Learned(Position):
     def forward(self, positions: Int[Tensor, "#batch length"]) -> Float[Tensor, "#batch length d_model"]:
         """Look up each position's vector."""
         return self.table(positions)
+
+
+def resized_grid(table: Float[Tensor, "old d_model"], n_positions: int) -> Float[Tensor, "new d_model"]:
+    """Bring learned positions of one square grid of patches to another, by cubic interpolation (Dosovitskiy et al. 2021, section 3.2).
+
+    A classification token's position, in front of the grid where there is one, stays as it is.
+
+    Args:
+        table: of as many positions as a square grid has patches, or one more.
+        n_positions: wanted, likewise, with that one more exactly where the table has it.
+    """
+    old, new = math.isqrt(len(table)), math.isqrt(n_positions)
+    front = len(table) - old**2
+    assert front == n_positions - new**2 and front in (0, 1)
+    grid = table[front:].reshape(1, old, old, -1).permute(0, 3, 1, 2)  # (1, d_model, rows, columns)
+    grid = F.interpolate(grid, (new, new), mode="bicubic", align_corners=False)
+    return torch.cat([table[:front], grid.permute(0, 2, 3, 1).reshape(new * new, -1)])
 
 
 def frequencies(brick: bricks.Rotary, width: int, max_seq_len: int) -> tuple[Float[Tensor, "pairs"], float]:
@@ -229,6 +267,7 @@ class Relative(Position):
 
 POSITIONS: dict[str, Callable[[Transformer, bool], Position]] = {
     "sinusoidal": Sinusoidal,
+    "sinusoidal-2d": Sinusoidal2d,
     "learned": Learned,
     "rotary": Rotary,
     "alibi": Alibi,

@@ -12,6 +12,7 @@ from transom.models.encoder import MaskedEncoderTransformer, TextClassifierTrans
 from transom.models.initialise import initialise
 from transom.models.network import Network
 from transom.models.seq2seq import Seq2SeqTransformer
+from transom.models.vision import ConvolutionalNetwork, VisionTransformer
 
 FAMILIES: dict[str, Callable[[Any], Network]] = {
     "seq2seq": Seq2SeqTransformer,
@@ -19,6 +20,8 @@ FAMILIES: dict[str, Callable[[Any], Network]] = {
     "encoder": MaskedEncoderTransformer,
     "text-classifier": TextClassifierTransformer,
     "text-embedder": TextEmbedderTransformer,
+    "vision-transformer": VisionTransformer,
+    "convolutional": ConvolutionalNetwork,
 }
 
 

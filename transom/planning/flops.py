@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from transom.config.architecture import Architecture, Transformer
 from transom.config.model import Decoder, Encoder, MaskedEncoder, Seq2Seq, TextClassifier, TextEmbedder
+from transom.config.vision import ConvolutionalNetwork, ImageClassifier, VisionTransformer
 
 
 @dataclass(frozen=True)
@@ -34,11 +35,17 @@ def count_flops(config: Architecture, batch: int, source: int, target: int) -> F
         batch: rows.
         source: tokens a row on the source side: padded for the machine's work, the mean length for the useful work; 0 where there is none.
         target: tokens a row on the target side, likewise; of an encoder alone, places a row that logits are taken of: masked tokens, or
-            1 for a class.
+            1 for a class. Of images, ``source`` is ``n_positions``, and 0 where there are none.
     """
     c, n_source, n_target, parts = config, batch * source, batch * target, dict[str, int]()
     feed_forward = 2 * c.feed_forward.weights(c.d_model, c.d_ff) if isinstance(c, Transformer) else 0
-    if isinstance(c, Seq2Seq | Encoder):
+    if isinstance(c, ImageClassifier):
+        parts["stem"] = 2 * batch * c.stem.products(c.channels, c.image_size)
+    if isinstance(c, VisionTransformer):
+        parts["patches"] = 2 * batch * c.grid**2 * c.patch_width * c.d_model
+    if isinstance(c, ConvolutionalNetwork):
+        parts["pooler"] = 2 * batch * c.maps[-1] * c.d_model
+    if isinstance(c, Seq2Seq | Encoder | VisionTransformer):
         n_layers = c.n_encoder_layers if isinstance(c, Seq2Seq) else c.n_layers
         parts["encoder.attn"] = n_layers * _attention(c, n_source, n_source, source)
         parts["encoder.ff"] = n_layers * feed_forward * n_source
@@ -60,7 +67,7 @@ def count_flops(config: Architecture, batch: int, source: int, target: int) -> F
 
 def _logits(c: Architecture) -> int:
     """Count the logits at a place."""
-    if isinstance(c, TextClassifier):
+    if isinstance(c, TextClassifier | ImageClassifier):
         return len(c.classes)
     vocab_size = getattr(c, c.VOCABULARIES[-1])
     assert vocab_size, "the vocabulary sizes come from the tokenizer"

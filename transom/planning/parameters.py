@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from transom.config.architecture import Architecture, Transformer
 from transom.config.bricks import PLACEMENTS
 from transom.config.model import Decoder, Encoder, MaskedEncoder, Seq2Seq, TextClassifier
+from transom.config.vision import ConvolutionalNetwork, VisionTransformer
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,16 @@ def count_parameters(config: Architecture) -> Parameters:
             if isinstance(c, TextClassifier):
                 parts["pooler"] = c.d_model * (c.d_model + 1)
                 parts["unembedding"] = len(c.classes) * c.d_model
+        case VisionTransformer():
+            cls = c.d_model * (c.pool == "cls")
+            parts["embedding"] = (c.patch_width + 1) * c.d_model + cls + position
+            parts["embedding.stem"] = c.stem.parameters(c.channels)
+            parts |= _stack(c, "encoder", c.n_layers, cross=False)
+            parts["unembedding"] = len(c.classes) * c.d_model
+        case ConvolutionalNetwork():
+            parts["stem"] = c.stem.parameters(c.channels)
+            parts["pooler"] = (c.maps[-1] + 1) * c.d_model
+            parts["unembedding"] = len(c.classes) * c.d_model
         case _:
             raise AssertionError(c.kind)
     return Parameters(parts)

@@ -10,7 +10,8 @@ import torch
 from transom.config.recipe import ClassificationRecipe
 from transom.decoding.classifier import Classifier
 from transom.inputs.batch import LabelledBatch
-from transom.inputs.labelled import LabelledLoader, classes_of, load_labelled, number_of, text_batches
+from transom.inputs.classes import classes_of, numbered
+from transom.inputs.labelled import LabelledLoader, load_labelled, text_batches
 from transom.inputs.labelled_report import LabelledReport, report_labelled
 from transom.inputs.pairs import Pairs, fingerprint
 from transom.inputs.tokenizer import Tokenizer, Tokenizers
@@ -56,7 +57,7 @@ class ClassificationTask:
         """
         tell("reading the texts")
         splits = load_labelled(recipe.data, base)
-        classes = classes_of(splits.train, recipe.model.classes)
+        classes = classes_of(splits.train.target, splits.train, recipe.model.classes)
         tell("preparing the tokenizer")
         given = given_tokenizers(recipe, folder)
         tokenizer = Tokenizer.train(splits.train.source, recipe.tokenizer) if given is None else given.source
@@ -75,7 +76,7 @@ class ClassificationTask:
             shard=rank,
             n_shards=n_ranks,
         )
-        labels = [number_of(label, classes, splits.valid, i) for i, label in enumerate(splits.valid.target)]
+        labels = numbered(splits.valid.target, classes, splits.valid)
         return cls(
             recipe=recipe,
             tokenizer=tokenizer,

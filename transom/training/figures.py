@@ -30,7 +30,14 @@ VALIDATED = (
 )
 """The figures, the most general first; a validation has some of them. The loss is a mean over what is counted."""
 
-COUNTED = {"translation": "target tokens", "language": "tokens", "masked": "masked tokens", "classification": "texts", "embedding": "pairs"}
+COUNTED = {
+    "translation": "target tokens",
+    "language": "tokens",
+    "masked": "masked tokens",
+    "classification": "texts",
+    "embedding": "pairs",
+    "images": "images",
+}
 """By task: what has a label each, and what losses and speeds are of."""
 
 

@@ -34,6 +34,25 @@ def cross_entropy(
     return (1 - smoothing) * nll - smoothing * log_f.mean(-1).sum(), nll
 
 
+def mixed_cross_entropy(
+    logits: Float[Tensor, "images classes"],
+    labels: tuple[Int[Tensor, "images"], Int[Tensor, "images"]],
+    share: Float[Tensor, "images"],
+    smoothing: float,
+) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
+    """Compute ``cross_entropy`` of images that have a share of one class and the rest of another (Zhang et al. 2018, section 2).
+
+    Loss = sum_i s_i loss(z_i, y_i) + (1 - s_i) loss(z_i, y'_i), s_i the share.
+
+    Returns:
+        The smoothed loss and the plain negative log-likelihood, each in nats, summed over images.
+    """
+    log_f = F.log_softmax(logits, -1, dtype=torch.promote_types(logits.dtype, torch.float32))
+    own, other = (log_f.gather(-1, of[:, None])[:, 0] for of in labels)
+    nll = -torch.lerp(other, own, share.to(own)).sum()
+    return (1 - smoothing) * nll - smoothing * log_f.mean(-1).sum(), nll
+
+
 def linear_cross_entropy(
     hidden: Float[Tensor, "tokens d_model"], weight: Float[Tensor, "vocab d_model"], labels: Int[Tensor, "tokens"], smoothing: float
 ) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:

@@ -21,6 +21,7 @@ from transom.planning.precision import Precision, Processes, Threads, choose_pre
 from transom.training.classification import ClassificationTask
 from transom.training.embedding import EmbeddingTask
 from transom.training.figures import COUNTED
+from transom.training.images import ImageTask
 from transom.training.language import LanguageTask
 from transom.training.masked import MaskedTask
 from transom.training.optimizer import build_optimizer
@@ -35,6 +36,7 @@ TASKS: dict[str, ReadTask] = {
     "masked": MaskedTask.read,
     "classification": ClassificationTask.read,
     "embedding": EmbeddingTask.read,
+    "images": ImageTask.read,
 }
 """The only table of tasks, by the name they have in a recipe."""
 

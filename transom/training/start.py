@@ -7,8 +7,11 @@ from torch import Tensor, nn
 
 from transom.config.architecture import Architecture
 from transom.config.recipe import Recipe
+from transom.config.vision import ImageClassifier
 from transom.errors import ConfigError
 from transom.inputs.tokenizer import Tokenizers
+from transom.layers.position import resized_grid
+from transom.models.vision import VisionTransformer
 from transom.weights.run_folder import TOKENIZER, WEIGHTS, RunFolder
 from transom.weights.tensors import read_tensors
 
@@ -30,13 +33,19 @@ def given_tokenizers(recipe: Recipe, folder: RunFolder) -> Tokenizers | None:
     return None
 
 
-CHOSEN_ANEW = {"kind", "dropout", "attention_dropout", "feed_forward_dropout", "pooler_dropout", "pool", "classes", "temperature"}
+GRID = "embedding.position.table.weight"
+"""Learned positions of patches, which are brought to another image size."""
+
+CHOSEN_ANEW = {"kind", "pool", "classes", "temperature"} | {
+    f"{place}dropout" for place in ("", "attention_", "feed_forward_", "pooler_", "head_")
+}
 """Fields of a model that fine-tuning may change: no weight of the shared part depends on them."""
 
 
 def shaped_like(recipe: Recipe, model: Architecture) -> Recipe:
     """Take over the widths and bricks of another run's model; fields that no weight depends on stay the recipe's."""
-    shared = [name for name in type(model).model_fields if name in type(recipe.model).model_fields and name not in CHOSEN_ANEW]
+    anew = CHOSEN_ANEW | {"image_size"} - {"pool"} if isinstance(model, ImageClassifier) else CHOSEN_ANEW
+    shared = [name for name in type(model).model_fields if name in type(recipe.model).model_fields and name not in anew]
     return recipe.model_copy(update={"model": recipe.model.model_copy(update={name: getattr(model, name) for name in shared})})
 
 
@@ -57,6 +66,8 @@ def start_from(model: nn.Module, folder: Path) -> str:
     run = RunFolder.open(folder)
     run.load_config()
     theirs, ours = read_tensors(run.path / WEIGHTS), model.state_dict()
+    if isinstance(model, VisionTransformer) and GRID in theirs and GRID in ours and theirs[GRID].shape != ours[GRID].shape:
+        theirs[GRID] = resized_grid(theirs[GRID], len(ours[GRID]))
     shared = [name for name in ours if name in theirs and not _another_head(name, ours[name], theirs[name])]
     blocks = {name for name in ours if ".blocks." in name}
     if not blocks <= set(shared):

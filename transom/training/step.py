@@ -10,10 +10,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from transom.config.training import Training
-from transom.inputs.batch import Batch
+from transom.inputs.batch import Batch, ImageBatch
 from transom.models.network import Network
 from transom.parallel.world import ALONE, World
-from transom.training.loss import linear_cross_entropy
+from transom.training.loss import linear_cross_entropy, mixed_cross_entropy
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,9 @@ class StepResult:
 def batch_loss(model: Network, batch: Batch, smoothing: float) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
     """Return a batch's smoothed loss and negative log-likelihood, in nats, summed over the labels that count; padding counts nothing."""
     (hidden, weight), counted = model.output(batch), batch.counted
+    if isinstance(batch, ImageBatch) and batch.mixed is not None:
+        logits = hidden @ weight.T.to(hidden)
+        return mixed_cross_entropy(logits, (batch.labels, batch.mixed.labels), batch.mixed.share, smoothing)
     return linear_cross_entropy(hidden[counted], weight, batch.labels[counted], smoothing)
 
 

@@ -1,5 +1,6 @@
 """``ledger.jsonl``: every read of a test file, so that nobody can choose a model by its test result unseen."""
 
+import hashlib
 import json
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,13 +21,13 @@ class Ledger:
         self.path = path
 
     def record(self, file: Path, verb: str) -> None:
-        """Note, durably and before it happens, that ``verb`` reads the test file ``file``.
+        """Note, durably and before it happens, that ``verb`` reads the test file, or the folder of test files, ``file``.
 
         Raises:
             DiskError: it could not be noted, so the file should not be read.
         """
         date = datetime.now(UTC).isoformat(timespec="seconds")
-        entry = {"date": date, "file": str(file.absolute()), "sha256": sha256(file), "verb": verb}
+        entry = {"date": date, "file": str(file.absolute()), "sha256": _digest(file), "verb": verb}
         append_line(self.path, json.dumps(entry, ensure_ascii=False), sync=True)
 
     def read(self) -> list[dict[str, Any]]:
@@ -40,3 +41,13 @@ class Ledger:
             except ValueError:
                 continue
         return entries
+
+
+def _digest(path: Path) -> str:
+    """Hash a file; of a folder, the names and hashes of all files in it."""
+    if not path.is_dir():
+        return sha256(path)
+    total = hashlib.sha256()
+    for file in sorted(each for each in path.rglob("*") if each.is_file()):
+        total.update(f"{file.relative_to(path).as_posix()}\0{sha256(file)}\n".encode())
+    return total.hexdigest()

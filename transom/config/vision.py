@@ -1,0 +1,220 @@
+"""The schemas of networks that read images."""
+
+from itertools import pairwise
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field, model_validator
+
+from transom.config.architecture import PLACEMENT, Architecture, Fraction, Placement, Transformer
+from transom.config.brick import Brick
+from transom.config.bricks import FeedForward, FeedForwardNetwork, Learned, NoPosition, PositionBrick
+
+MOST_PATCHES = 2**16
+"""Most patches of an image: attention compares all of them with all."""
+
+
+class Sinusoidal2d(PositionBrick):
+    """Fixed sines and cosines of a patch's row in one half of its vector and of its column in the other (He et al. 2022, MAE, section 3).
+
+    Each half is the sinusoid of Vaswani et al. 2017 over d_model / 2 columns. A classification token has none.
+    """
+
+    advice: ClassVar[str] = "Nothing to learn, and any grid of patches has one; about as good as learned positions, better on little data."
+    kind: Literal["sinusoidal-2d"] = "sinusoidal-2d"
+    base: float = Field(10000.0, gt=1, description="the longest wavelength is just below 2 pi times this")
+
+
+VisionPosition = Annotated[Learned | Sinusoidal2d | NoPosition, Field(discriminator="kind")]
+
+
+class NoChannelAttention(Brick):
+    """All channels and places as they are: x."""
+
+    advice: ClassVar[str] = "Free."
+    kind: Literal["none"] = "none"
+
+    def parameters(self, channels: int) -> int:
+        """Count nothing."""
+        return 0
+
+
+class SqueezeExcitation(Brick):
+    """Each channel times a weight from the means of all (Hu et al. 2018, eq. 2-4): x_c sigmoid(W_2 relu(W_1 mean(x)))_c."""
+
+    advice: ClassVar[str] = "2 c^2 / reduction weights a stage of c channels and next to no time; a little better at equal depth."
+    kind: Literal["se"] = "se"
+    reduction: int = Field(8, ge=1, description="channels over the hidden width")
+
+    def hidden(self, channels: int) -> int:
+        """Give the hidden width."""
+        return max(1, channels // self.reduction)
+
+    def parameters(self, channels: int) -> int:
+        """Count W_1, W_2 and their biases."""
+        hidden = self.hidden(channels)
+        return 2 * channels * hidden + hidden + channels
+
+
+class Cbam(SqueezeExcitation):
+    """First channels, then places are weighted (Woo et al. 2018, eq. 1-3): CBAM.
+
+    x' = x sigmoid(MLP(mean(x)) + MLP(max(x))) over places, then x' sigmoid(Conv([mean(x'); max(x')])) over channels.
+    """
+
+    advice: ClassVar[str] = "As se, and a convolution of two channels a stage: where on the image to look as well as for what."
+    kind: Literal["cbam"] = "cbam"  # type: ignore[assignment]
+    kernel: int = Field(7, ge=1, le=31, description="width of the convolution over places, odd")
+
+    @model_validator(mode="after")
+    def _has_a_middle(self) -> "Cbam":
+        if self.kernel % 2 == 0:
+            raise ValueError(f"expected an odd kernel, found {self.kernel}")
+        return self
+
+    def parameters(self, channels: int) -> int:
+        """Count the perceptron's weights and biases, and the convolution's."""
+        return super().parameters(channels) + 2 * self.kernel**2
+
+
+ChannelAttention = Annotated[NoChannelAttention | SqueezeExcitation | Cbam, Field(discriminator="kind")]
+
+
+class NoStem(Brick):
+    """Patches of the image itself (Dosovitskiy et al. 2021, section 3.1)."""
+
+    advice: ClassVar[str] = "The plain Vision Transformer; it has to learn from the data what is near to what, and needs many."
+    kind: Literal["none"] = "none"
+
+    def maps(self, channels: int) -> tuple[int, ...]:
+        """Give the channels before and behind each stage."""
+        return (channels,)
+
+    def parameters(self, channels: int) -> int:
+        """Count nothing."""
+        return 0
+
+    def products(self, channels: int, size: int) -> int:
+        """Count no multiplication."""
+        return 0
+
+
+class Convolutional(Brick):
+    """Stages of convolutions in front of the patches, each of which halves the image (Xiao et al. 2021; Hassani et al. 2021, section 3.3).
+
+    A stage is ``depth`` times Attention(relu(GroupNorm(Conv_3x3(x)))), then the largest of each 3 x 3 places at every second one.
+    """
+
+    advice: ClassVar[str] = "Knows from the start that near pixels belong together: much better than plain patches on few images."
+    kind: Literal["convolutional"] = "convolutional"
+    channels: tuple[Annotated[int, Field(ge=1, le=65536)], ...] = Field(
+        (64, 128), strict=False, min_length=1, max_length=12, description="channels behind each stage"
+    )
+    depth: int = Field(1, ge=1, le=100, description="convolutions a stage")
+    attention: ChannelAttention = Field(NoChannelAttention(), description="what weighs channels and places behind each convolution")
+
+    def maps(self, channels: int) -> tuple[int, ...]:
+        """Give the channels before and behind each stage."""
+        return (channels, *self.channels)
+
+    def parameters(self, channels: int) -> int:
+        """Count kernels, gains and shifts of the norms, and the attention's parameters."""
+        maps, total = self.maps(channels), 0
+        for before, behind in pairwise(maps):
+            kernels = 9 * behind * (before + (self.depth - 1) * behind)
+            total += kernels + self.depth * (2 * behind + self.attention.parameters(behind))
+        return total
+
+    def products(self, channels: int, size: int) -> int:
+        """Count the multiplications of the kernels on an image of a size; those of the attention are next to none."""
+        maps = self.maps(channels)
+        return sum(
+            9 * behind * (before + (self.depth - 1) * behind) * (size >> stage) ** 2
+            for stage, (before, behind) in enumerate(pairwise(maps))
+        )
+
+
+Stem = Annotated[NoStem | Convolutional, Field(discriminator="kind")]
+
+
+class ImageClassifier(Architecture):
+    """What networks share that name the class of an image."""
+
+    FROM_DATA: ClassVar[tuple[str, ...]] = ("classes", "pixel_mean", "pixel_std")
+
+    image_size: int = Field(32, ge=2, le=4096, description="width and height in pixels to which images are brought")
+    channels: Literal[1, 3] = Field(3, description="3 for colours, 1 for grey")
+    stem: Stem = Field(NoStem(), description="the brick in front of the patches")
+    classes: tuple[Annotated[str, Field(min_length=1)], ...] = Field((), strict=False, description="the classes; set from the data")
+    pixel_mean: tuple[float, ...] = Field((), strict=False, description="mean of each channel, from 0 to 1; set from the data")
+    pixel_std: tuple[Annotated[float, Field(gt=0)], ...] = Field(
+        (), strict=False, description="standard deviation of each channel; set from the data"
+    )
+
+    @model_validator(mode="after")
+    def _stages_fit(self) -> "ImageClassifier":
+        if self.image_size % self.reduction:
+            raise ValueError(f"expected image_size to be a multiple of {self.reduction}, as its stages halve it, found {self.image_size}")
+        for name in ("pixel_mean", "pixel_std"):
+            if len(getattr(self, name)) not in (0, self.channels):
+                raise ValueError(f"expected {name} of {self.channels} channels, found {len(getattr(self, name))}")
+        return self
+
+    @property
+    def maps(self) -> tuple[int, ...]:
+        """Channels of the image and behind each stage of the stem."""
+        return self.stem.maps(self.channels)
+
+    @property
+    def reduction(self) -> int:
+        """How many pixels a side become one place behind the stem."""
+        return int(2 ** (len(self.maps) - 1))
+
+
+class VisionTransformer(ImageClassifier, Transformer):
+    """An encoder whose tokens are patches of an image (Dosovitskiy et al. 2021). The defaults are ViT's bricks."""
+
+    kind: Literal["vision-transformer"] = "vision-transformer"
+    n_layers: int = Field(6, ge=1, le=1000, description="blocks")
+    patch_size: int = Field(4, ge=1, description="width and height of a patch, in pixels or places behind the stem")
+    pool: Literal["cls", "mean"] = Field("cls", description="what is classified: a token of its own in front, or the mean of all patches")
+    head_dropout: Fraction = Field(0.0, description="on the pooled vector")
+    norm_placement: Placement = Field("pre", description=PLACEMENT)
+    position: VisionPosition = Field(Learned(), description="the position brick")
+    feed_forward: FeedForwardNetwork = Field(FeedForward(kind="gelu"), description="the feed-forward brick")
+
+    @model_validator(mode="after")
+    def _patches_fit(self) -> "VisionTransformer":
+        side = self.reduction * self.patch_size
+        if self.image_size % side:
+            raise ValueError(
+                f"expected image_size to be a multiple of {side} pixels, a patch's side, found {self.image_size}; change it or patch_size"
+            )
+        if self.grid**2 > MOST_PATCHES:
+            raise ValueError(f"expected at most {MOST_PATCHES} patches, found {self.grid} x {self.grid}; raise patch_size")
+        if self.position.kind == "sinusoidal-2d" and self.d_model % 4:
+            raise ValueError(f"position.kind = 'sinusoidal-2d' needs d_model to be a multiple of 4, found {self.d_model}")
+        return self
+
+    @property
+    def grid(self) -> int:
+        """Patches a side."""
+        return self.image_size // (self.reduction * self.patch_size)
+
+    @property
+    def n_positions(self) -> int:
+        """As many as there are patches, and one for the classification token."""
+        return self.grid**2 + (self.pool == "cls")
+
+    @property
+    def patch_width(self) -> int:
+        """Numbers a patch."""
+        return self.maps[-1] * self.patch_size**2
+
+
+class ConvolutionalNetwork(ImageClassifier):
+    """A small convolutional network, the baseline: stages, the mean over all places, one hidden layer (after LeCun et al. 1998)."""
+
+    kind: Literal["convolutional"] = "convolutional"
+    d_model: int = Field(128, ge=1, description="width of the vector that is classified")
+    stem: Convolutional = Field(Convolutional(channels=(32, 64, 128)), description="the stages")
+    dropout: Fraction = Field(0.1, description="on the vector that is classified")

@@ -1,0 +1,67 @@
+"""From images to their classes."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from jaxtyping import Float, UInt8
+from torch import Tensor
+
+from transom.config.decoding import ImageReading
+from transom.decoding.classifier import Classified, ranked
+from transom.decoding.inference import evaluating
+from transom.decoding.loop import log_probabilities
+from transom.errors import DataError
+from transom.inputs.batch import ImageBatch
+from transom.inputs.images import decode, read_file
+from transom.models.vision import ConvolutionalNetwork, VisionTransformer
+from transom.planning.precision import Precision
+
+Pixels = UInt8[Tensor, "images channels size size"]
+
+
+class ImageClassifier:
+    """Names the classes of images.
+
+    Attributes:
+        model: a classifier of images, ready to answer.
+        precision: how the type of its matrix products was chosen; None where it was not.
+    """
+
+    def __init__(
+        self, model: VisionTransformer | ConvolutionalNetwork, reading: ImageReading | None = None, precision: Precision | None = None
+    ) -> None:
+        """Answer with a model; ``reading`` is the recipe's."""
+        self.model, self.precision = model, precision
+        self.reading = reading or ImageReading()
+
+    def classify(self, images: Sequence[str | Path]) -> list[Classified]:
+        """Name the class of each image.
+
+        Args:
+            images: files.
+
+        Raises:
+            DataError: one cannot be read as an image.
+        """
+        if isinstance(images, str | Path):
+            raise DataError(f"expected a list of image files, found one: [{str(images)!r}]")
+        config, found = self.model.config, list[Classified]()
+        for start in range(0, len(images), self.reading.batch_images):
+            part = [Path(image) for image in images[start : start + self.reading.batch_images]]
+            pixels = [decode(read_file(image), str(image), config.image_size, config.channels) for image in part]
+            found += self.classify_pixels(torch.from_numpy(np.stack(pixels)))
+        return found
+
+    def classify_pixels(self, pixels: Pixels) -> list[Classified]:
+        """Name the class of each image of the model's size, numbers from 0 to 255."""
+        classes, rows = self.model.config.classes, pixels.split(self.reading.batch_images)
+        return [ranked(classes, p) for part in rows for p in self._log_probabilities(part)]
+
+    @torch.inference_mode()
+    def _log_probabilities(self, pixels: Pixels) -> Float[Tensor, "images classes"]:
+        weight = self.model.unembedding.weight
+        batch = ImageBatch((pixels / 255).to(weight), torch.zeros(len(pixels), dtype=torch.long), tuple(range(len(pixels))))
+        with evaluating(self.model):
+            return log_probabilities(self.model(batch.to(weight.device))).double().cpu()

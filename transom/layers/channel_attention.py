@@ -1,0 +1,72 @@
+"""Attention over channels and places of a feature map: each is weighted by what stands in all of it."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from transom.config import vision
+
+
+class ChannelAttention(nn.Module):
+    """What every kind has, and what ``none`` is."""
+
+    def __init__(self, brick: Any, channels: int) -> None:
+        """Make what the brick describes for maps of so many channels."""
+        super().__init__()
+
+    def forward(self, x: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch channels height width"]:
+        """Weigh a map's channels and places."""
+        return x
+
+
+class SqueezeExcitation(ChannelAttention):
+    """x_c s_c, s = sigmoid(W_2 relu(W_1 z + b_1) + b_2), z the mean of each channel (Hu et al. 2018, eq. 2-4)."""
+
+    def __init__(self, brick: vision.SqueezeExcitation, channels: int) -> None:
+        """Make both maps."""
+        super().__init__(brick, channels)
+        hidden = brick.hidden(channels)
+        self.squeeze, self.excite = nn.Linear(channels, hidden), nn.Linear(hidden, channels)
+
+    def forward(self, x: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch channels height width"]:
+        """Weigh the channels."""
+        return x * self.weigh(x.mean((2, 3))).sigmoid()[:, :, None, None]
+
+    def weigh(self, z: Float[Tensor, "batch channels"]) -> Float[Tensor, "batch channels"]:
+        """Give the channels' scores from one number of each."""
+        return self.excite(F.relu(self.squeeze(z)))
+
+
+class Cbam(SqueezeExcitation):
+    """Channels, then places (Woo et al. 2018): x' = x M_c(x), x'' = x' M_s(x').
+
+    M_c(x) = sigmoid(MLP(mean(x)) + MLP(max(x))) over places (eq. 2), M_s(x) = sigmoid(Conv([mean(x); max(x)])) over channels (eq. 3),
+    the convolution without a bias.
+    """
+
+    def __init__(self, brick: vision.Cbam, channels: int) -> None:
+        """Make the perceptron and the convolution."""
+        super().__init__(brick, channels)
+        self.spatial = nn.Conv2d(2, 1, brick.kernel, padding=brick.kernel // 2, bias=False)
+
+    def forward(self, x: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch channels height width"]:
+        """Weigh the channels, then the places."""
+        x = x * (self.weigh(x.mean((2, 3))) + self.weigh(x.amax((2, 3)))).sigmoid()[:, :, None, None]
+        return x * self.spatial(torch.cat([x.mean(1, keepdim=True), x.amax(1, keepdim=True)], 1)).sigmoid()
+
+
+CHANNEL_ATTENTIONS: dict[str, Callable[[Any, int], ChannelAttention]] = {
+    "none": ChannelAttention,
+    "se": SqueezeExcitation,
+    "cbam": Cbam,
+}
+"""By the ``kind`` that they have in a recipe."""
+
+
+def build_channel_attention(brick: Any, channels: int) -> ChannelAttention:
+    """Build the attention that a brick describes."""
+    return CHANNEL_ATTENTIONS[brick.kind](brick, channels)

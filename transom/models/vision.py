@@ -1,0 +1,78 @@
+"""Networks that name what an image shows: the Vision Transformer, and a small convolutional network as its baseline."""
+
+from typing import Protocol, runtime_checkable
+
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from transom.config import vision
+from transom.layers.dropout import Dropout
+from transom.layers.embedding import in_autocast_type
+from transom.layers.patches import PatchEmbedding
+from transom.layers.sight import EVERYTHING, Sight
+from transom.layers.stack import Stack
+from transom.layers.stem import Pixels, Stem
+from transom.layers.tap import Scope, scope, tap
+from transom.models.network import Network
+
+
+@runtime_checkable
+class Batch(Protocol):
+    """What the models read of a batch: pixels from 0 to 1."""
+
+    @property
+    def pixels(self) -> Float[Tensor, "batch channels height width"]: ...
+
+
+class VisionTransformer(Network):
+    """A classifier of images: p(class | image) (Dosovitskiy et al. 2021, section 3.1).
+
+    The logits are a linear map, without a bias, of the classification token's last vector or of the mean of all patches'.
+    """
+
+    def __init__(self, config: vision.VisionTransformer) -> None:
+        """Build from a configuration whose classes are known."""
+        super().__init__()
+        assert config.classes, "the classes come from the data"
+        self.config: vision.VisionTransformer = config
+        self.embedding = PatchEmbedding(config)
+        self.encoder = Stack(config, config.n_layers, cross=False)
+        self.dropout = Dropout(config.head_dropout)
+        self.unembedding = nn.Linear(config.d_model, len(config.classes), bias=False)
+
+    def hidden(self, batch: Batch, taps: Scope | None = None) -> Float[Tensor, "batch d_model"]:
+        """Return a vector an image, of which the logits are a linear map."""
+        x = self.embedding(batch.pixels, scope(taps, "embedding"))
+        x = self.encoder(x, EVERYTHING, taps=scope(taps, "encoder"))
+        pooled = x[:, 0] if self.config.pool == "cls" else x.mean(1)
+        pooled = tap(taps, "pooled", pooled)
+        return self.dropout(pooled)
+
+    def sight(self, attention: str, batch: Batch) -> Sight:
+        """Return what the queries of an attention may see of a batch: every patch all of its image."""
+        return EVERYTHING
+
+
+class ConvolutionalNetwork(Network):
+    """A classifier of images by convolutions alone: logits = W relu(V mean(stages(x)) + b) (after LeCun et al. 1998)."""
+
+    def __init__(self, config: vision.ConvolutionalNetwork) -> None:
+        """Build from a configuration whose classes are known."""
+        super().__init__()
+        assert config.classes, "the classes come from the data"
+        self.config: vision.ConvolutionalNetwork = config
+        self.pixels, self.stem = Pixels(config), Stem(config)
+        self.pooler = nn.Linear(config.maps[-1], config.d_model)
+        self.dropout = Dropout(config.dropout)
+        self.unembedding = nn.Linear(config.d_model, len(config.classes), bias=False)
+
+    def hidden(self, batch: Batch, taps: Scope | None = None) -> Float[Tensor, "batch d_model"]:
+        """Return a vector an image, of which the logits are a linear map."""
+        pooled = self.stem(self.pixels(batch.pixels), scope(taps, "stem")).mean((2, 3))
+        pooled = tap(taps, "pooled", pooled)
+        return self.dropout(in_autocast_type(F.relu(self.pooler(pooled))))
+
+    def sight(self, attention: str, batch: Batch) -> Sight:
+        """Return what an attention may see: there is none."""
+        return EVERYTHING
