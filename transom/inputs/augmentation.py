@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -80,14 +80,14 @@ class Augmenter:
         """Whether images are mixed."""
         return bool(self.config.mixup or self.config.cutmix)
 
-    def _draws(self, epoch: int, samples: Sequence[int], stream: int, n: int) -> Float[Tensor, "images n"]:
+    def _draws(self, epoch: int, samples: Sequence[int], stream: int, n: int) -> Float[Tensor, "images draws"]:
         """Draw n numbers from [0, 1) for each image, by the bit generator alone."""
         key = np.random.SeedSequence([self._seed, epoch, stream]).generate_state(2, np.uint64)
         bits = [np.random.Philox(key=key, counter=[0, 0, 0, sample]).random_raw(n) for sample in samples]
         return torch.from_numpy((np.stack(bits) >> np.uint64(11)) * 2.0**-53).float().clamp(max=1 - 2**-24)
 
 
-def _within(place: Numbers, side: Numbers, n: int) -> Float[Tensor, "images n"]:
+def _within(place: Numbers, side: Numbers, n: int) -> Bool[Tensor, "images places"]:
     """Tell which of n pixels lie in a stretch around a random place."""
     middle, half = (place * n)[:, None], (side * n)[:, None] / 2
     low, high = (middle - half).round(), (middle + half).round()

@@ -18,12 +18,12 @@ MOST_TURN, MOST_SHEAR, MOST_MOVE, MOST_CHANGE = math.radians(30), 0.3, 10 / 32, 
 """At magnitude 1: an angle, a slope, a share of the width, and how far a factor is from 1."""
 
 
-def grey(x: Images) -> Images:
+def grey(x: Images) -> Float[Tensor, "images 1 height width"]:
     """Give the brightness of each place."""
     return x if x.shape[1] == 1 else (x * x.new_tensor(LUMA)[:, None, None]).sum(1, keepdim=True)
 
 
-def _toward(base: Images, x: Images, factor: Numbers) -> Images:
+def _toward(base: Float[Tensor, "images #channels #height #width"], x: Images, factor: Numbers) -> Images:
     """Go from ``base`` through ``x`` (factor 1), and beyond."""
     return torch.lerp(base.expand_as(x), x, factor[:, None, None, None]).clamp(0, 1)
 

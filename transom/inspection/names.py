@@ -12,8 +12,9 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from transom.config.architecture import Architecture
+from transom.config.vision import ImageClassifier
 from transom.errors import ConfigError
-from transom.inputs.batch import translation_batch
+from transom.inputs.batch import Batch, ImageBatch, translation_batch
 from transom.inputs.special import EOS
 from transom.layers.tap import Scope
 from transom.models.build import build_model
@@ -85,15 +86,22 @@ class Site(NamedTuple):
 def sites(config: Architecture) -> list[Site]:
     """List every tap site of a model in the order of its forward pass, without building its weights.
 
-    The shapes are those of a batch of one target of 2 tokens and, where there is one, a source of 3.
+    The shapes are those of a batch of one target of 2 tokens and, where there is one, a source of 3; or of one image.
 
     Args:
         config: the model's, vocabulary sizes filled in.
     """
     recorder = Recorder(["*"])
-    with FakeTensorMode():  # whatever the family reads of a batch, one of pairs has it
-        build_model(config).eval()(translation_batch([[EOS, EOS]], [[EOS]], [0]), recorder.taps)
+    with FakeTensorMode():
+        build_model(config).eval()(_example(config), recorder.taps)
     return [Site(address, tuple(x.shape)) for address, x in recorder.kept.items()]
+
+
+def _example(config: Architecture) -> Batch:
+    """Make a small batch of what a family reads; whatever it reads of texts, a batch of pairs has it."""
+    if isinstance(config, ImageClassifier):
+        return ImageBatch(torch.zeros(1, config.channels, config.image_size, config.image_size), torch.zeros(1, dtype=torch.long), (0,))
+    return translation_batch([[EOS, EOS]], [[EOS]], [0])
 
 
 def select(config: Architecture, patterns: Iterable[str]) -> list[str]:

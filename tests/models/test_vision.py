@@ -1,0 +1,211 @@
+"""Whatever bricks a network for images has: an image's logits hang on itself, all of it is seen, learnt from, counted, named and saved."""
+
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import TypeAdapter
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+from tests.models.combinations import ATTENTION, FEED_FORWARD, NORMS
+from transom.config.model import Model
+from transom.config.training import Adam, Training
+from transom.config.vision import ImageClassifier, VisionTransformer
+from transom.inputs.batch import ImageBatch, Mixed
+from transom.inspection.names import Recorder, sites
+from transom.inspection.recompute import attention_pattern
+from transom.layers.attention import per_query_head
+from transom.layers.patches import patches
+from transom.layers.position import build_position, resized_grid, sinusoids
+from transom.models.build import build_model
+from transom.models.network import Network
+from transom.planning.flops import count_flops
+from transom.planning.parameters import count_parameters
+from transom.training.optimizer import build_optimizer
+from transom.training.step import Stepper
+from transom.weights.tensors import load_into, pack
+
+CLOSE = {"rtol": 0, "atol": 1e-10}
+STEMS: list[Any] = [
+    "none",
+    *({"kind": "convolutional", "channels": channels, "depth": depth, "attention": attention} for channels, depth, attention in (
+        ([4], 1, "none"), ([4, 6], 1, {"kind": "se", "reduction": 1}), ([3], 2, {"kind": "cbam", "reduction": 1, "kernel": 3}),
+    )),
+]  # fmt: skip
+SHARED: dict[str, Any] = {"image_size": 8, "classes": ["a", "b", "c"], "d_model": 12}
+NETWORKS = st.one_of(
+    st.fixed_dictionaries(
+        {
+            "kind": st.just("vision-transformer"),
+            "n_layers": st.just(2),
+            "n_heads": st.just(4),
+            "n_kv_heads": st.sampled_from([4, 2]),
+            "d_ff": st.just(9),
+            "patch_size": st.sampled_from([1, 2]),
+            "channels": st.sampled_from([1, 3]),
+            "pool": st.sampled_from(["cls", "mean"]),
+            "position": st.sampled_from(["learned", "sinusoidal-2d"]),
+            "stem": st.sampled_from(STEMS),
+            "norm": NORMS,
+            "norm_placement": st.sampled_from(["post", "pre", "sandwich", "parallel"]),
+            "attention": ATTENTION,
+            "feed_forward": FEED_FORWARD,
+            "dropout": st.sampled_from([0.0, 0.2]),
+        }
+    ),
+    st.fixed_dictionaries({"kind": st.just("convolutional"), "channels": st.sampled_from([1, 3]), "stem": st.sampled_from(STEMS[1:])}),
+)
+
+
+def described(fields: dict[str, Any]) -> ImageClassifier:
+    config: ImageClassifier = TypeAdapter(Model).validate_python(SHARED | fields)
+    return config
+
+
+def built(config: ImageClassifier) -> Network:
+    """Build in float64 with weights of which none is 0 or 1 by default."""
+    torch.manual_seed(1)
+    model = build_model(config)
+    for parameter in model.parameters():
+        if parameter.dim() == 1:
+            torch.nn.init.normal_(parameter, 1.0, 0.3)
+    return model.double().eval()
+
+
+def batch_of(config: ImageClassifier, n: int = 3) -> ImageBatch:
+    torch.manual_seed(2)
+    pixels = torch.rand(n, config.channels, config.image_size, config.image_size, dtype=torch.float64)
+    return ImageBatch(pixels, torch.arange(n) % 3, tuple(range(n)))
+
+
+@settings(max_examples=25)
+@given(NETWORKS)
+@torch.no_grad()
+def test_an_image_is_seen_whole_and_alone(fields: dict[str, Any]) -> None:
+    config = described(fields)
+    model, batch = built(config), batch_of(config)
+    whole = model(batch)
+    assert whole.shape == (3, 3) and whole.isfinite().all()
+    alone = [model(ImageBatch(batch.pixels[i : i + 1], batch.labels[i : i + 1], (i,)))[0] for i in range(3)]
+    assert torch.allclose(whole, torch.stack(alone), **CLOSE)
+    for corner in (0, 7):
+        pixels = batch.pixels.clone()
+        pixels[0, :, corner, corner] += 1.0
+        assert not torch.allclose(model(ImageBatch(pixels, batch.labels, batch.samples))[0], whole[0], **CLOSE)
+
+
+@settings(max_examples=15)
+@given(NETWORKS, st.booleans())
+def test_it_learns_and_is_counted_right(fields: dict[str, Any], mixed: bool) -> None:
+    config = described(fields)
+    model, batch = built(config).float().train(), batch_of(config)
+    other = Mixed(batch.labels.roll(1), torch.tensor([0.5, 0.9, 0.8])) if mixed else None
+    batch = ImageBatch(batch.pixels.float(), batch.labels, batch.samples, other)
+    assert count_parameters(config).total == sum(parameter.numel() for parameter in model.parameters())
+    with FlopCounterMode(display=False) as counter:
+        model(batch)
+    counted = count_flops(config, 3, config.n_positions if isinstance(config, VisionTransformer) else 0, 1)
+    stem = fields["stem"]
+    if stem == "none" or stem["attention"] == "none":
+        assert counted.forward == counter.get_total_flops()
+    else:  # what weighs channels and places is left out
+        assert counted.forward < counter.get_total_flops()
+    stepper = Stepper(model, build_optimizer(model, Adam()), Training(clip_norm=None, label_smoothing=0.0), torch.float32)
+    before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    stepper.step([batch], 3e-3)
+    model.eval()
+    losses = [stepper.step([batch], 1e-3).loss for _ in range(6)]
+    assert losses[-1] < losses[0]
+    without = {name for name, parameter in model.named_parameters() if torch.equal(parameter, before[name])}
+    assert all(name.endswith(".k.bias") for name in without)
+
+
+@settings(max_examples=12)
+@given(NETWORKS)
+@torch.no_grad()
+def test_every_site_is_named_and_patterns_are_those_that_were_used(fields: dict[str, Any]) -> None:
+    config = described(fields)
+    model, recorder, batch = built(config), Recorder(["*"]), batch_of(config)
+    assert torch.equal(model(batch, recorder.taps), model(batch))
+    assert [site.address for site in sites(config)] == list(recorder.kept)
+    assert "pooled" in recorder.kept and ("embedding.resid" in recorder.kept) == isinstance(config, VisionTransformer)
+    for i in range(2 if isinstance(config, VisionTransformer) else 0):
+        name = f"encoder.blocks.{i}.attn"
+        weights = attention_pattern(model, name, recorder.kept, batch)
+        z: Tensor = weights @ per_query_head(recorder.kept[f"{name}.v"], 4)
+        assert torch.allclose(z, recorder.kept[f"{name}.z"], **CLOSE)
+
+
+@settings(max_examples=10)
+@given(NETWORKS)
+@torch.no_grad()
+def test_it_is_saved_whole(fields: dict[str, Any]) -> None:
+    config = described(fields)
+    model, other = built(config), build_model(config).double().eval()
+    with TemporaryDirectory() as folder:
+        (file := Path(folder) / "model.safetensors").write_bytes(pack(model.state_dict()))
+        load_into(other, file)
+    assert torch.equal(model(batch_of(config)), other(batch_of(config)))
+    assert type(config).model_validate(config.model_dump()) == config
+
+
+def test_patches_are_squares_row_by_row() -> None:
+    image = torch.arange(2 * 4 * 6).reshape(1, 2, 4, 6).float()
+    cut = patches(image, 2)
+    assert cut.shape == (1, 6, 8)
+    for number in range(6):
+        row, column = 2 * (number // 3), 2 * (number % 3)
+        assert torch.equal(cut[0, number], image[0, :, row : row + 2, column : column + 2].flatten())
+
+
+def test_positions_of_a_grid_are_sinusoids_of_row_and_column() -> None:
+    config = described({"kind": "vision-transformer", "patch_size": 2, "n_heads": 4, "position": "sinusoidal-2d"})
+    table = build_position(config, causal=False)(torch.arange(17)[None])  # type: ignore[arg-type]
+    line = sinusoids(4, 6)
+    assert table is not None and (table[0, 0] == 0).all(), "the classification token has no place"
+    for row in range(4):
+        for column in range(4):
+            assert torch.equal(table[0, 1 + 4 * row + column], torch.cat([line[row], line[column]]))
+
+
+def test_a_resized_grid_is_the_picture_at_another_size_and_the_token_in_front_stays() -> None:
+    table = torch.randn(37, 2)
+    assert torch.equal(resized_grid(table, 37), table)
+    double = resized_grid(table, 145)
+    assert torch.equal(double[0], table[0])
+    a, kernel = -0.75, []  # Keys 1981, eq. 4, at the distances of a half-sized step
+    for x in (1.75, 0.75, 0.25, 1.25):
+        near, far = (a + 2) * x**3 - (a + 3) * x**2 + 1, a * x**3 - 5 * a * x**2 + 8 * a * x - 4 * a
+        kernel.append(near if x <= 1 else far)
+    weights, grid = torch.tensor(kernel), table[1:].reshape(6, 6, 2)
+    expected = torch.einsum("i,j,ijc->c", weights, weights, grid[1:5, 1:5])  # place 6 of 12 is 2.75 of 6
+    assert torch.allclose(double[1:].reshape(12, 12, 2)[6, 6], expected, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"image_size": 10, "patch_size": 4}, "multiple of 4 pixels, a patch's side, found 10"),
+        ({"image_size": 10, "patch_size": 1, "stem": STEMS[2]}, "multiple of 4, as its stages halve it, found 10"),
+        ({"image_size": 4096, "patch_size": 1}, "at most 65536 patches, found 4096 x 4096"),
+        ({"d_model": 6, "n_heads": 2, "position": "sinusoidal-2d"}, "multiple of 4, found 6"),
+        ({"pixel_mean": [0.5]}, "pixel_mean of 3 channels, found 1"),
+        ({"stem": {"kind": "convolutional", "attention": {"kind": "cbam", "kernel": 4}}}, "an odd kernel, found 4"),
+    ],
+)
+def test_what_does_not_fit_is_told(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        VisionTransformer.model_validate({"n_heads": 4, **SHARED, **fields})
+
+
+def test_pixels_are_normalised_by_the_statistics_of_the_data() -> None:
+    plain = {"kind": "convolutional", "channels": 1, "stem": STEMS[1]}
+    ours, theirs = (built(described(plain | more)) for more in ({}, {"pixel_mean": [0.25], "pixel_std": [0.5]}))
+    batch = batch_of(described(plain))
+    moved = ImageBatch(batch.pixels * 0.5 + 0.25, batch.labels, batch.samples)
+    assert torch.allclose(ours(batch), theirs(moved), **CLOSE)
