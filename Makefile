@@ -40,7 +40,7 @@ $(BIN)/python:
 $(VENV)/core.stamp: constraints.txt pyproject.toml | $(BIN)/python
 	@echo "installing transom into $(VENV) (once; a few minutes)"
 	@$(PIP) setuptools
-	@$(PIP) --no-build-isolation -e .
+	@$(PIP) --no-build-isolation -e ".[images]"
 	@touch $@
 
 $(VENV)/dev.stamp: $(VENV)/core.stamp

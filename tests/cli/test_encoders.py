@@ -88,7 +88,7 @@ def test_embed_compares_and_writes(transom: Call, classifying: Path, filling: Pa
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["classify", "RUN"], "expected one of TEXT, --input and --labelled, found none or several"),
+        (["classify", "RUN"], "expected one of TEXT_OR_IMAGE, --input and --labelled, found none or several"),
         (["classify", "RUN", "a", "--input", "b"], "found none or several"),
         (["classify", "RUN", "--labelled", "missing.tsv"], "missing.tsv"),
         (["classify", "FILL", "a text"], "expected a run that transom classify can use, found one for transom fill"),

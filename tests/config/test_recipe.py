@@ -92,9 +92,9 @@ def test_own_fields_go_over_the_preset(write: Load, monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize("name", packaged_presets())
 def test_packaged_presets_fit_the_schema(write: Load, name: str) -> None:
     kind = tomllib.loads(packaged_presets()[name])["kind"]
-    task = {"seq2seq": "", "decoder": 'task = "language"\n', "encoder": 'task = "masked"\n'}[kind]
-    data = DATA if kind == "seq2seq" else '[data]\ntrain = { files = "a" }\n'
-    assert write(f'{task}{data}[model]\npreset = "{name}"').model.kind == kind
+    task = {"seq2seq": "translation", "decoder": "language", "encoder": "masked", "vision-transformer": "image-classification"}[kind]
+    data = {"seq2seq": DATA, "vision-transformer": '[data]\ntrain = { images = "a" }\n'}.get(kind, '[data]\ntrain = { files = "a" }\n')
+    assert write(f'task = "{task}"\n{data}[model]\npreset = "{name}"').model.kind == kind
 
 
 @pytest.mark.parametrize("name", packaged_recipes())

@@ -108,7 +108,7 @@ def test_a_long_text_is_truncated_read_in_windows_or_refused() -> None:
 def test_scores_count_what_was_found() -> None:
     found = [Classified(label, 1.0, {}, 0, 1) for label in "xxyz"]
     known = Pairs(["", "", "", ""], ["x", "y", "y", "y"], "here")
-    scores = scored(found, known, ("x", "y", "z", "never"))
+    scores = scored(found, known.target, known, ("x", "y", "z", "never"))
     assert (scores.accuracy, scores.n) == (50.0, 4)
     assert {label: tuple(each) for label, each in scores.classes} == {
         "x": (1, 1.0, 0.5),
@@ -116,7 +116,7 @@ def test_scores_count_what_was_found() -> None:
         "z": (0, 0.0, 0.0),
     }
     with pytest.raises(DataError, match="line 1: expected one of the classes 'y', found 'x'"):
-        scored(found, known, ("y",))
+        scored(found, known.target, known, ("y",))
 
 
 def test_vectors_are_means_of_real_tokens_in_batches_as_alone() -> None:

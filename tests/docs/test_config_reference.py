@@ -9,6 +9,7 @@ from transom.config.catalogue import TITLES, catalogue
 from transom.config.model import TextTransformer
 from transom.config.recipe import TASKS
 from transom.config.reference import reference
+from transom.config.vision import VisionTransformer
 
 
 def test_the_pages_are_current() -> None:
@@ -18,7 +19,10 @@ def test_the_pages_are_current() -> None:
 
 def test_every_brick_of_a_block_is_in_the_catalogue() -> None:
     assert set(PLACEMENTS) == set(get_args(TextTransformer.model_fields["norm_placement"].annotation))
-    assert set(TITLES) == {name for name, field in TextTransformer.model_fields.items() if schemas(field.annotation)}
+    fields = {
+        name for model in (TextTransformer, VisionTransformer) for name, field in model.model_fields.items() if schemas(field.annotation)
+    }
+    assert set(TITLES) == {*fields, "stem.attention"}
 
 
 def test_the_page_has_every_part_and_its_bounds() -> None:
@@ -27,6 +31,6 @@ def test_the_page_has_every_part_and_its_bounds() -> None:
     assert '| `learning_rate` | number or `"paper"` |' in page
     assert "## `[training.optimizer]` of kind `adamw`" in page
     kinds_of_data = {recipe.model_fields["data"].annotation for recipe in TASKS.values()}
-    assert page.count("## `[data.train]`") == len(kinds_of_data) == 3
+    assert page.count("## `[data.train]`") == len(kinds_of_data) == 4
     assert page.count("## `[model.norm]` of kind `rmsnorm`") == 1, "what tasks share stands once"
     assert "| `files` | text or list of texts | required |" in page

@@ -6,6 +6,7 @@ import re
 from tests.size import ROOT
 from transom.config.bricks import PLACEMENTS, MultiHead, RmsNorm
 from transom.config.model import Decoder, MaskedEncoder, Seq2Seq, TextClassifier, TextEmbedder
+from transom.config.vision import ConvolutionalNetwork, VisionTransformer
 from transom.inputs.special import NAMES
 from transom.inspection.names import sites
 
@@ -24,7 +25,7 @@ def names_in_first_column(title: str) -> set[str]:
 
 
 def test_sizes_are_the_schemas() -> None:
-    families = (Seq2Seq, Decoder, MaskedEncoder, TextClassifier, TextEmbedder)
+    families = (Seq2Seq, Decoder, MaskedEncoder, TextClassifier, TextEmbedder, VisionTransformer, ConvolutionalNetwork)
     fields = [field for family in families for field in family.model_fields.items()]
     numbers = {name for name, field in fields if isinstance(field.default, int | float) or field.default is None}
     assert names_in_first_column("Sizes") == numbers - {"scale_embeddings", "tie", "embedding_norm"}
@@ -48,13 +49,14 @@ def test_every_site_is_on_the_page_and_no_other() -> None:
         sizes | {"n_encoder_layers": 1, "n_decoder_layers": 1, "source_vocab_size": 5, "target_vocab_size": 5}
     )
     real = {
-        site.address.replace(".0.", ".N.")
+        re.sub(r"\.\d+(?=\.|$)", ".N", site.address)
         for config in (
             both_sides,
             *(
                 family.model_validate(sizes | {"n_layers": 1, "vocab_size": 5} | more)
                 for family, more in ((Decoder, {}), (MaskedEncoder, {}), (TextClassifier, {"classes": ("a", "b")}), (TextEmbedder, {}))
             ),
+            VisionTransformer.model_validate(sizes | {"n_layers": 1, "classes": ("a", "b"), "stem": "convolutional"}),
         )
         for changes in (*({"norm_placement": kind} for kind in PLACEMENTS), {"attention": MultiHead(qk_norm=RmsNorm())})
         for site in sites(config.model_copy(update=changes))

@@ -13,16 +13,20 @@ from torch.func import functional_call
 import transom.layers
 from transom.config import bricks
 from transom.config.model import Seq2Seq
+from transom.config.vision import Cbam, NoChannelAttention, SqueezeExcitation, VisionTransformer
 from transom.layers.attention import Attention
 from transom.layers.block import Block, ParallelBlock
+from transom.layers.channel_attention import build_channel_attention
 from transom.layers.dropout import Dropout
 from transom.layers.embedding import Embedding
 from transom.layers.feed_forward import build_feed_forward
 from transom.layers.norm import build_norm
+from transom.layers.patches import PatchEmbedding
 from transom.layers.position import build_position
 from transom.layers.residual import PostNorm, PreNorm, Residual, Sandwich
 from transom.layers.sight import Sight, look
 from transom.layers.stack import Stack
+from transom.layers.stem import Stem
 
 D_MODEL = 4
 POSITIONS = torch.arange(3)[None]
@@ -39,6 +43,21 @@ def config(placement: str = "post", **fields: Any) -> Seq2Seq:
 
 def embedding(position: str) -> Embedding:
     return Embedding(nn.Embedding(5, D_MODEL), build_position(config(position=position), True), scale=True, dropout=0.2)
+
+
+def image(x: Tensor) -> Tensor:
+    """Make two images of one channel and 4 x 4 pixels of an input."""
+    return torch.cat([x.flatten(1), x.flatten(1)[:, :4].cos()], 1).reshape(2, 1, 4, 4)
+
+
+def maps(x: Tensor) -> Tensor:
+    """Make two maps of four channels and 2 x 3 places of an input."""
+    return torch.cat([x, x.sin()], 1).reshape(2, 4, 2, 3)
+
+
+def vision(**fields: Any) -> VisionTransformer:
+    sizes = {"image_size": 4, "patch_size": 2, "channels": 1, "d_model": D_MODEL, "n_heads": 2, "dropout": 0.2}
+    return VisionTransformer.model_validate(sizes | fields)
 
 
 def norm() -> nn.Module:
@@ -102,6 +121,21 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], Call]] = {
     "bounded scores": (lambda: attention({"softcap": 0.5}), lambda layer, x, memory: layer(x, CAUSAL)),
     "sinks": (lambda: attention({"sinks": True}), lambda layer, x, memory: layer(x, CAUSAL)),
     **{kind: (lambda kind=kind: Placed(kind), lambda layer, x, memory: layer(x)) for kind in ("rotary", "alibi", "relative")},
+    "squeeze and excitation": (
+        lambda: build_channel_attention(SqueezeExcitation(reduction=2), 4),
+        lambda layer, x, memory: layer(maps(x)),
+    ),
+    "cbam": (lambda: build_channel_attention(Cbam(reduction=2, kernel=3), 4), lambda layer, x, memory: layer(maps(x))),
+    "no channel attention": (lambda: build_channel_attention(NoChannelAttention(), 4), lambda layer, x, memory: layer(maps(x))),
+    "stem": (
+        lambda: Stem(vision(patch_size=1, stem={"kind": "convolutional", "channels": [3], "depth": 2})),
+        lambda layer, x, memory: layer(image(x)),
+    ),
+    "patches": (lambda: PatchEmbedding(vision()), lambda layer, x, memory: layer(image(x))),
+    "patches on a grid": (
+        lambda: PatchEmbedding(vision(pool="mean", position="sinusoidal-2d", pixel_mean=[0.4], pixel_std=[0.2])),
+        lambda layer, x, memory: layer(image(x)),
+    ),
     "post-norm": (lambda: PostNorm(norm, 0.2), lambda layer, x, memory: layer(x, torch.sin)),
     "pre-norm": (lambda: PreNorm(norm, 0.2), lambda layer, x, memory: layer(x, torch.sin)),
     "sandwich": (lambda: Sandwich(norm, 0.2), lambda layer, x, memory: layer(x, torch.sin)),

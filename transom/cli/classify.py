@@ -76,8 +76,9 @@ def classify(
     records = [_record_of(item, each, of_texts) for item, each in zip(items, found, strict=True)]
     prefixes = [""] * len(items) if of_texts else [f"{item}\t" for item in items]
     answer(records, as_json, [f"{prefix}{each.label}\t{each.p:.4f}" for prefix, each in zip(prefixes, found, strict=True)])
-    if not as_json and (cut := sum(each.n_left_out > 0 for each in found)):
-        note(f"{cut:,} of {len(found):,} texts were longer than the model reads: their beginning stands for them")
+    if isinstance(classifier, Classifier) and not as_json and (cut := sum(each.n_left_out > 0 for each in found)):
+        most = classifier.model.config.max_seq_len - 1
+        note(f"{cut:,} of {len(found):,} texts were longer than the {most:,} tokens that the model reads: their beginning stands for them")
 
 
 def _items(given: Sequence[str] | None, input_file: Path | None) -> list[str]:

@@ -6,6 +6,7 @@ from typing import get_args
 from transom.config.brick import Schema, schemas
 from transom.config.bricks import PLACEMENTS
 from transom.config.model import TextTransformer
+from transom.config.vision import Convolutional, VisionTransformer
 
 HEAD = """# Bricks
 
@@ -20,15 +21,22 @@ TITLES = {
     "attention": "Attention",
     "feed_forward": "Feed-forward networks",
     "norm": "Norms",
+    "stem": "In front of an image's patches",
+    "stem.attention": "Attention over channels and places, in a stem",
 }
 """The fields of a model that hold bricks, in the order of the page."""
+
+HOLDERS: dict[str, tuple[type[Schema], ...]] = {"stem": (VisionTransformer,), "stem.attention": (Convolutional,)}
+"""The schemas that have them, where that is not all Transformers."""
 
 
 def catalogue() -> str:
     """Write the page."""
     parts = [HEAD]
     for field, title in TITLES.items():
-        parts += _table(title, field, (_row(brick) for brick in schemas(TextTransformer.model_fields[field].annotation)))
+        name, holders = field.split(".")[-1], HOLDERS.get(field, (TextTransformer, VisionTransformer))
+        found = dict.fromkeys(brick for holder in holders for brick in schemas(holder.model_fields[name].annotation))
+        parts += _table(title, field, (_row(brick) for brick in found))
     parts += _table(
         "Where the norm stands",
         "norm_placement",

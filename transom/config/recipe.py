@@ -115,7 +115,7 @@ class EmbeddingRecipe(TextRecipe):
 class ImageRecipe(Recipe):
     """A classifier of images."""
 
-    task: Literal["images"] = Field("images", description="what the model learns to do")
+    task: Literal["image-classification"] = Field("image-classification", description="what the model learns to do")
     data: ImageData = Field(..., description="the examples")
     model: Annotated[VisionTransformer | ConvolutionalNetwork, Field(discriminator="kind")] = Field(
         VisionTransformer(), description="the network; preset = NAME starts from a published one"
@@ -130,7 +130,7 @@ TASKS: dict[str, type[Recipe]] = {
     "masked": MaskedRecipe,
     "classification": ClassificationRecipe,
     "embedding": EmbeddingRecipe,
-    "images": ImageRecipe,
+    "image-classification": ImageRecipe,
 }
 """Each task's form of a recipe."""
 

@@ -100,9 +100,7 @@ def load_as(kind: type[Answering], folder: str | Path, precision: PrecisionName 
     """
     found = load(folder, precision)
     if not isinstance(found, kind):
-        raise ConfigError(
-            f"{folder}: expected a run that {VERBS[kind]} can use, found one for {VERBS[type(found)]}; take that, or another run"
-        )
+        raise _of_another_task(folder, VERBS[kind], found)
     return found
 
 
@@ -129,6 +127,10 @@ def load_classifier(folder: str | Path, precision: PrecisionName = "auto") -> Cl
         ConfigError: the run is of another task.
     """
     found = load(folder, precision)
-    if isinstance(found, Classifier | ImageClassifier):
-        return found
-    raise ConfigError(f"{folder}: expected a classifier's run, found one for {VERBS[type(found)]}; take that, or another run")
+    if not isinstance(found, Classifier | ImageClassifier):
+        raise _of_another_task(folder, VERBS[Classifier], found)
+    return found
+
+
+def _of_another_task(folder: str | Path, verb: str, found: Answer) -> ConfigError:
+    return ConfigError(f"{folder}: expected a run that {verb} can use, found one for {VERBS[type(found)]}; take that, or another run")

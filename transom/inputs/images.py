@@ -109,7 +109,7 @@ def _read_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo, path: Path) 
     try:
         with archive.open(member) as opened:
             data = opened.read(MOST_BYTES + 1)
-    except (zipfile.BadZipFile, RuntimeError, NotImplementedError, EOFError, OSError, ValueError) as error:
+    except (zipfile.BadZipFile, RuntimeError, EOFError, OSError, ValueError) as error:
         raise DataError(f"{path}: expected to read {member.filename}, found {error}; make the file anew") from error
     return _limited(data, f"{path}, {member.filename}")
 

@@ -23,7 +23,8 @@ def _what(facts: Facts) -> str:
         describe.layers(recipe),
         *describe.sizes(recipe),
     ]
-    return f"A {recipe.task} model: {describe.family(recipe)}, trained {describe.origin(recipe)} by transom.\n\n{_list(sizes)}"
+    article = "An" if recipe.task[0] in "aeiou" else "A"
+    return f"{article} {recipe.task} model: {describe.family(recipe)}, trained {describe.origin(recipe)} by transom.\n\n{_list(sizes)}"
 
 
 def _use(facts: Facts) -> str:

@@ -106,7 +106,7 @@ _ANSWERS = {
     "language": ('generate {run} "The beginning of a text"', 'generate(["The beginning of a text"])'),
     "masked": ('fill {run} "A text with a [MASK] in it"', 'fill(["A text with a [MASK] in it"])'),
     "embedding": ('embed {run} "A text" "Another text"', 'embed(["A text", "Another text"])'),
-    "images": ("classify {run} image.jpg", 'classify(["image.jpg"])'),
+    "image-classification": ("classify {run} image.jpg", 'classify(["image.jpg"])'),
     "classification": ('classify {run} "A text"', 'classify(["A text"])'),
 }
 """By task: what follows ``transom``, and the method of what ``transom.load`` gives."""

@@ -62,6 +62,8 @@ svg.chart { display: block; width: 100%; height: auto; overflow: visible; }
 .pictures { display: flex; flex-wrap: wrap; align-items: flex-start; gap: 14px; }
 .pictures figure { max-width: 100%; } .pictures figure + figure { margin-top: 0; }
 .scroll { overflow-x: auto; }
+.seen { display: flex; flex-wrap: wrap; gap: 14px; } .seen figure { margin-top: 0; text-align: center; }
+.seen img { width: 96px; height: 96px; image-rendering: pixelated; } .seen figcaption { margin: 6px 0 0; font-size: 14px; }
 figure .scroll { max-height: 760px; overflow-y: auto; }
 svg.alignment { display: block; max-width: none; }
 figure + figure, .sample + .sample { margin-top: 12px; }

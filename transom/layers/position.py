@@ -113,7 +113,7 @@ class Learned(Position):
         return self.table(positions)
 
 
-def resized_grid(table: Float[Tensor, "old d_model"], n_positions: int) -> Float[Tensor, "new d_model"]:
+def resized_grid(table: Float[Tensor, "old_places d_model"], n_positions: int) -> Float[Tensor, "new_places d_model"]:
     """Bring learned positions of one square grid of patches to another, by cubic interpolation (Dosovitskiy et al. 2021, section 3.2).
 
     A classification token's position, in front of the grid where there is one, stays as it is.

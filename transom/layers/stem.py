@@ -45,7 +45,7 @@ class Stem(nn.Module):
 
     def forward(
         self, x: Float[Tensor, "batch channels height width"], taps: Scope | None = None
-    ) -> Float[Tensor, "batch maps rows columns"]:
+    ) -> Float[Tensor, "batch maps map_height map_width"]:
         """Filter an image stage by stage; behind each, the largest number of 3 x 3 places at every second one."""
         for number, stage in enumerate(self.stages):
             x = F.max_pool2d(stage(x), 3, 2, 1)

@@ -36,7 +36,7 @@ COUNTED = {
     "masked": "masked tokens",
     "classification": "texts",
     "embedding": "pairs",
-    "images": "images",
+    "image-classification": "images",
 }
 """By task: what has a label each, and what losses and speeds are of."""
 

@@ -36,7 +36,7 @@ TASKS: dict[str, ReadTask] = {
     "masked": MaskedTask.read,
     "classification": ClassificationTask.read,
     "embedding": EmbeddingTask.read,
-    "images": ImageTask.read,
+    "image-classification": ImageTask.read,
 }
 """The only table of tasks, by the name they have in a recipe."""
 

@@ -1,0 +1,135 @@
+"""Images as a task: they are learnt, a killed run ends as the run left alone, processes make the steps of one, another size goes on."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+
+from tests.training.test_encoders import changed, sit
+from tests.training.test_run import Killed, kill_at, same
+from transom.config.recipe import ImageRecipe
+from transom.decoding.image_classifier import ImageClassifier
+from transom.decoding.load import load
+from transom.errors import DataError
+from transom.layers.position import resized_grid
+from transom.training.events import Finished, Saved, Started, Stepped, Validated
+from transom.training.setup import set_up
+from transom.weights.run_folder import WEIGHTS, RunFolder
+from transom.weights.tensors import read_tensors
+
+VISION = {"kind": "vision-transformer", "image_size": 8, "patch_size": 4, "d_model": 16, "n_layers": 1, "n_heads": 2, "d_ff": 32}
+CONVOLUTIONAL = {"kind": "convolutional", "image_size": 8, "stem": {"channels": [8, 8]}, "d_model": 16}
+TRAINING = {
+    "max_steps": 10,
+    "batch_images": 16,
+    "accumulate": 2,
+    "learning_rate": 0.01,
+    "schedule": {"kind": "cosine", "warmup_steps": 2},
+    "precision": "bf16",
+    "average": {"kind": "ema", "decay": 0.5},
+    "validate_every": 4,
+    "checkpoint_every": 3,
+    "log_every": 2,
+    "augmentation": {"shift": 1, "flip": True, "randaugment": 1, "mixup": 0.2, "cutmix": 1.0},
+}
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    """Draw a bar that lies or stands, anywhere, in two shades."""
+    for number in range(48):
+        image = Image.new("RGB", (10, 10), (40, 40, 60))
+        place = 1 + number % 7
+        lies = number % 2
+        image.paste((200 + number, 180, 90), (0, place, 10, place + 3) if lies else (place, 0, place + 3, 10))
+        file = tmp_path / "photos" / ("lying" if lies else "standing") / f"{number}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        image.save(file)
+    return tmp_path / "photos"
+
+
+@pytest.fixture(params=[VISION, CONVOLUTIONAL], ids=lambda model: model["kind"])
+def recipe(request: pytest.FixtureRequest, photos: Path) -> ImageRecipe:
+    data = {"train": {"images": str(photos)}, "valid_share": 0.25}
+    return ImageRecipe.model_validate({"data": data, "model": request.param, "training": TRAINING})
+
+
+def test_a_killed_run_ends_as_the_run_left_alone(recipe: ImageRecipe, tmp_path: Path) -> None:
+    sit(recipe, tmp_path / "alone")
+    for observer in (kill_at(0, Started), kill_at(2, Stepped), kill_at(4, Validated), kill_at(6, Saved), kill_at(8, Stepped)):
+        with pytest.raises(Killed):
+            sit(recipe, tmp_path / "killed", observer)
+    sit(recipe, tmp_path / "killed")
+    same(tmp_path / "alone", tmp_path / "killed")
+
+
+def test_two_processes_make_the_steps_of_one(recipe: ImageRecipe, tmp_path: Path) -> None:
+    raw = changed(recipe, precision="fp32", max_steps=4).model_dump()
+    raw["model"]["dropout"] = 0.0
+    seen: dict[int, list[Stepped]] = {1: [], 2: []}
+    for n, steps in seen.items():
+        raw["training"]["processes"] = n
+        sit(ImageRecipe.model_validate(raw), tmp_path / str(n), lambda e, steps=steps: steps.append(e) if isinstance(e, Stepped) else None)
+    for one, two in zip(seen[1], seen[2], strict=True):
+        assert (one.loss, one.grad_norm) == pytest.approx((two.loss, two.grad_norm), rel=2e-4)
+        assert one.n_target_tokens == two.n_target_tokens in (12, 13)
+
+
+def test_it_learns_and_answers(recipe: ImageRecipe, photos: Path, tmp_path: Path) -> None:
+    plain: dict[str, Any] = {"augmentation": {"shift": 1}, "average": "none", "accumulate": 1, "validate_every": 20, "checkpoint_every": 40}
+    finished: Finished = sit(changed(recipe, max_steps=80, **plain), tmp_path / "run")
+    assert finished.best["accuracy"] == 100.0 and "perplexity" not in finished.best
+    classifier = load(tmp_path / "run")
+    assert isinstance(classifier, ImageClassifier) and classifier.model.config.classes == ("lying", "standing")
+    found = classifier.classify([photos / "lying" / "1.png", photos / "standing" / "2.png"])
+    assert [each.label for each in found] == ["lying", "standing"] and all(each.p > 0.5 for each in found)
+    assert sum(found[0].probabilities.values()) == pytest.approx(1.0)
+    record = RunFolder.open(tmp_path / "run").metrics.read()[-1]
+    assert {"picture", "text", "class", "found"} == set(record["samples"][0])
+    assert record["samples"][0]["picture"].startswith("data:image/png;base64,")
+
+
+def test_the_figures_are_those_of_the_images_as_they_are(recipe: ImageRecipe, tmp_path: Path) -> None:
+    with RunFolder.create(tmp_path / "run") as folder:
+        parts = set_up(changed(recipe, precision="fp32"), Path(), folder)
+        task: Any = parts.task
+        figures, samples = task.validate(parts.validated, torch.autocast("cpu", enabled=False), parts.precision)
+    valid, classes = task.valid, parts.recipe.model.classes  # type: ignore[attr-defined]
+    found = ImageClassifier(parts.validated).classify_pixels(valid.load(range(len(valid))))  # type: ignore[arg-type]
+    right = [each.label == label for each, label in zip(found, valid.labels, strict=True)]
+    nll = [-torch.tensor(each.probabilities[label]).log() for each, label in zip(found, valid.labels, strict=True)]
+    assert figures["accuracy"] == pytest.approx(100 * sum(right) / len(right))
+    assert figures["loss"] == pytest.approx(float(torch.stack(nll).mean()), rel=1e-4)
+    assert [sample["found"] for sample in samples] == [each.label for each in found[: len(samples)]] and classes == ("lying", "standing")
+    assert task.place(0).startswith(("lying/", "standing/")) and len(task.report.lines()) >= 4
+
+
+def test_a_network_of_another_size_begins_from_a_trained_one(photos: Path, tmp_path: Path) -> None:
+    data = {"train": {"images": str(photos)}, "valid_share": 0.25}
+    small = ImageRecipe.model_validate({"data": data, "model": VISION, "training": TRAINING | {"max_steps": 4}})
+    sit(small, tmp_path / "small")
+    (photos / "round").mkdir()
+    for number in range(4):
+        Image.new("RGB", (10, 10), (200, 10 * number, 0)).save(photos / "round" / f"{number}.png")
+    raw = changed(small, start_from=str(tmp_path / "small")).model_dump()
+    raw["model"] |= {"image_size": 16, "d_model": 24, "n_layers": 3}
+    with RunFolder.create(tmp_path / "large") as folder:
+        parts = set_up(ImageRecipe.model_validate(raw), Path(), folder)
+    ours, theirs = parts.model.state_dict(), read_tensors(tmp_path / "small" / WEIGHTS)
+    name = "embedding.position.table.weight"
+    assert len(ours[name]) == 17 and torch.equal(ours[name], resized_grid(theirs[name], 17))
+    assert torch.equal(ours["encoder.blocks.0.attn.q.weight"], theirs["encoder.blocks.0.attn.q.weight"])
+    before: Any = RunFolder.open(tmp_path / "small").load_config()
+    config: Any = parts.recipe.model
+    assert (config.d_model, config.n_layers, config.pixel_mean) == (16, 1, before.pixel_mean) and len(config.classes) == 3
+    assert parts.notes[0].endswith("fresh: unembedding.weight")
+
+
+def test_images_that_changed_are_not_gone_on_with(recipe: ImageRecipe, photos: Path, tmp_path: Path) -> None:
+    sit(recipe, tmp_path / "run")
+    (photos / "round").mkdir()
+    Image.new("RGB", (10, 10)).save(photos / "round" / "1.png")
+    with pytest.raises(DataError, match=r"round/1\.png: expected one of the classes 'lying', 'standing', found 'round'"):
+        sit(changed(recipe, max_steps=12), tmp_path / "run")
