@@ -5,6 +5,7 @@ import re
 
 from tests.size import ROOT
 from transom.config.bricks import PLACEMENTS, MultiHead, RmsNorm
+from transom.config.mixture import Mixture
 from transom.config.model import Decoder, MaskedEncoder, Seq2Seq, TextClassifier, TextEmbedder
 from transom.inputs.special import NAMES
 from transom.inspection.names import sites
@@ -56,7 +57,11 @@ def test_every_site_is_on_the_page_and_no_other() -> None:
                 for family, more in ((Decoder, {}), (MaskedEncoder, {}), (TextClassifier, {"classes": ("a", "b")}), (TextEmbedder, {}))
             ),
         )
-        for changes in (*({"norm_placement": kind} for kind in PLACEMENTS), {"attention": MultiHead(qk_norm=RmsNorm())})
+        for changes in (
+            *({"norm_placement": kind} for kind in PLACEMENTS),
+            {"attention": MultiHead(qk_norm=RmsNorm())},
+            {"feed_forward": Mixture(n_shared=1)},
+        )
         for site in sites(config.model_copy(update=changes))
     }
     named = set()

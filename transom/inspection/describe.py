@@ -4,6 +4,7 @@ import shlex
 
 from transom.config.architecture import Transformer
 from transom.config.data import LabelledFiles, PairFiles, TextFiles
+from transom.config.mixture import Mixture
 from transom.config.model import Decoder, Encoder, Seq2Seq, TextTransformer
 from transom.config.recipe import Recipe, TextRecipe, TranslationRecipe
 from transom.inspection.figures import whole
@@ -40,16 +41,14 @@ def layers(recipe: Recipe) -> str:
 
 def layers_in_short(recipe: Recipe) -> str:
     """Count the layers in a few characters, as in "3 + 3 layers"."""
-    model = recipe.model
-    counts = [getattr(model, name) for name in ("n_encoder_layers", "n_decoder_layers", "n_layers") if hasattr(model, name)]
-    return f"{' + '.join(map(str, counts))} layers"
+    return f"{' + '.join(map(str, recipe.model.stacks))} layers"
 
 
 def sizes(recipe: Recipe) -> list[str]:
     """Describe bricks and widths, an entry each."""
     match recipe.model:
         case Transformer() as model:
-            bricks = f"positions {model.position.kind}; feed-forward {model.feed_forward.kind}"
+            bricks = f"positions {model.position.kind}; feed-forward {_feed_forward(model)}"
             return [
                 f"{model.norm.kind}, placed {model.norm_placement}; {bricks}",
                 f"width {model.d_model}, {_heads(model)}, feed-forward width {model.d_ff}",
@@ -58,6 +57,16 @@ def sizes(recipe: Recipe) -> list[str]:
             ]
         case _:
             raise AssertionError(recipe.model.kind)
+
+
+def _feed_forward(model: Transformer) -> str:
+    """Name the feed-forward network, or what a mixture is of."""
+    brick = model.feed_forward
+    if not isinstance(brick, Mixture):
+        return brick.kind
+    width = "" if brick.d_expert is None else f" of width {brick.d_expert}"
+    shared = f" and {brick.n_shared} shared" if brick.n_shared else ""
+    return f"mixture of {brick.n_experts} {brick.expert.kind} experts{width}, {brick.top_k} a token{shared}"
 
 
 def _heads(model: Transformer) -> str:

@@ -15,6 +15,7 @@ from transom.config.architecture import Architecture
 from transom.errors import ConfigError
 from transom.inputs.batch import translation_batch
 from transom.inputs.special import EOS
+from transom.layers.mixture import Mixture, every_expert
 from transom.layers.tap import Scope
 from transom.models.build import build_model
 
@@ -85,14 +86,19 @@ class Site(NamedTuple):
 def sites(config: Architecture) -> list[Site]:
     """List every tap site of a model in the order of its forward pass, without building its weights.
 
-    The shapes are those of a batch of one target of 2 tokens and, where there is one, a source of 3.
+    The shapes are those of a batch of one target of 2 tokens and, where there is one, a source of 3; of an expert in a mixture they are
+    those of all tokens, of which it gets some.
 
     Args:
         config: the model's, vocabulary sizes filled in.
     """
     recorder = Recorder(["*"])
     with FakeTensorMode():  # whatever the family reads of a batch, one of pairs has it
-        build_model(config).eval()(translation_batch([[EOS, EOS]], [[EOS]], [0]), recorder.taps)
+        model = build_model(config).eval()
+        for module in model.modules():
+            if isinstance(module, Mixture):
+                module.path = every_expert  # without data nobody knows how many tokens an expert gets: each has all of them
+        model(translation_batch([[EOS, EOS]], [[EOS]], [0]), recorder.taps)
     return [Site(address, tuple(x.shape)) for address, x in recorder.kept.items()]
 
 
