@@ -49,12 +49,12 @@ def grouped(
     order = chosen.argsort(stable=True)[: sum(counts)]
     token = order // top_k
     slices = x.index_select(0, token).split(counts)
-    seen = torch.is_grad_enabled() or taps is not None  # by a gradient or an observer, which miss no expert; else the idle ones rest
+    learning = torch.is_grad_enabled()  # then an idle expert too has a gradient, of 0; otherwise it rests
     outputs = torch.cat(
         [
             expert(part, scope(taps, f"experts.{i}"))
             for i, (expert, part) in enumerate(zip(experts, slices, strict=True))
-            if len(part) or seen
+            if learning or len(part)
         ]
     )
     weighted = outputs * routing.weights.flatten().index_select(0, order)[:, None].to(outputs.dtype)
