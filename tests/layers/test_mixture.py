@@ -9,7 +9,7 @@ from torch import Tensor
 
 from transom.config.mixture import Mixture as Brick
 from transom.layers.feed_forward import build_feed_forward
-from transom.layers.mixture import Mixture, balance_loss, every_expert, grouped, loads, moved_bias, z_loss_sum
+from transom.layers.mixture import ROUND, Mixture, balance_loss, every_expert, grouped, loads, moved_bias, z_loss_sum
 from transom.layers.tap import Scope
 
 CASES: list[dict[str, Any]] = [
@@ -175,3 +175,21 @@ def test_the_router_works_in_float32_whatever_the_products_do() -> None:
         y = layer(x.bfloat16(), Scope(Watch()))
     assert kinds[0] == torch.float32 and {*kinds[1:]} == {torch.bfloat16} and y.dtype == torch.bfloat16
     assert torch.allclose(y.float(), layer(x), atol=5e-2)
+
+
+def test_in_a_short_type_slices_share_a_few_shapes() -> None:
+    layer = mixture({"n_experts": 3, "expert": {"kind": "relu", "bias": True}}, torch.float32)
+    rows: list[int] = []
+    for expert in layer.experts:
+        expert.register_forward_pre_hook(lambda _, given: rows.append(len(given[0])))
+    x = draw(2, 230, 6, dtype=torch.float32)
+    plain = layer(x)
+    assert sum(rows) == 2 * 2 * 230 and any(n % ROUND for n in rows)
+    rows.clear()
+    with torch.autocast("cpu", torch.bfloat16):
+        short = layer(x)
+    assert sum(rows) >= 2 * 2 * 230 and all(n % ROUND == 0 or n < ROUND for n in rows)
+    assert torch.allclose(short.float(), plain, atol=3e-2)
+    gradients = [torch.autograd.grad(y.float().sum(), list(layer.parameters())) for y in (plain, short)]
+    for exact, found in zip(*gradients, strict=True):
+        assert torch.allclose(exact, found, rtol=0, atol=2e-2 * exact.abs().max().item())
