@@ -59,6 +59,11 @@ def test_a_batch_gives_the_same_update_however_it_is_sliced(fields: dict[str, An
         assert a.bias is b.bias is None or (torch.equal(a.bias, b.bias) and a.bias.any())
 
 
+def test_what_is_dropped_counts_once_also_where_a_batch_is_read_twice() -> None:
+    results = [stepped(translator(**LOSS | {"balance": balance, "capacity": 0.5}), 4)[1] for balance in ("loss", "none")]
+    assert results[0].load == results[1].load and results[0].load.dropped > 0
+
+
 def test_the_gradient_is_that_of_the_losses_written_out() -> None:
     model, batch = translator(**LOSS), translation_batch(SOURCES, TARGETS, range(N))
     heard: dict[str, torch.Tensor] = {}
