@@ -11,7 +11,8 @@ from transom.config.bricks import AnyFeedForward, FeedForward, FeedForwardBrick,
 class LossBalance(Brick):
     """A loss that is least where all experts are chosen equally often: weight * N sum_i f_i P_i (Fedus et al. 2022, eq. 4 to 6).
 
-    f_i is the share of all choices that fall on expert i of N, P_i the mean of its share of a token's scores.
+    f_i is the share of all choices that fall on expert i of N, P_i the mean of its share of a token's scores. Both are the whole batch's:
+    one that is computed in pieces (``training.accumulate``, ``training.processes``) is read once more for them, a third more time.
     """
 
     kind: Literal["loss"] = "loss"
@@ -41,13 +42,13 @@ class Mixture(FeedForwardBrick):
     """Mixture of experts: sum_{i in TopK(s)} g_i E_i(x), s = softmax(x W_r), each E_i a network (Shazeer et al. 2017, eq. 1 and 3).
 
     g is s over the sum of the chosen ones (Jiang et al. 2024, section 2.1), or s itself (Fedus et al. 2022, eq. 2). Shared experts take
-    every token, with weight 1 (Dai et al. 2024, eq. 9). Ties go to the expert of the lower number.
+    every token, with weight 1 (Dai et al. 2024, eq. 9). No noise is added to the choice.
     """
 
     advice: ClassVar[str] = (
         "n_experts times the parameters for top_k times the time: more knowledge for the same arithmetic a token, where memory is there."
-        " balance = loss is the usual one; bias leaves the loss alone and needs no second pass where a batch is computed in pieces."
-        " With a capacity, training drops tokens and what a row gives depends on the rows above it; without, rows never meet."
+        " balance = loss is the usual one; bias leaves the loss alone and is the one for sigmoid scores. With a capacity, training drops tokens,"
+        " and what a row gives depends on the rows above it; without, rows never meet."
     )
     kind: Literal["mixture"] = "mixture"
     expert: Annotated[AnyFeedForward, Field(discriminator="kind")] = Field(Gated(), description="the network that each expert is")
