@@ -47,8 +47,8 @@ class Mixture(FeedForwardBrick):
 
     advice: ClassVar[str] = (
         "n_experts times the parameters for top_k times the time: more knowledge for the same arithmetic a token, where memory is there."
-        " balance = loss is the usual one; bias leaves the loss alone and is the one for sigmoid scores. With a capacity, training drops tokens,"
-        " and what a row gives depends on the rows above it; without, rows never meet."
+        " balance = loss is the usual one; bias leaves the loss alone and is the one for sigmoid scores. With a capacity, training drops"
+        " tokens, and what a row gives depends on the rows above it; without, rows never meet."
     )
     kind: Literal["mixture"] = "mixture"
     expert: Annotated[AnyFeedForward, Field(discriminator="kind")] = Field(Gated(), description="the network that each expert is")
