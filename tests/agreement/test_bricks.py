@@ -6,19 +6,23 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import LlamaConfig
+from transformers import DeepseekV3Config, LlamaConfig, MixtralConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.bloom.modeling_bloom import build_alibi_tensor
+from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3MoE
 from transformers.models.gemma2.modeling_gemma2 import eager_attention_forward as gemma2_attention
 from transformers.models.gpt_oss.modeling_gpt_oss import eager_attention_forward as gpt_oss_attention
 from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm, apply_rotary_pos_emb
+from transformers.models.mixtral.modeling_mixtral import MixtralSparseMoeBlock, load_balancing_loss_func
+from transformers.models.switch_transformers.modeling_switch_transformers import router_z_loss_func
 from transformers.models.t5.modeling_t5 import T5Attention
 
-from transom.config import bricks
+from transom.config import bricks, mixture
 from transom.config.model import Seq2Seq
 from transom.layers.activation import ACTIVATIONS, GATES
 from transom.layers.attention import Terms, attend, attend_explicit, attend_fused, attend_short
 from transom.layers.feed_forward import build_feed_forward
+from transom.layers.mixture import Mixture, balance_loss, loads, z_loss_sum
 from transom.layers.norm import build_norm
 from transom.layers.position import Relative, Rotary, build_position, turn
 
@@ -92,6 +96,41 @@ def test_a_swiglu_network_is_llamas() -> None:
     ours, x = build_feed_forward(bricks.Gated(), 8, 12, 0.0), draw(2, 3, 8)
     ours.load_state_dict({name.replace("_proj", ""): value for name, value in llamas.state_dict().items()})
     assert torch.allclose(ours(x), llamas(x), **DOUBLE)
+
+
+def give_experts(ours: Mixture, theirs: nn.Module) -> None:
+    """Copy our experts into another library's, which stacks them and joins gate and up."""
+    theirs.gate.weight.data = ours.router.weight.data
+    theirs.experts.gate_up_proj.data = torch.stack([torch.cat([each.gate.weight, each.up.weight]) for each in ours.experts])
+    theirs.experts.down_proj.data = torch.stack([each.down.weight for each in ours.experts])
+
+
+def test_a_mixture_is_mixtrals_and_its_losses_are_theirs() -> None:
+    c = MixtralConfig(hidden_size=8, intermediate_size=12, num_local_experts=4, num_experts_per_tok=2, num_attention_heads=2)
+    ours, theirs, x = build_feed_forward(mixture.Mixture(n_experts=4), 8, 12, 0.0), MixtralSparseMoeBlock(c), draw(3, 5, 8)
+    assert isinstance(ours, Mixture)
+    give_experts(ours, theirs)
+    assert torch.allclose(ours(x), theirs(x), rtol=0, atol=1e-6)  # their router works in float32
+    logits = ours.router(x).view(15, 4)
+    counts = loads(ours.route(logits).experts, torch.ones(15, dtype=torch.bool), 4).double()
+    balance = balance_loss(counts, ours.shares(logits).sum(0), 15)
+    theirs_of_both = load_balancing_loss_func((logits,), 4, 2).item()  # theirs adds up the shares of first and second choices
+    assert 2 * balance.item() == pytest.approx(theirs_of_both, abs=1e-6)
+    assert torch.allclose(z_loss_sum(logits) / 15, router_z_loss_func(logits[None]), **DOUBLE)
+
+
+def test_a_mixture_balanced_by_biases_is_deepseeks() -> None:
+    sizes = {"hidden_size": 8, "moe_intermediate_size": 6, "n_routed_experts": 4, "num_local_experts": 4, "n_shared_experts": 2}
+    c = DeepseekV3Config(**sizes, num_experts_per_tok=2, n_group=1, topk_group=1, routed_scaling_factor=1.0, norm_topk_prob=True)
+    brick = mixture.Mixture(n_experts=4, n_shared=2, scores="sigmoid", balance=mixture.BiasBalance())
+    ours, theirs, x = build_feed_forward(brick, 8, 6, 0.0), DeepseekV3MoE(c), draw(3, 5, 8)
+    assert isinstance(ours, Mixture) and ours.bias is not None and ours.shared is not None
+    give_experts(ours, theirs)
+    theirs.shared_experts.load_state_dict({f"{name}_proj.weight": getattr(ours.shared, name).weight for name in ("gate", "up", "down")})
+    for bias in (torch.zeros(4), torch.tensor([0.4, -0.3, 0.0, 0.2])):
+        ours.bias.copy_(bias)
+        theirs.gate.e_score_correction_bias.copy_(bias)
+        assert torch.allclose(ours(x), theirs(x), rtol=0, atol=1e-6)  # their router works in float32
 
 
 SCALINGS = {

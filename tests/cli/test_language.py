@@ -126,3 +126,19 @@ def test_a_tokenizer_is_trained_on_text(transom: Call, spoken: LanguageRun, tmp_
     out = tmp_path / "tokenizer.json"
     made = transom("tokenizer", "train", "text-bpe", "--text", spoken.text, "--set", "tokenizer.vocab_size=300", "--out", out)
     assert made.code == 0 and out.exists() and "both sides: bpe, 291 symbols" in made.out
+
+
+@pytest.mark.parametrize("balance", ["loss", "bias"])
+def test_a_mixture_of_experts_by_two_words(transom: Call, tmp_path: Path, balance: str) -> None:
+    (tmp_path / "input.txt").write_text("to be or not to be, that is the question\n" * 40)
+    tiny = [each for each in TINY if not each.startswith(("tokenizer", "decoding"))]
+    mixture = ("model.feed_forward=mixture", f"model.feed_forward.balance={balance}", "model.feed_forward.n_experts=3")
+    fields = [*tiny, *mixture, f"data.root={tmp_path}", "training.log_every=5", "training.learning_rate=0.01"]
+    trained = transom("train", "shakespeare-char", *sets(*fields), "--out", tmp_path / "run")
+    assert trained.code == 0 and "of them active a token; " in trained.err and "busiest expert" in trained.err
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    train = [line for line in lines if line["kind"] == "train"]
+    assert train[-1]["nll"] < train[0]["nll"] and all(1 <= line["expert_load"] <= 1.5 and line["dropped"] == 0 for line in train)
+    assert "mixture of 3 swiglu experts, 2 a token" in (tmp_path / "run" / "README.md").read_text()
+    said = transom("generate", tmp_path / "run", "to be", "--max-new-tokens", "5", "--precision", "fp32", "--json")
+    assert said.code == 0 and said.json

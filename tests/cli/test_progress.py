@@ -10,7 +10,7 @@ import pytest
 from tests.cli.conftest import Call, Trained
 from transom.cli import progress
 from transom.cli.training_run import Stop
-from transom.training.events import Started, Stepped
+from transom.training.events import Load, Started, Stepped
 
 
 @pytest.fixture
@@ -55,7 +55,14 @@ def test_skipped_steps_name_their_lines(capsys: pytest.CaptureFixture[str]) -> N
                 Path("run"),
                 3,
                 10,
-                {"parameters": 5, "precision": "fp32", "threads": "1 thread", "processes": "", "counted": "target tokens"},
+                {
+                    "parameters": 5,
+                    "active_parameters": 5,
+                    "precision": "fp32",
+                    "threads": "1 thread",
+                    "processes": "",
+                    "counted": "target tokens",
+                },
                 ("look at this",),
             )
         )
@@ -66,6 +73,15 @@ def test_skipped_steps_name_their_lines(capsys: pytest.CaptureFixture[str]) -> N
         lines[3]
         == f"step 4: loss or gradient was not finite, step skipped ({', '.join(f'line {n}' for n in range(10))} ... of the training data)"
     )
+
+
+def test_busy_experts_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+    with progress.TrainingProgress() as shown:
+        shown(Stepped(4, 2.0, 1.0, 0.1, 1.0, 7, 8.0, 0.1, 9.0, load=Load(1.5, 0)))
+    assert "  busiest expert 1.50 x mean  " in capsys.readouterr().err
+    with progress.TrainingProgress() as shown:
+        shown(Stepped(4, 2.0, 1.0, 0.1, 1.0, 7, 8.0, 0.1, 9.0, load=Load(1.5, 1234)))
+    assert "x mean, 1,234 dropped  " in capsys.readouterr().err
 
 
 def test_a_first_signal_asks_and_a_second_interrupts() -> None:

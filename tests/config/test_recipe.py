@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transom.config.bricks import LayerNorm
+from transom.config.bricks import FeedForward, LayerNorm
+from transom.config.mixture import BiasBalance, Mixture
 from transom.config.recipe import Recipe, TranslationRecipe, dump_recipe, load_recipe, packaged_presets, packaged_recipes
 from transom.config.training import Adam, AdamW, Ema, Sgd
 from transom.errors import ConfigError
@@ -69,6 +70,21 @@ def test_a_root_given_as_an_override_starts_from_the_current_folder(tmp_path: Pa
 )
 def test_bricks_in_all_spellings(write: Load, text: str, overrides: list[str], optimizer: Adam | Sgd) -> None:
     assert write(DATA + text, *overrides).training.optimizer == optimizer
+
+
+def test_a_mixture_in_all_spellings(write: Load) -> None:
+    plain, deep = (
+        write(DATA, *sets).model.feed_forward
+        for sets in (
+            ["model.feed_forward=mixture"],
+            [
+                *("model.feed_forward=mixture", "model.feed_forward.expert=gelu", "model.feed_forward.balance=bias"),
+                *("model.feed_forward.expert.bias=false", "model.feed_forward.balance.rate=0.01", "model.feed_forward.capacity=1.25"),
+            ],
+        )
+    )
+    assert plain == Mixture() and (plain.expert.kind, plain.balance.kind) == ("swiglu", "loss")
+    assert deep == Mixture(expert=FeedForward(kind="gelu", bias=False), balance=BiasBalance(rate=0.01), capacity=1.25)
 
 
 def test_none_stands_for_null(write: Load) -> None:
@@ -157,6 +173,9 @@ def test_what_is_dumped_loads_as_the_same(tmp_path_factory, clip, optimizer, roo
         ("[training.optimizer]\nkind = 'adan'", [], "training.optimizer.kind: expected one of 'sgd', 'adam', 'adamw', found 'adan'"),
         ("[training.optimizer]\nbeta1 = 2", [], "my.toml:4: training.optimizer.beta1: expected a number less than 1, found 2"),
         ("[model]\nd_model = 10", [], "my.toml:3: model: d_model 10 is not a multiple of n_heads 8; change one of them or set d_head"),
+        ("[model.feed_forward]\nkind = 'mixture'\ntop_k = 9", [], "my.toml:3: model.feed_forward: expected top_k of at most n_experts = 8"),
+        ("", ["model.feed_forward=mixture", "model.feed_forward.top_k=1"], "top_k = 1 needs normalise = false"),
+        ("", ["model.feed_forward=mixture", "model.feed_forward.expert=mixture"], "model.feed_forward.expert: expected one of 'relu'"),
         ("", ["training=3"], "--set training=3: training: expected a table, found 3"),
         ("", ["data.train.source.x=3"], "data.train.source: expected a string, found a table"),
         ("", ["seed"], "--set seed: expected FIELD=VALUE as in training.max_steps=300"),

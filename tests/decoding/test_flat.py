@@ -130,8 +130,8 @@ def test_a_translator_answers_the_same_with_a_searcher() -> None:
 
 def test_a_module_without_a_flat_form_is_searched_as_it_is() -> None:
     class Doubled(FeedForward):
-        def forward(self, x: torch.Tensor, taps: Scope | None = None) -> torch.Tensor:
-            return 2 * super().forward(x, taps)
+        def forward(self, x: torch.Tensor, taps: Scope | None = None, real: torch.Tensor | None = None) -> torch.Tensor:
+            return 2 * super().forward(x, taps, real)
 
     model = tiny_model(VOCAB)
     assert isinstance(searcher_of(model), FlatSeq2Seq)

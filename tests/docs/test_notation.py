@@ -5,6 +5,7 @@ import re
 
 from tests.size import ROOT
 from transom.config.bricks import PLACEMENTS, MultiHead, RmsNorm
+from transom.config.mixture import Mixture
 from transom.config.model import Decoder, MaskedEncoder, Seq2Seq, TextClassifier, TextEmbedder
 from transom.config.vision import ConvolutionalNetwork, VisionTransformer
 from transom.inputs.special import NAMES
@@ -58,7 +59,11 @@ def test_every_site_is_on_the_page_and_no_other() -> None:
             ),
             VisionTransformer.model_validate(sizes | {"n_layers": 1, "classes": ("a", "b"), "stem": "convolutional"}),
         )
-        for changes in (*({"norm_placement": kind} for kind in PLACEMENTS), {"attention": MultiHead(qk_norm=RmsNorm())})
+        for changes in (
+            *({"norm_placement": kind} for kind in PLACEMENTS),
+            {"attention": MultiHead(qk_norm=RmsNorm())},
+            {"feed_forward": Mixture(n_shared=1)},
+        )
         for site in sites(config.model_copy(update=changes))
     }
     named = set()

@@ -35,6 +35,7 @@ def test_facts_are_gathered_from_what_the_run_told(facts: Facts) -> None:
     known = {
         "data": {"problems": [], "train": {"pairs": 7}},
         "parameters": 1234,
+        "active_parameters": 1200,
         "precision": "bf16: 4.1x faster here",
         "threads": "2 threads: the cores of this process",
         "processes": "",

@@ -114,7 +114,7 @@ def test_case_is_no_difference_to_a_model_without_it(facts: Facts) -> None:
 
 
 def test_a_run_that_wrote_nothing_yet_still_has_a_page(facts: Facts) -> None:
-    bare = Facts(name="x", recipe=facts.recipe, metrics=[], n_parameters=10, seconds=0.0, data={})
+    bare = Facts(name="x", recipe=facts.recipe, metrics=[], n_parameters=10, n_active=10, seconds=0.0, data={})
     assert Page(report(bare)).values("id") == ["time", "recipe"]
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 import transom.layers
-from transom.config import bricks
+from transom.config import bricks, mixture
 from transom.config.model import Seq2Seq
 from transom.config.vision import Cbam, NoChannelAttention, SqueezeExcitation, VisionTransformer
 from transom.layers.attention import Attention
@@ -106,6 +106,14 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], Call]] = {
         kind: (lambda kind=kind: build_feed_forward(bricks.Gated(kind=kind), D_MODEL, 5, 0.2), lambda layer, x, memory: layer(x))
         for kind in ("glu", "reglu", "geglu", "swiglu")
     },
+    "mixture": (
+        lambda: build_feed_forward(mixture.Mixture(n_experts=3, n_shared=1, expert=bricks.FeedForward(kind="gelu")), D_MODEL, 5, 0.2),
+        lambda layer, x, memory: layer(x),
+    ),
+    "mixture with a capacity": (
+        lambda: build_feed_forward(mixture.Mixture(n_experts=3, capacity=0.7, scores="sigmoid"), D_MODEL, 5, 0.0),
+        lambda layer, x, memory: layer(x),
+    ),
     "self-attention": (attention, lambda layer, x, memory: layer(x, CAUSAL)),
     "cross-attention": (attention, lambda layer, x, memory: layer(x, MEMORY, memory)),
     "attention without biases": (

@@ -58,9 +58,24 @@ ATTENTION = st.fixed_dictionaries(
         "sinks": st.booleans(),
     }
 )
-FEED_FORWARD = st.tuples(
+NETWORK = st.tuples(
     st.sampled_from(["relu", "gelu", "gelu-tanh", "silu", "squared-relu", "glu", "reglu", "geglu", "swiglu"]), st.booleans()
 ).map(lambda drawn: {"kind": drawn[0], "bias": drawn[1]})
+MIXTURE = st.fixed_dictionaries(
+    {
+        "kind": st.just("mixture"),
+        "expert": NETWORK,
+        "n_experts": st.sampled_from([2, 3]),
+        "top_k": st.sampled_from([1, 2]),
+        "normalise": st.just(False),
+        "n_shared": st.sampled_from([0, 2]),
+        "d_expert": st.sampled_from(["none", 5]),
+        "scores": st.sampled_from(["softmax", "sigmoid"]),
+        "balance": st.sampled_from(["loss", "bias", "none"]),
+        "capacity": st.sampled_from(["none", 3.0]),  # enough for all tokens: what is dropped is tested with the layer
+    }
+)
+FEED_FORWARD = st.one_of(NETWORK, MIXTURE)
 
 
 def bricks() -> st.SearchStrategy[dict[str, Any]]:

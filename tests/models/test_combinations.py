@@ -68,7 +68,9 @@ def test_it_looks_back_only_and_ignores_padding(fields: dict[str, Any]) -> None:
     tokens = TARGET.tokens.clone()
     tokens[0, 2] = 3
     changed = model(batch_for(config, with_tokens(TARGET, tokens)))
-    assert torch.equal(changed[0, :2], whole[0, :2])
+    assert torch.allclose(changed[0, :2], whole[0, :2], **CLOSE)
+    if config.feed_forward.kind != "mixture":  # whose products have as many rows as there are tokens for an expert
+        assert torch.equal(changed[0, :2], whole[0, :2])
     assert not torch.allclose(changed[0, 2], whole[0, 2])
 
 
@@ -102,9 +104,8 @@ def test_an_encoder_sees_all_of_its_text_and_no_padding(fields: dict[str, Any]) 
         tokens = SOURCE.tokens.clone()
         tokens[0, place] = 7
         changed = model(batch_for(config, source=with_tokens(SOURCE, tokens)))
-        assert not torch.allclose(
-            changed[0, real[0]] if isinstance(real, Tensor) else changed[0], whole[0, real[0]] if isinstance(real, Tensor) else whole[0]
-        )
+        of_first = real[0] if isinstance(real, Tensor) else slice(None)
+        assert not torch.allclose(changed[0, of_first], whole[0, of_first], **CLOSE)
         assert torch.allclose(changed[1], whole[1], **CLOSE)
 
 
@@ -130,8 +131,8 @@ def test_it_learns_and_is_counted_right(fields: dict[str, Any]) -> None:
     losses = [stepper.step([batch], 1e-3).loss for _ in range(6)]
     assert losses[-1] < losses[0]
     without = {name for name, parameter in model.named_parameters() if torch.equal(parameter, before[name])}
-    assert all(name.endswith(".k.bias") for name in without), (
-        "every weight has a part in it, but that a bias of all keys changes no softmax"
+    assert all(name.endswith(".k.bias") or ".experts." in name for name in without), (
+        "every weight has a part in it, but that a bias of all keys changes no softmax, and no token may have chosen an expert"
     )
 
 
@@ -143,7 +144,8 @@ def test_every_site_is_named_and_patterns_are_those_that_were_used(fields: dict[
     model, recorder, batch = built(config), Recorder(["*"]), batch_for(config)
     logits = model(batch, recorder.taps)
     assert torch.equal(logits, model(batch))
-    assert [site.address for site in sites(config)] == list(recorder.kept)
+    known = [site.address for site in sites(config)]
+    assert [address for address in known if ".experts." not in address or address in recorder.kept] == list(recorder.kept)
     attentions = [name for name, module in model.named_modules() if isinstance(module, Attention)]
     assert len(attentions) == (6 if isinstance(config, Seq2Seq) else 2)
     for name in attentions:

@@ -98,6 +98,21 @@ def test_a_published_count_by_hand():
     assert count_parameters(config).total == 37_000 * 512 + encoder + decoder
 
 
+def test_mixtral_has_its_size():
+    """Jiang et al. 2024, section 1: 47 thousand million parameters, 13 of them active a token; the released weights are 46,702,792,704."""
+    sizes = {"d_model": 4096, "n_layers": 32, "n_heads": 32, "n_kv_heads": 8, "d_ff": 14336, "vocab_size": 32_000, "tie": False}
+    plain = {"attention": {"bias": False, "output_bias": False}, "norm": "rmsnorm"}
+    counted = count_parameters(Decoder.model_validate(sizes | plain | {"feed_forward": {"kind": "mixture", "n_experts": 8, "top_k": 2}}))
+    assert counted.total == 46_702_792_704
+    assert counted.active == counted.total - 32 * 6 * 3 * 4096 * 14336
+    assert round(counted.active / 1e9) == 13
+
+
+def test_a_token_that_uses_all_has_all_active():
+    config = Seq2Seq(source_vocab_size=9, target_vocab_size=9)
+    assert count_parameters(config).active == count_parameters(config).total
+
+
 def test_nothing_is_built_to_count(monkeypatch):
     monkeypatch.setattr(torch, "empty", None)
     config = Seq2Seq(d_model=2**14, n_heads=128, d_ff=2**16, max_seq_len=16, source_vocab_size=10**6, target_vocab_size=10**6)

@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Any
 
 from transom.cli.answers import note
-from transom.inspection.figures import compact, duration, percent, whole
+from transom.inspection.figures import compact, duration, parameters, percent, whole
 from transom.training.events import Event, Finished, Started, Stepped, Validated
 from transom.training.figures import spelled
 
@@ -42,7 +42,7 @@ class TrainingProgress(AbstractContextManager["TrainingProgress"]):
                 facts = event.facts
                 self._counted = facts["counted"].split()[-1]
                 choices = [facts[name] for name in ("precision", "threads", "processes") if facts[name]]
-                self.tell("; ".join([f"{whole(facts['parameters'])} parameters", *choices]))
+                self.tell("; ".join([parameters(facts["parameters"], facts["active_parameters"]), *choices]))
                 if event.step:
                     self.tell(f"goes on from step {whole(event.step)}")
             case Stepped():
@@ -83,7 +83,7 @@ class TrainingProgress(AbstractContextManager["TrainingProgress"]):
             return
         figures = (
             f"loss {event.loss:.3f}  {whole(event.target_tokens_per_second)} {self._counted}/s  {percent(event.peak_share)} of peak"
-            f"  {duration(event.seconds_left)} left"
+            f"{_load(event)}  {duration(event.seconds_left)} left"
         )
         if self._bar is not None:
             self._bar.update(self._task, completed=event.step, figures=figures)
@@ -98,6 +98,13 @@ _ENDS = {
     "patience": "validation improves no more: ended",
     "stopped": "stopped as asked, saved",
 }
+
+
+def _load(event: Stepped) -> str:
+    """Say how busy the busiest expert is, where there are any, and what was dropped."""
+    if event.load is None:
+        return ""
+    return f"  busiest expert {event.load.most:.2f} x mean" + (f", {whole(event.load.dropped)} dropped" if event.load.dropped else "")
 
 
 def _validation(event: Validated) -> str:

@@ -6,7 +6,8 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from transom.config.brick import Brick
-from transom.config.bricks import FeedForward, FeedForwardNetwork, LayerNorm, MultiHead, Norm, PositionBrick, Rotary
+from transom.config.bricks import FeedForward, LayerNorm, MultiHead, Norm, PositionBrick, Rotary
+from transom.config.mixture import FeedForwardNetwork
 
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
 
@@ -27,6 +28,11 @@ class Architecture(Brick):
 
     kind: str
     d_model: int = Field(512, ge=1, description="width of the vectors that go from layer to layer")
+
+    @property
+    def stacks(self) -> tuple[int, ...]:
+        """How many layers each stack has."""
+        return tuple(getattr(self, name) for name in ("n_encoder_layers", "n_decoder_layers", "n_layers") if hasattr(self, name))
 
 
 class Transformer(Architecture):

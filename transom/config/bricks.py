@@ -209,7 +209,15 @@ class MultiHead(Brick):
         return inner * (d_model + self.bias) + out + 2 * self.qk_norm.parameters(d_head) + n_heads * self.sinks
 
 
-class FeedForward(Brick):
+class FeedForwardBrick(Brick):
+    """What every feed-forward brick has."""
+
+    def idle(self, d_model: int, d_ff: int) -> int:
+        """Count the parameters that a token does not use: none, where all networks take all tokens."""
+        return 0
+
+
+class FeedForward(FeedForwardBrick):
     """Position-wise feed-forward network f(x W_1 + b_1) W_2 + b_2 (Vaswani et al. 2017, eq. 2).
 
     f is max(0, x) (relu), x Phi(x) (gelu, Hendrycks & Gimpel 2016; gelu-tanh is its approximation), x sigmoid(x) (silu) or max(0, x)^2
@@ -229,7 +237,7 @@ class FeedForward(Brick):
         return 2 * d_model * d_ff
 
 
-class Gated(Brick):
+class Gated(FeedForwardBrick):
     """Gated feed-forward network (f(x W_g) * (x W_1)) W_2 (Shazeer 2020, eq. 5 and 6).
 
     f is sigmoid (glu, Dauphin et al. 2017), max(0, x) (reglu), gelu (geglu) or silu (swiglu).
@@ -251,7 +259,6 @@ class Gated(Brick):
 
 
 AnyFeedForward = FeedForward | Gated
-FeedForwardNetwork = Annotated[AnyFeedForward, Field(discriminator="kind")]
 
 
 class Placement(NamedTuple):

@@ -11,8 +11,8 @@ from transom.config.vision import Convolutional, VisionTransformer
 HEAD = """# Bricks
 
 Every model is built from the same block, and a block from bricks that a recipe names: `--set model.norm=rmsnorm`, or
-`[model] feed_forward = "swiglu"`. This page is written by `make docs` from the schemas in `transom/config/bricks.py`; a test fails when
-it is not current. [config.md](config.md) has the fields of each. `tests/agreement/test_bricks.py` compares each brick with other people's
+`[model] feed_forward = "swiglu"`. This page is written by `make docs` from the schemas in `transom/config/`; a test fails when it is not
+current. [config.md](config.md) has the fields of each. `tests/agreement/test_bricks.py` compares each brick with other people's
 or with its formula in float64, `tests/models/test_combinations.py` tries them in random combinations.
 """
 

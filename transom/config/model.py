@@ -5,7 +5,8 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from transom.config.architecture import PLACEMENT, Fraction, Placement, Transformer
-from transom.config.bricks import FeedForward, FeedForwardNetwork, Gated, Learned, Norm, Position, RmsNorm, Rotary, Sinusoidal
+from transom.config.bricks import FeedForward, Gated, Learned, Norm, Position, RmsNorm, Rotary, Sinusoidal
+from transom.config.mixture import FeedForwardNetwork
 from transom.config.vision import ConvolutionalNetwork, VisionTransformer
 
 MAX_POSITION_TABLE = 2**28

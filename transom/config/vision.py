@@ -7,7 +7,8 @@ from pydantic import Field, model_validator
 
 from transom.config.architecture import PLACEMENT, Architecture, Fraction, Placement, Transformer
 from transom.config.brick import Brick
-from transom.config.bricks import FeedForward, FeedForwardNetwork, Learned, NoPosition, PositionBrick
+from transom.config.bricks import FeedForward, Learned, NoPosition, PositionBrick
+from transom.config.mixture import FeedForwardNetwork
 
 MOST_PATCHES = 2**16
 """Most patches of an image: attention compares all of them with all."""

@@ -5,7 +5,7 @@ import re
 from transom.config.recipe import TranslationRecipe, dump_recipe
 from transom.inspection import describe
 from transom.inspection.facts import Facts
-from transom.inspection.figures import duration, percent, whole
+from transom.inspection.figures import duration, parameters, percent, whole
 from transom.inspection.markup import visible
 from transom.training.figures import COUNTED, spelled
 
@@ -19,7 +19,7 @@ def card(facts: Facts) -> str:
 def _what(facts: Facts) -> str:
     recipe = facts.recipe
     sizes = [
-        f"{whole(facts.n_parameters)} parameters",
+        parameters(facts.n_parameters, facts.n_active),
         describe.layers(recipe),
         *describe.sizes(recipe),
     ]

@@ -4,6 +4,7 @@ import shlex
 
 from transom.config.architecture import Architecture, Transformer
 from transom.config.data import ImageFiles, LabelledFiles, PairFiles, TextFiles
+from transom.config.mixture import Mixture
 from transom.config.model import Decoder, Encoder, Seq2Seq, TextTransformer
 from transom.config.recipe import ImageRecipe, Recipe, TextRecipe, TranslationRecipe
 from transom.config.vision import ConvolutionalNetwork, ImageClassifier, VisionTransformer
@@ -45,16 +46,15 @@ def layers(recipe: Recipe) -> str:
 
 def layers_in_short(recipe: Recipe) -> str:
     """Count the layers in a few characters, as in "3 + 3 layers"."""
-    model = recipe.model
-    counts = [getattr(model, name) for name in ("n_encoder_layers", "n_decoder_layers", "n_layers") if hasattr(model, name)]
-    return f"{' + '.join(map(str, counts))} layers" if counts else layers(recipe)
+    stacks = recipe.model.stacks
+    return f"{' + '.join(map(str, stacks))} layers" if stacks else layers(recipe)
 
 
 def sizes(recipe: Recipe) -> list[str]:
     """Describe bricks and widths, an entry each."""
     match recipe.model:
         case Transformer() as model:
-            bricks = f"positions {model.position.kind}; feed-forward {model.feed_forward.kind}"
+            bricks = f"positions {model.position.kind}; feed-forward {_feed_forward(model)}"
             return [
                 f"{model.norm.kind}, placed {model.norm_placement}; {bricks}",
                 f"width {model.d_model}, {_heads(model)}, feed-forward width {model.d_ff}",
@@ -77,6 +77,16 @@ def _of_images(model: Architecture) -> list[str]:
     patches = f", {model.grid} x {model.grid} patches" if isinstance(model, VisionTransformer) else ""
     maps = ", ".join(map(str, model.maps[1:]))
     return [f"{size}{patches}{f', behind stages of {maps} channels' if maps else ''}"]
+
+
+def _feed_forward(model: Transformer) -> str:
+    """Name the feed-forward network, or what a mixture is of."""
+    brick = model.feed_forward
+    if not isinstance(brick, Mixture):
+        return brick.kind
+    width = "" if brick.d_expert is None else f" of width {brick.d_expert}"
+    shared = f" and {brick.n_shared} shared" if brick.n_shared else ""
+    return f"mixture of {brick.n_experts} {brick.expert.kind} experts{width}, {brick.top_k} a token{shared}"
 
 
 def _heads(model: Transformer) -> str:

@@ -33,6 +33,7 @@ class Facts:
         recipe: as resolved, vocabulary sizes filled in.
         metrics: the lines of ``metrics.jsonl``.
         n_parameters: numbers that the model learned, tied ones counted once.
+        n_active: how many of them a token uses.
         seconds: training time, validation included, over all sittings.
         data: the data report as JSON.
         alignments: of some translations.
@@ -44,6 +45,7 @@ class Facts:
     recipe: Recipe
     metrics: Sequence[Record]
     n_parameters: int
+    n_active: int
     seconds: float
     data: Record
     alignments: Sequence[Alignment] = ()
@@ -105,6 +107,7 @@ def gather(name: str, recipe: Recipe, known: Mapping[str, Any], metrics: Sequenc
         recipe=recipe,
         metrics=metrics,
         n_parameters=known["parameters"],
+        n_active=known["active_parameters"],
         seconds=seconds,
         data=known["data"],
         machine=(*(known[name] for name in ("precision", "threads", "processes") if known[name]), measured, f"torch {known['torch']}"),

@@ -45,6 +45,15 @@ def whole(value: float) -> str:
     return f"{value:,.0f}"
 
 
+def parameters(n: int, n_active: int) -> str:
+    """Count what a model learned and, where a token does not use all of it, what a token uses.
+
+    >>> parameters(1000, 1000), parameters(1000, 300)
+    ('1,000 parameters', '1,000 parameters, 300 of them active a token')
+    """
+    return f"{whole(n)} parameters" + (f", {whole(n_active)} of them active a token" if n_active != n else "")
+
+
 def percent(share: float, digits: int = 0) -> str:
     """Write a share of one.
 

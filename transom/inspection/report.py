@@ -139,6 +139,7 @@ def _curves(facts: Facts) -> list[Element]:
         ("Bits a byte of text", [("validation", "validation", "bits_per_byte")], mark, False),
         ("Validation accuracy, in %", [("validation", "validation", "accuracy")], mark, False),
         ("Validation BLEU and chrF", [("BLEU", "validation", "bleu"), ("chrF", "validation", "chrf")], mark, True),
+        ("Busiest expert's load, over the mean", [("load", "train", "expert_load")], None, False),
         ("Learning rate", [("learning rate", "train", "learning_rate")], None, True),
         ("Norm of the gradient, before clipping", [("norm", "train", "grad_norm")], None, False),
         (f"{_counted(facts)} a second", [(f"{COUNTED[facts.recipe.task]} a second", "train", "target_tokens_per_second")], None, True),

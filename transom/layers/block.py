@@ -49,7 +49,7 @@ class Block(nn.Module):
         if (cross := self.cross) is not None and self.cross_residual is not None:
             x = self.cross_residual(x, lambda y: cross(y, memory_sight, memory, None, scope(taps, "cross")), scope(taps, "cross_residual"))
             x = tap(taps, "resid_cross", x)
-        x = self.ff_residual(x, lambda y: self.ff(y, scope(taps, "ff")), scope(taps, "ff_residual"))
+        x = self.ff_residual(x, lambda y: self.ff(y, scope(taps, "ff"), sight.real), scope(taps, "ff_residual"))
         x = tap(taps, "resid_post", x)
         return x
 
@@ -84,7 +84,7 @@ class ParallelBlock(nn.Module):
         x = self.dropout.add(x, self.attn(y, sight, None, cache, scope(taps, "attn")))
         if self.cross is not None:
             x = self.dropout.add(x, self.cross(y, memory_sight, memory, None, scope(taps, "cross")))
-        x = self.dropout.add(x, self.ff(y, scope(taps, "ff")))
+        x = self.dropout.add(x, self.ff(y, scope(taps, "ff"), sight.real))
         x = tap(taps, "resid_post", x)
         return x
 

@@ -1,11 +1,12 @@
 """The position-wise feed-forward network."""
 
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from transom.config import bricks
+from transom.config import bricks, mixture
 from transom.layers.activation import ACTIVATIONS, GATES
 from transom.layers.dropout import Dropout
+from transom.layers.mixture import Mixture
 from transom.layers.tap import Scope, tap
 
 
@@ -23,8 +24,10 @@ class FeedForward(nn.Module):
         self.down = nn.Linear(d_ff, d_model, brick.bias)
         self.dropout = Dropout(dropout)
 
-    def forward(self, x: Float[Tensor, "*axes d_model"], taps: Scope | None = None) -> Float[Tensor, "*axes d_model"]:
-        """Transform each token on its own."""
+    def forward(
+        self, x: Float[Tensor, "*axes d_model"], taps: Scope | None = None, real: Bool[Tensor, "*axes"] | None = None
+    ) -> Float[Tensor, "*axes d_model"]:
+        """Transform each token on its own, and padding, where ``real`` is False, like any other."""
         hidden = self.activation(self.up(x))
         hidden = tap(taps, "hidden", hidden)
         return self.down(self.dropout(hidden))
@@ -45,15 +48,23 @@ class GatedFeedForward(nn.Module):
         self.down = nn.Linear(d_ff, d_model, brick.bias)
         self.dropout = Dropout(dropout)
 
-    def forward(self, x: Float[Tensor, "*axes d_model"], taps: Scope | None = None) -> Float[Tensor, "*axes d_model"]:
-        """Transform each token on its own."""
+    def forward(
+        self, x: Float[Tensor, "*axes d_model"], taps: Scope | None = None, real: Bool[Tensor, "*axes"] | None = None
+    ) -> Float[Tensor, "*axes d_model"]:
+        """Transform each token on its own, and padding, where ``real`` is False, like any other."""
         hidden = self.activation(self.gate(x)) * self.up(x)
         hidden = tap(taps, "hidden", hidden)
         return self.down(self.dropout(hidden))
 
 
-def build_feed_forward(brick: bricks.AnyFeedForward, d_model: int, d_ff: int, dropout: float) -> FeedForward | GatedFeedForward:
+def build_feed_forward(
+    brick: bricks.AnyFeedForward | mixture.Mixture, d_model: int, d_ff: int, dropout: float
+) -> FeedForward | GatedFeedForward | Mixture:
     """Build the network that a brick describes."""
-    if isinstance(brick, bricks.Gated):
-        return GatedFeedForward(brick, d_model, d_ff, dropout)
-    return FeedForward(brick, d_model, d_ff, dropout)
+    match brick:
+        case mixture.Mixture():
+            return Mixture(brick, d_model, d_ff, lambda width: build_feed_forward(brick.expert, d_model, width, dropout))
+        case bricks.Gated():
+            return GatedFeedForward(brick, d_model, d_ff, dropout)
+        case bricks.FeedForward():
+            return FeedForward(brick, d_model, d_ff, dropout)

@@ -15,11 +15,13 @@ class Sight(NamedTuple):
         mask: True where a query may attend to a key, broadcastable to (batch, n_heads, query, key); None for everywhere.
         bias: added to the scores.
         rotation: how the queries, and those keys that are new in this pass, are turned.
+        real: True at queries that are tokens, False at padding; None where all are tokens.
     """
 
     mask: Bool[Tensor, "..."] | None = None
     bias: Float[Tensor, "..."] | None = None
     rotation: Rotation | None = None
+    real: Bool[Tensor, "#batch query"] | None = None
 
 
 EVERYTHING = Sight()
@@ -31,6 +33,7 @@ def look(
     queries: Int[Tensor, "#batch query"],
     keys: Int[Tensor, "#batch key"],
     mask: Bool[Tensor, "..."] | None,
+    real: Bool[Tensor, "#batch query"] | None = None,
 ) -> Sight:
     """Let tokens at ``queries`` see their own sequence's tokens at ``keys`` as the position brick has it."""
-    return Sight(mask, position.bias(queries, keys), position.rotation(queries))
+    return Sight(mask, position.bias(queries, keys), position.rotation(queries), real)

@@ -54,7 +54,7 @@ class DecoderTransformer(Network):
         """Let tokens see themselves and those before them in their own document."""
         length = text.tokens.shape[1]
         mask = masks.same_segment(text.segments, text.segments) & masks.causal(length, length, text.tokens.device)
-        return look(self.embedding.position, text.positions, text.positions, mask)
+        return look(self.embedding.position, text.positions, text.positions, mask, text.segments > 0)
 
     def encode(self, prompt: Sequences) -> Sequences:
         """Take the prompts as they are: this family has no encoder, and reads them in ``start``."""

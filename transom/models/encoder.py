@@ -3,7 +3,7 @@
 from typing import Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -62,7 +62,7 @@ class EncoderTransformer(Network):
     def source_sight(self, text: Sequences) -> Sight:
         """Let tokens see their own text."""
         mask = masks.same_segment(text.segments, text.segments)
-        return look(self.embedding.position, text.positions, text.positions, mask)
+        return look(self.embedding.position, text.positions, text.positions, mask, text.segments > 0)
 
 
 class MaskedEncoderTransformer(EncoderTransformer):
@@ -128,9 +128,13 @@ class TextEmbedderTransformer(EncoderTransformer):
         """Return the vectors of the left sides."""
         return self.vectors(batch.source, taps)
 
-    def output(self, batch: Pairs) -> tuple[Float[Tensor, "batch d_model"], Float[Tensor, "batch d_model"]]:
-        """Return the vectors of the left sides, and those of the right sides over the temperature."""
-        return self.hidden(batch), self.vectors(batch.target) / self.config.temperature
+    def output(self, batch: Pairs, taps: Scope | None = None) -> tuple[Float[Tensor, "batch d_model"], Float[Tensor, "batch d_model"]]:
+        """Return the vectors of the left sides, and those of the right sides over the temperature; both pass the same sites."""
+        return self.hidden(batch, taps), self.vectors(batch.target, taps) / self.config.temperature
+
+    def tokens(self, site: str, batch: Pairs) -> list[Bool[Tensor, "batch length"]]:
+        """Tell tokens from padding, of the left sides and then of the right sides."""
+        return [side.segments > 0 for side in (batch.source, batch.target)]
 
     def forward(self, batch: Pairs, taps: Scope | None = None) -> Float[Tensor, "batch batch"]:
         """Return the cosines of each left side with all right sides, over the temperature."""

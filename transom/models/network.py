@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from typing import Any, Protocol, runtime_checkable
 
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from transom.config.architecture import Architecture
@@ -38,9 +38,9 @@ class Network(nn.Module, ABC):
     def hidden(self, batch: Any, taps: Scope | None = None) -> Float[Tensor, "*places d_model"]:
         """Return the last vectors, of which the logits are a linear map."""
 
-    def output(self, batch: Any) -> tuple[Float[Tensor, "*places d_model"], Float[Tensor, "vocab d_model"]]:
+    def output(self, batch: Any, taps: Scope | None = None) -> tuple[Float[Tensor, "*places d_model"], Float[Tensor, "vocab d_model"]]:
         """Return the last vectors and the matrix of the map, for a loss that never holds all logits."""
-        return self.hidden(batch), self.unembedding.weight
+        return self.hidden(batch, taps), self.unembedding.weight
 
     @abstractmethod
     def sight(self, attention: str, batch: Any) -> Sight:
@@ -50,6 +50,12 @@ class Network(nn.Module, ABC):
             attention: its address in the model, as ``decoder.blocks.0.cross``.
             batch: what the model reads.
         """
+
+    def tokens(self, site: str, batch: Any) -> list[Bool[Tensor, "batch length"]]:
+        """Tell tokens, True, from padding at a site, once for each time that ``output`` passes it; arguments as in ``sight``."""
+        real = self.sight(site, batch).real
+        assert real is not None, "what is learnt from may be padded"
+        return [real]
 
     def forward(self, batch: Any, taps: Scope | None = None) -> Float[Tensor, "*places vocab"]:
         """Return the logits of what stands at each place, given all that the model may see."""

@@ -82,13 +82,13 @@ class Seq2SeqTransformer(Network):
     def source_sight(self, source: Sequences) -> Sight:
         """Let source tokens see their own sequence."""
         mask = masks.same_segment(source.segments, source.segments)
-        return look(self.source_embedding.position, source.positions, source.positions, mask)
+        return look(self.source_embedding.position, source.positions, source.positions, mask, source.segments > 0)
 
     def target_sight(self, target: Sequences) -> Sight:
         """Let target tokens see themselves and those before them in their own sequence."""
         length = target.tokens.shape[1]
         mask = masks.same_segment(target.segments, target.segments) & masks.causal(length, length, target.tokens.device)
-        return look(self.target_embedding.position, target.positions, target.positions, mask)
+        return look(self.target_embedding.position, target.positions, target.positions, mask, target.segments > 0)
 
     def memory_sight(self, target: Sequences, source: Int[Tensor, "batch source"]) -> Sight:
         """Let target tokens see their own source, whose segments are ``source``; there is no distance between the two."""

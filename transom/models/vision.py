@@ -2,7 +2,8 @@
 
 from typing import Protocol, runtime_checkable
 
-from jaxtyping import Float
+import torch
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -52,6 +53,10 @@ class VisionTransformer(Network):
     def sight(self, attention: str, batch: Batch) -> Sight:
         """Return what the queries of an attention may see of a batch: every patch all of its image."""
         return EVERYTHING
+
+    def tokens(self, site: str, batch: Batch) -> list[Bool[Tensor, "batch length"]]:
+        """Tell tokens from padding, of which images have none."""
+        return [torch.ones(len(batch.pixels), self.config.n_positions, dtype=torch.bool, device=batch.pixels.device)]
 
 
 class ConvolutionalNetwork(Network):

@@ -14,14 +14,21 @@ class Parameters:
 
     Attributes:
         parts: module path, with all blocks of a stack together, to count: "decoder.cross" is W_Q, W_K, W_V, W_O of every decoder block.
+        idle: how many of them a token does not use: the experts that it is not sent to.
     """
 
     parts: dict[str, int]
+    idle: int = 0
 
     @property
     def total(self) -> int:
         """All of them."""
         return sum(self.parts.values())
+
+    @property
+    def active(self) -> int:
+        """Those that a token uses."""
+        return self.total - self.idle
 
     @property
     def embeddings(self) -> int:
@@ -76,7 +83,8 @@ def count_parameters(config: Architecture) -> Parameters:
             parts["unembedding"] = len(c.classes) * c.d_model
         case _:
             raise AssertionError(c.kind)
-    return Parameters(parts)
+    idle = sum(c.stacks) * c.feed_forward.idle(c.d_model, c.d_ff) if isinstance(c, Transformer) else 0
+    return Parameters(parts, idle)
 
 
 def _stack(c: Transformer, name: str, n_layers: int, cross: bool) -> dict[str, int]:

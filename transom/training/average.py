@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from transom.config.training import CheckpointAverage, Ema, NoAverage
+from transom.training.state import learned_tensors
 
 
 class Averager:
@@ -28,7 +29,7 @@ class Averager:
     def stepped(self) -> None:
         """Take in the weights after an optimizer step: average = decay * average + (1 - decay) * weights."""
         if isinstance(self._brick, Ema):
-            live = dict(self._model.named_parameters())
+            live = learned_tensors(self._model)
             with torch.no_grad():
                 torch._foreach_lerp_(list(self.ema.values()), [live[name] for name in self.ema], 1 - self._brick.decay)
 
@@ -56,4 +57,4 @@ class Averager:
         return {name: torch.stack([s[name] for s in chosen]).mean(0) for name in chosen[0]}
 
     def _copy(self) -> dict[str, Tensor]:
-        return {name: p.detach().clone() for name, p in self._model.named_parameters()}
+        return {name: p.detach().clone() for name, p in learned_tensors(self._model).items()}

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 Reason = Literal["max_steps", "max_minutes", "patience", "stopped"]
 """Why a run ended: its steps or minutes are over, validation improves no more, or somebody stopped it."""
@@ -28,6 +28,18 @@ class Started:
     notes: tuple[str, ...] = ()
 
 
+class Load(NamedTuple):
+    """How busy the experts were in a step.
+
+    Attributes:
+        most: the most that an expert was chosen, over the mean of its layer: the worst layer's, 1 where all are even.
+        dropped: choices that fell on an expert whose capacity was used up.
+    """
+
+    most: float
+    dropped: int
+
+
 @dataclass(frozen=True)
 class Stepped:
     """One optimizer step is done.
@@ -43,6 +55,7 @@ class Stepped:
         peak_share: model FLOP/s over the machine's measured peak, from 0 to 1.
         seconds_left: estimate to the end of the run.
         skipped: places in the training data for whose sake the step was skipped; empty when it was taken.
+        load: how busy the experts were, where the model has a mixture of them.
     """
 
     step: int
@@ -55,6 +68,7 @@ class Stepped:
     peak_share: float
     seconds_left: float
     skipped: tuple[str, ...] = ()
+    load: Load | None = None
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from transom.planning.precision import choose_precision, choose_threads
 from transom.training.optimizer import build_optimizer
 from transom.training.schedule import learning_rate
 from transom.training.setup import TASKS
-from transom.training.state import Progress, gather_generators, restore_generators, restore_optimizer
+from transom.training.state import Progress, gather_generators, learned_tensors, restore_generators, restore_optimizer
 from transom.training.step import Stepper
 from transom.weights.run_folder import RECIPE, RunFolder
 
@@ -55,7 +55,7 @@ class Follower:
             restore_optimizer(self.optimizer, groups["optimizer"])
             restore_generators(groups["generators"], self.rank)
             progress = Progress(**state["progress"])
-        world.copied(list(self.model.parameters()))
+        world.copied(list(learned_tensors(self.model).values()))
         training = self.recipe.training
         dtype = choose_precision(training.precision, torch.device("cpu")).dtype
         stepper = Stepper(self.model, self.optimizer, training, dtype, self.task.flops, world)

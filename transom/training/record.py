@@ -25,12 +25,15 @@ class Window:
             "nll": result.nll if taken else 0.0,
             "grad_norm": result.grad_norm if taken else 0.0,
         }
+        if result.load is not None:
+            gains |= {"expert_load": result.load.most * taken, "dropped": result.load.dropped * taken}
         self.sums = {name: self.sums.get(name, 0.0) + gain for name, gain in gains.items()}
 
     def close(self, peak: float) -> dict[str, float]:
         """Return the line's figures and start anew; ``peak`` is the machine's measured FLOP/s."""
         s, self.sums = self.sums, {}
         n_tokens, taken = max(s["n_target_tokens"], 1), max(s["steps"] - s["skipped"], 1)
+        experts = {"expert_load": s["expert_load"] / taken, "dropped": s["dropped"]} if "expert_load" in s else {}
         return {
             "loss": s["loss"] / n_tokens,
             "nll": s["nll"] / n_tokens,
@@ -38,4 +41,5 @@ class Window:
             "target_tokens_per_second": s["n_target_tokens"] / s["seconds"],
             "peak_share": s["flops"] / s["seconds"] / peak,
             "skipped": s["skipped"],
+            **experts,
         }

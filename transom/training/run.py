@@ -21,10 +21,11 @@ from transom.training.setup import Parts
 from transom.training.state import (
     Progress,
     gather_generators,
+    learned_tensors,
     optimizer_tensors,
     restore_generators,
+    restore_learned,
     restore_optimizer,
-    restore_parameters,
 )
 from transom.training.step import Stepper, StepResult
 
@@ -53,7 +54,7 @@ def train(parts: Parts, observers: Sequence[Observer] = (), should_stop: Callabl
     ):
         run = _Run(parts, observers, world)
         run.restore()
-        world.copied(list(parts.model.parameters()))
+        world.copied(list(learned_tensors(parts.model).values()))
         return run.fit(should_stop)
 
 
@@ -88,7 +89,7 @@ class _Run:
                 f"{self.parts.folder.path}: expected the data that the run was begun with, found others in the same files;"
                 " a resumed run keeps its data: put them back or give another --out"
             )
-        restore_parameters(self.parts.model, groups["model"])
+        restore_learned(self.parts.model, groups["model"])
         restore_optimizer(self.parts.optimizer, groups["optimizer"])
         restore_generators(groups["generators"])
         self.averaged = state["snapshots"]
@@ -140,7 +141,8 @@ class _Run:
         n = result.n_target_tokens
         share = result.flops / seconds / self.parts.peak
         places = tuple(map(self.parts.task.place, result.skipped))
-        self.tell(Stepped(p.step, result.loss / n, result.nll / n, rate, result.grad_norm, n, n / seconds, share, left, places))
+        rates = rate, result.grad_norm, n, n / seconds, share, left
+        self.tell(Stepped(p.step, result.loss / n, result.nll / n, *rates, places, result.load))
         if places:
             self.parts.folder.metrics.append({"step": p.step, "kind": "skipped", "places": list(places)})
         if p.step % t.log_every == 0:
@@ -191,7 +193,7 @@ class _Run:
     def validate(self) -> None:
         """Read the validation set with the averaged weights and keep them if they are the best so far."""
         p, t, parts = self.progress, self.training, self.parts
-        restore_parameters(parts.validated, self.averager.weights(p.step))
+        restore_learned(parts.validated, self.averager.weights(p.step))
         with using_threads(parts.threads.count):  # the other processes are waiting
             figures, samples = parts.task.validate(parts.validated, self.stepper.autocast(), parts.precision)
         best = not p.best or _better(figures, p.best, t.select_by)
@@ -211,7 +213,7 @@ class _Run:
         p.window = self.window.sums
         self.world.from_first(SAVE)
         groups: dict[str, dict[str, Tensor]] = {
-            "model": dict(parts.model.named_parameters()),
+            "model": learned_tensors(parts.model),
             "optimizer": optimizer_tensors(parts.optimizer),
             "generators": gather_generators(self.world),
         }

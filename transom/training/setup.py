@@ -136,6 +136,7 @@ def _facts(
         "data": report.to_json(),
         "counted": COUNTED[recipe.task],
         "parameters": sum(p.numel() for p in model.parameters()),
+        "active_parameters": count_parameters(recipe.model).active,
         "precision": precision.reason,
         "threads": threads.reason,
         "processes": processes.reason,

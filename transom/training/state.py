@@ -75,9 +75,15 @@ def restore_generators(states: Mapping[str, Tensor], rank: int = 0) -> None:
             torch.cuda.set_rng_state(x, int(name.removeprefix("cuda.")))
 
 
-def restore_parameters(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Copy tensors into the parameters of the same names; all must be there, in the same shapes."""
-    parameters = dict(model.named_parameters())
+def learned_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Gather what training changes, tied tensors once: the parameters, and those buffers that are saved with them."""
+    saved = model.state_dict().keys()
+    return {**dict(model.named_parameters()), **{name: x for name, x in model.named_buffers() if name in saved}}
+
+
+def restore_learned(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Copy tensors into the learned ones of the same names; all must be there, in the same shapes."""
+    parameters = learned_tensors(model)
     if parameters.keys() != tensors.keys():
         odd = min(parameters.keys() ^ tensors.keys())
         raise CheckpointError(f"expected the parameters of this model, found a difference at {odd!r}; is the checkpoint of another recipe?")

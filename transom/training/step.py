@@ -11,9 +11,12 @@ from torch import Tensor, nn
 
 from transom.config.training import Training
 from transom.inputs.batch import Batch, ImageBatch
+from transom.layers.tap import Scope
 from transom.models.network import Network
 from transom.parallel.world import ALONE, World
+from transom.training.events import Load
 from transom.training.loss import linear_cross_entropy, mixed_cross_entropy
+from transom.training.routers import Routers
 
 
 @dataclass(frozen=True)
@@ -28,6 +31,7 @@ class StepResult:
         grad_norm: norm of the gradient of the mean loss, before clipping.
         flops: floating-point operations of forward and backward, padding included.
         skipped: samples that made loss or gradient non-finite; empty when the update was made.
+        load: how busy the experts were, where the model has a mixture of them; the loss above is without what balances them.
     """
 
     loss: float
@@ -36,11 +40,12 @@ class StepResult:
     grad_norm: float
     flops: float
     skipped: tuple[int, ...] = ()
+    load: Load | None = None
 
 
-def batch_loss(model: Network, batch: Batch, smoothing: float) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
+def batch_loss(model: Network, batch: Batch, smoothing: float, taps: Scope | None = None) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
     """Return a batch's smoothed loss and negative log-likelihood, in nats, summed over the labels that count; padding counts nothing."""
-    (hidden, weight), counted = model.output(batch), batch.counted
+    (hidden, weight), counted = model.output(batch, taps), batch.counted
     if isinstance(batch, ImageBatch) and batch.mixed is not None:
         logits = hidden @ weight.T.to(hidden)
         return mixed_cross_entropy(logits, (batch.labels, batch.mixed.labels), batch.mixed.share, smoothing)
@@ -80,6 +85,7 @@ class Stepper:
         self.flops = flops
         self.world = world
         self.device = next(model.parameters()).device
+        self.routers = Routers(model, world)
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=dtype == torch.float16)
 
     def step(self, slices: Sequence[Batch], learning_rate: float) -> StepResult:
@@ -91,10 +97,12 @@ class Stepper:
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
         loss = nll = 0.0
+        slices = [batch.to(self.device) for batch in slices]
+        self.routers.begin(slices, self.autocast())
         for batch in slices:
             with self.autocast():
-                slice_loss, slice_nll = batch_loss(self.model, batch.to(self.device), self.training.label_smoothing)
-            self.scaler.scale(slice_loss / n_target_tokens).backward()
+                slice_loss, slice_nll = batch_loss(self.model, batch, self.training.label_smoothing, self.routers.taps)
+            self.scaler.scale(slice_loss / n_target_tokens + self.routers.loss(batch)).backward()
             loss, nll = loss + slice_loss.item(), nll + slice_nll.item()
         loss, nll = self.world.totals(loss, nll)
         self._share_gradients()
@@ -105,7 +113,8 @@ class Stepper:
             self.scaler.step(self.optimizer)
             self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
-        return StepResult(loss, nll, int(n_target_tokens), grad_norm, flops, () if finite else self._culprits(slices))
+        load = self.routers.end(updated=finite)
+        return StepResult(loss, nll, int(n_target_tokens), grad_norm, flops, () if finite else self._culprits(slices), load)
 
     def autocast(self) -> torch.autocast:
         """Run matrix products in ``dtype``; weights, residual stream and statistics stay in float32."""
@@ -124,8 +133,7 @@ class Stepper:
         bad: list[int] = []
         with torch.no_grad(), self.autocast():
             for batch in slices:
-                on_device = batch.to(self.device)
-                finite = self.model(on_device).isfinite().all(-1) | ~on_device.counted
+                finite = self.model(batch).isfinite().all(-1) | ~batch.counted
                 whole_rows = finite.reshape(len(batch.samples), -1).all(-1).tolist()
                 bad += [sample for sample, whole in zip(batch.samples, whole_rows, strict=True) if not whole]
         return tuple(self.world.joint(bad)) or tuple(self.world.joint([sample for batch in slices for sample in batch.samples]))

@@ -1,0 +1,173 @@
+"""Mixtures in training: the same update however a batch is sliced, biases that move once a step, and experts that become equally busy."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.training.test_run import MODEL, Killed, kill_at, same, sit, traces
+from tests.training.test_step import SOURCES, TARGETS, N
+from transom.config.model import Decoder, Seq2Seq, TextEmbedder
+from transom.config.training import Adam, Training
+from transom.inputs.batch import LanguageBatch, Sequences, matched_batch
+from transom.inputs.loader import translation_batch
+from transom.layers.mixture import Mixture
+from transom.layers.tap import Scope
+from transom.models.build import build_model
+from transom.models.network import Network
+from transom.training.events import Event, Saved, Stepped
+from transom.training.optimizer import build_optimizer
+from transom.training.step import Stepper, batch_loss
+from transom.weights.run_folder import WEIGHTS, RunFolder
+from transom.weights.tensors import read_tensors
+
+SIZES = {"d_model": 8, "n_heads": 2, "d_ff": 6, "max_seq_len": 16, "dropout": 0.0}
+TRAINING = Training(optimizer=Adam(), label_smoothing=0.1, clip_norm=None)
+LOSS = {"kind": "mixture", "n_experts": 4, "balance": {"kind": "loss", "weight": 0.7}, "z_weight": 0.3}
+BIAS = {"kind": "mixture", "n_experts": 4, "balance": {"kind": "bias", "rate": 0.05}, "z_weight": 0.3, "scores": "sigmoid"}
+
+
+def translator(**feed_forward: Any) -> Network:
+    torch.manual_seed(1)
+    sides = {"n_encoder_layers": 1, "n_decoder_layers": 1, "source_vocab_size": 12, "target_vocab_size": 12}
+    return build_model(Seq2Seq.model_validate(SIZES | sides | {"feed_forward": feed_forward})).double()
+
+
+def stepped(model: Network, n_slices: int) -> tuple[Network, Any]:
+    """Make one step from the batch in slices."""
+    stepper = Stepper(model, build_optimizer(model, TRAINING.optimizer), TRAINING, torch.float32)
+    rows = [list(range(i, N, n_slices)) for i in range(n_slices)]
+    slices = [translation_batch([SOURCES[i] for i in part], [TARGETS[i] for i in part], part) for part in rows]
+    return model, stepper.step(slices, 0.01)
+
+
+def mixtures(model: Network) -> list[Mixture]:
+    return [module for module in model.modules() if isinstance(module, Mixture)]
+
+
+@pytest.mark.parametrize("fields", [LOSS, BIAS], ids=["loss", "bias"])
+@pytest.mark.parametrize("n_slices", [4, 32])
+def test_a_batch_gives_the_same_update_however_it_is_sliced(fields: dict[str, Any], n_slices: int) -> None:
+    whole, result = stepped(translator(**fields), 1)
+    sliced, again = stepped(translator(**fields), n_slices)
+    assert (result.grad_norm, result.loss) == pytest.approx((again.grad_norm, again.loss), abs=1e-9)
+    assert result.load == again.load and result.load.most > 1
+    for a, b in zip(whole.parameters(), sliced.parameters(), strict=True):
+        assert torch.allclose(a, b, rtol=0, atol=1e-8)
+    for a, b in zip(mixtures(whole), mixtures(sliced), strict=True):
+        assert a.bias is b.bias is None or (torch.equal(a.bias, b.bias) and a.bias.any())
+
+
+def test_what_is_dropped_counts_once_also_where_a_batch_is_read_twice() -> None:
+    results = [stepped(translator(**LOSS | {"balance": balance, "capacity": 0.5}), 4)[1] for balance in ("loss", "none")]
+    assert results[0].load == results[1].load and results[0].load.dropped > 0
+
+
+def test_the_gradient_is_that_of_the_losses_written_out() -> None:
+    model, batch = translator(**LOSS), translation_batch(SOURCES, TARGETS, range(N))
+    heard: dict[str, torch.Tensor] = {}
+
+    class Keep:
+        def visit(self, address: str, x: torch.Tensor) -> torch.Tensor:
+            heard[address] = x
+            return x
+
+    loss = batch_loss(model, batch, 0.1, Scope(Keep()))[0] / batch.n_target_tokens
+    for address, side in (("encoder.blocks.0.ff.router", batch.source), ("decoder.blocks.0.ff.router", batch.target)):
+        p = heard[address][side.segments > 0].softmax(-1)
+        f = torch.nn.functional.one_hot(p.topk(2).indices, 4).double().mean((0, 1))
+        loss = loss + 0.7 * 4 * (f * p.mean(0)).sum() + 0.3 * heard[address][side.segments > 0].exp().sum(-1).log().square().mean()
+    expected = torch.autograd.grad(loss, list(model.parameters()))
+    norm = torch.cat([g.flatten() for g in expected]).norm().item()
+    assert stepped(translator(**LOSS), 1)[1].grad_norm == pytest.approx(norm, rel=1e-9)
+
+
+def test_padding_counts_neither_for_the_losses_nor_for_capacity() -> None:
+    row, dropping = [[4, 5, 6, 7, 8, 9, 10]], LOSS | {"capacity": 0.5}
+    results = []
+    for width in (8, 14):  # the same tokens in a wider row
+        model = translator(**dropping)
+        stepper = Stepper(model, build_optimizer(model, TRAINING.optimizer), TRAINING, torch.float32)
+        batch = translation_batch([*row, [4] * (width - 1)], [*row, [4] * (width - 1)], [0, 1])
+
+        def cut(side: Sequences) -> Sequences:
+            rows = torch.tensor([[True], [False]])
+            return Sequences(side.tokens * rows, side.positions, side.segments * rows, side.lengths * rows[:, 0])
+
+        only = type(batch)(cut(batch.source), cut(batch.target), batch.labels, batch.samples)
+        results.append(stepper.step([only], 0.01))
+    assert results[0].load == results[1].load and results[0].load.dropped > 0
+    assert results[0].grad_norm == pytest.approx(results[1].grad_norm, rel=1e-9)
+
+
+def test_both_sides_of_pairs_are_balanced() -> None:
+    torch.manual_seed(1)
+    model = build_model(TextEmbedder.model_validate(SIZES | {"n_layers": 1, "vocab_size": 12, "feed_forward": LOSS})).double()
+    steppers = [Stepper(model, build_optimizer(model, TRAINING.optimizer), TRAINING, torch.float32) for _ in range(2)]
+    left_right, right_left = (matched_batch(a[:6], b[:6], range(6)) for a, b in ((SOURCES, TARGETS), (TARGETS, SOURCES)))
+    loads = [stepper.step([batch], 0.0).load for stepper, batch in zip(steppers, (left_right, right_left), strict=True)]
+    assert loads[0] == loads[1]
+    assert steppers[0].step([matched_batch(SOURCES[:6], SOURCES[:6], range(6))], 0.0).load != loads[0]
+
+
+def test_a_skipped_step_moves_no_bias() -> None:
+    model = translator(**BIAS)
+    with torch.no_grad():
+        next(model.parameters()).fill_(float("nan"))
+    _, result = stepped(model, 1)
+    assert result.skipped and not any(each.bias.any() for each in mixtures(model))
+
+
+@pytest.mark.parametrize(
+    "balance", [{"kind": "loss", "weight": 0.5}, {"kind": "bias", "rate": 0.02}, {"kind": "none"}], ids=lambda b: b["kind"]
+)
+def test_it_learns_and_either_way_makes_the_experts_equally_busy(balance: dict[str, Any]) -> None:
+    torch.manual_seed(3)
+    brick = {"kind": "mixture", "n_experts": 6, "top_k": 2, "balance": balance, "z_weight": 0.0}
+    model = build_model(Decoder.model_validate(SIZES | {"n_layers": 1, "vocab_size": 30, "feed_forward": brick}))
+    with torch.no_grad():
+        mixtures(model)[0].router.weight[:2] = 3 * mixtures(model)[0].router.weight[:2].abs()  # a lopsided start
+    rows = torch.randint(3, 30, (40, 1)) + torch.zeros(1, 15, dtype=torch.long)
+    text = Sequences.pad([[2, *row[:-1]] for row in rows.tolist()])
+    batch = LanguageBatch(text, rows, tuple(range(40)))
+    stepper = Stepper(model, build_optimizer(model, TRAINING.optimizer), TRAINING, torch.float32)
+    results = [stepper.step([batch], 3e-3) for _ in range(150)]
+    assert results[-1].nll < 0.5 * results[0].nll
+    assert results[0].load.most > 1.6
+    late = sum(result.load.most for result in results[-10:]) / 10
+    assert late > 1.5 if balance["kind"] == "none" else late < 1.4
+
+
+MIXED = {**MODEL, "feed_forward": {**BIAS, "capacity": 0.75}}
+
+
+@pytest.mark.parametrize("average", ["ema", "checkpoints"])
+def test_a_killed_run_goes_on_with_its_biases(tmp_path: Path, average: str) -> None:
+    fields = {"model": MIXED, "average": average, "validate_bleu": 0}
+    sit(tmp_path / "alone", **fields)
+    for observer in (kill_at(4, Saved), kill_at(8, Stepped)):
+        with pytest.raises(Killed):
+            sit(tmp_path / "killed", observer, **fields)
+    sit(tmp_path / "killed", **fields)
+    same(tmp_path / "alone", tmp_path / "killed")
+    bias = traces(tmp_path / "alone")[0]["model/encoder.blocks.0.ff.bias"]
+    assert bias.any() and read_tensors(tmp_path / "alone" / WEIGHTS)["encoder.blocks.0.ff.bias"].any()
+    lines = [line for line in RunFolder.open(tmp_path / "alone").metrics.read() if line["kind"] == "train"]
+    assert all(line["expert_load"] > 1 and line["dropped"] > 0 for line in lines)
+
+
+@pytest.mark.parametrize("fields", [LOSS, BIAS], ids=["loss", "bias"])
+def test_two_processes_make_the_steps_of_one(tmp_path: Path, fields: dict[str, Any]) -> None:
+    exact = {"precision": "fp32", "max_steps": 5, "checkpoint_every": 5, "validate_every": 5, "validate_bleu": 0, "average": "none"}
+    runs = []
+    for n in (1, 2):
+        seen: list[Event] = []
+        sit(tmp_path / str(n), seen.append, model={**MODEL, "dropout": 0.0, "feed_forward": fields}, processes=n, **exact)
+        runs.append([event for event in seen if isinstance(event, Stepped)])
+    for one, two in zip(*runs, strict=True):
+        assert (one.loss, one.grad_norm) == pytest.approx((two.loss, two.grad_norm), rel=2e-4)
+        assert one.load == two.load
+    alone, together = (traces(tmp_path / str(n))[0] for n in (1, 2))
+    biases = [name for name in alone if name.startswith("model/") and name.endswith("ff.bias")]
+    assert len(biases) == (2 if fields is BIAS else 0) and all(torch.equal(alone[name], together[name]) for name in biases)

@@ -1,0 +1,103 @@
+"""The schema of the mixture of experts, and with it the table of all feed-forward bricks."""
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field, model_validator
+
+from transom.config.brick import Brick
+from transom.config.bricks import AnyFeedForward, FeedForward, FeedForwardBrick, Gated
+
+
+class LossBalance(Brick):
+    """A loss that is least where all experts are chosen equally often: weight * N sum_i f_i P_i (Fedus et al. 2022, eq. 4 to 6).
+
+    f_i is the share of all choices that fall on expert i of N, P_i the mean of its share of a token's scores. Both are the whole batch's:
+    one that is computed in pieces (``training.accumulate``, ``training.processes``) is read once more for them, a third more time.
+    """
+
+    kind: Literal["loss"] = "loss"
+    weight: float = Field(0.01, gt=0, description="of the loss, once a layer")
+
+
+class BiasBalance(Brick):
+    """A bias on the scores that decides the choice only, never a weight, and needs no loss (Wang et al. 2024, algorithm 1).
+
+    After each step b_i rises by ``rate`` where expert i was chosen less often than the mean, and falls where more often.
+    """
+
+    kind: Literal["bias"] = "bias"
+    rate: float = Field(0.001, gt=0, description="how far each bias moves a step")
+
+
+class NoBalance(Brick):
+    """Experts are left to themselves; most often a few take all tokens."""
+
+    kind: Literal["none"] = "none"
+
+
+Balance = Annotated[LossBalance | BiasBalance | NoBalance, Field(discriminator="kind")]
+
+
+class Mixture(FeedForwardBrick):
+    """Mixture of experts: sum_{i in TopK(s)} g_i E_i(x), s = softmax(x W_r), each E_i a network (Shazeer et al. 2017, eq. 1 and 3).
+
+    g is s over the sum of the chosen ones (Jiang et al. 2024, section 2.1), or s itself (Fedus et al. 2022, eq. 2). Shared experts take
+    every token, with weight 1 (Dai et al. 2024, eq. 9). No noise is added to the choice.
+    """
+
+    advice: ClassVar[str] = (
+        "n_experts times the parameters for top_k times the time: more knowledge for the same arithmetic a token, where memory is there."
+        " balance = loss is the usual one; bias leaves the loss alone and is the one for sigmoid scores. With a capacity, training drops"
+        " tokens, and what a row gives depends on the rows above it; without, rows never meet."
+    )
+    kind: Literal["mixture"] = "mixture"
+    expert: Annotated[AnyFeedForward, Field(discriminator="kind")] = Field(Gated(), description="the network that each expert is")
+    n_experts: int = Field(8, ge=2, le=4096, description="experts that a token may be sent to")
+    top_k: int = Field(2, ge=1, description="experts that each token is sent to")
+    n_shared: int = Field(0, ge=0, le=4096, description="experts that take every token: one network of n_shared times the width")
+    d_expert: int | None = Field(None, ge=1, description="hidden width of an expert; default d_ff")
+    scores: Literal["softmax", "sigmoid"] = Field(
+        "softmax", description="what makes scores of the router's logits; sigmoid judges each expert alone (DeepSeek-V3)"
+    )
+    normalise: bool = Field(True, description="divide the chosen scores by their sum; with top_k = 1 the router would learn nothing")
+    balance: Balance = Field(LossBalance(), description="what keeps the experts equally busy")
+    z_weight: float = Field(
+        0.001,
+        ge=0,
+        description="of the mean of (log sum exp of the router's logits)^2 a layer, which bounds them (Zoph et al. 2022, eq. 5)",
+    )
+    capacity: float | None = Field(
+        None,
+        gt=0,
+        description="in training an expert takes this times the mean number of tokens, in the order of rows, and drops the others"
+        " (Fedus et al. 2022, eq. 3); none drops nothing, and answering never does",
+    )
+
+    @model_validator(mode="after")
+    def _choices_fit(self) -> "Mixture":
+        if self.top_k > self.n_experts:
+            raise ValueError(f"expected top_k of at most n_experts = {self.n_experts}, found {self.top_k}; change one of them")
+        if self.normalise and self.top_k == 1:
+            raise ValueError("top_k = 1 needs normalise = false, or all weights are 1 and the router learns nothing; set it")
+        return self
+
+    def width(self, d_ff: int) -> int:
+        """Return an expert's hidden width."""
+        return self.d_expert or d_ff
+
+    def parameters(self, d_model: int, d_ff: int) -> int:
+        """Count the router and all experts."""
+        shared = self.expert.parameters(d_model, self.n_shared * self.width(d_ff)) if self.n_shared else 0
+        return d_model * self.n_experts + self.n_experts * self.expert.parameters(d_model, self.width(d_ff)) + shared
+
+    def weights(self, d_model: int, d_ff: int) -> int:
+        """Count the weights that multiply each token: the router's, and those of the experts that it is sent to."""
+        shared = self.expert.weights(d_model, self.n_shared * self.width(d_ff))
+        return d_model * self.n_experts + self.top_k * self.expert.weights(d_model, self.width(d_ff)) + shared
+
+    def idle(self, d_model: int, d_ff: int) -> int:
+        """Count the experts that a token is not sent to."""
+        return (self.n_experts - self.top_k) * self.expert.parameters(d_model, self.width(d_ff))
+
+
+FeedForwardNetwork = Annotated[FeedForward | Gated | Mixture, Field(discriminator="kind")]

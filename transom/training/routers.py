@@ -1,0 +1,117 @@
+"""What mixtures of experts add to a training step: their losses and counts, derived from what their routers say."""
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from transom.config.mixture import BiasBalance, LossBalance
+from transom.inputs.batch import Batch
+from transom.layers.mixture import Mixture, balance_loss, loads, moved_bias, z_loss_sum
+from transom.layers.tap import Scope
+from transom.models.network import Network
+from transom.parallel.world import World
+from transom.training.events import Load
+
+
+class _Heard:
+    """Taps that keep what routers say, in the order of the passes."""
+
+    def __init__(self, sites: Sequence[str]) -> None:
+        self.said: dict[str, list[Tensor]] = {site: [] for site in sites}
+
+    def visit(self, address: str, x: Tensor) -> Tensor:
+        if address in self.said:
+            self.said[address].append(x)
+        return x
+
+
+class Routers:
+    """The routers of a model in training: between ``begin`` and ``end`` of a step, ``taps`` goes into each pass and ``loss`` follows it.
+
+    All is sums over true tokens, divided once by the whole batch's, however it is sliced and dealt out to processes. The balance loss is a
+    product of two such sums, so a batch in pieces is first read once without gradients, to know how often each expert is chosen.
+    A model without mixtures has no routers, and nothing is done.
+    """
+
+    def __init__(self, model: Network, world: World) -> None:
+        """Find the mixtures of ``model``, which ``world``'s processes share."""
+        self._model, self._world = model, world
+        self._mixtures = {f"{name}.router": each for name, each in model.named_modules() if isinstance(each, Mixture)}
+        self._heard = _Heard(())
+        self._dropped = 0
+
+    def __bool__(self) -> bool:
+        """Tell whether there are any."""
+        return bool(self._mixtures)
+
+    @property
+    def taps(self) -> Scope | None:
+        """What the next pass takes as ``taps``."""
+        self._heard = _Heard(tuple(self._mixtures))
+        return Scope(self._heard) if self else None
+
+    def begin(self, slices: Sequence[Batch], autocast: AbstractContextManager[object]) -> None:
+        """Begin a step on the slices of a batch, which are where the model is."""
+        device = next(self._model.parameters()).device
+        self._counts = {site: torch.zeros(len(each.experts), dtype=torch.long, device=device) for site, each in self._mixtures.items()}
+        self._whole, self._n_tokens = dict[str, Tensor](), dict[str, float]()
+        self._dropped = 0
+        if not self or (len(slices) == 1 and self._world.size == 1):
+            return
+        n_tokens = [sum(int(real.sum()) for batch in slices for real in self._model.tokens(site, batch)) for site in self._mixtures]
+        self._n_tokens = dict(zip(self._mixtures, self._world.totals(*n_tokens), strict=True))
+        if any(isinstance(each.brick.balance, LossBalance) for each in self._mixtures.values()):
+            cuda = [device] if device.type == "cuda" else []
+            sums = {site: torch.zeros_like(counts) for site, counts in self._counts.items()}
+            with torch.no_grad(), torch.random.fork_rng(cuda), autocast:  # the pass that learns draws the same numbers again
+                for batch in slices:
+                    self._model.output(batch, self.taps)
+                    for site, counts in self._count(batch).items():
+                        sums[site] += counts
+            self._whole = dict(zip(sums, self._world.summed(list(sums.values())), strict=True))
+            self._dropped = 0  # what that pass dropped is dropped again
+
+    def loss(self, batch: Batch) -> Float[Tensor, ""] | float:
+        """Return what the last pass, which read ``batch``, adds to the mean loss of the whole batch."""
+        total: Tensor | float = 0.0
+        for site, counts in self._count(batch).items():
+            self._counts[site] += counts
+            brick, said = self._mixtures[site].brick, torch.cat([logits[real] for logits, real in self._passes(site, batch)])
+            n_tokens = self._n_tokens.get(site, len(said))
+            if brick.z_weight:
+                total = total + brick.z_weight * z_loss_sum(said) / n_tokens
+            if isinstance(brick.balance, LossBalance):
+                whole = self._whole.get(site, counts).to(said)
+                total = total + brick.balance.weight * balance_loss(whole, self._mixtures[site].shares(said).sum(0), n_tokens)
+        return total
+
+    def end(self, updated: bool) -> Load | None:
+        """End the step; where its update was made, move the biases that balance."""
+        if not self:
+            return None
+        (dropped,) = self._world.totals(self._dropped)
+        every = [counts.double() for counts in self._world.summed(list(self._counts.values()))]
+        for mixture, counts in zip(self._mixtures.values(), every, strict=True):
+            if updated and isinstance(mixture.brick.balance, BiasBalance) and mixture.bias is not None:
+                mixture.bias.copy_(moved_bias(mixture.bias, counts, mixture.brick.balance.rate))
+        return Load(max((counts.max() / counts.mean()).item() for counts in every), int(dropped))
+
+    def _passes(self, site: str, batch: Batch) -> list[tuple[Float[Tensor, "batch length n_experts"], Bool[Tensor, "batch length"]]]:
+        """Pair what a router said of a batch with where its tokens are."""
+        return list(zip(self._heard.said[site], self._model.tokens(site, batch), strict=True))
+
+    @torch.no_grad()
+    def _count(self, batch: Batch) -> dict[str, Int[Tensor, "n_experts"]]:
+        """Count how often the last pass chose each expert, and note what it dropped."""
+        counts = {}
+        for site, mixture in self._mixtures.items():
+            counts[site] = torch.zeros_like(self._counts[site])
+            for logits, real in self._passes(site, batch):
+                routing = mixture.route(logits, real)
+                counts[site] += loads(routing.experts, real.flatten(), len(mixture.experts))
+                if routing.taken is not None:
+                    self._dropped += int((real.flatten()[:, None] & ~routing.taken).sum())
+        return counts
