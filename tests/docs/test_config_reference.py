@@ -5,9 +5,10 @@ from typing import get_args
 from tests.size import ROOT
 from transom.config.brick import schemas
 from transom.config.bricks import PLACEMENTS
-from transom.config.catalogue import TITLES, catalogue
+from transom.config.catalogue import RECURRENT_TITLES, TITLES, catalogue
 from transom.config.model import TextTransformer
 from transom.config.recipe import TASKS
+from transom.config.recurrent import RecurrentSeq2Seq
 from transom.config.reference import reference
 
 
@@ -18,7 +19,8 @@ def test_the_pages_are_current() -> None:
 
 def test_every_brick_of_a_block_is_in_the_catalogue() -> None:
     assert set(PLACEMENTS) == set(get_args(TextTransformer.model_fields["norm_placement"].annotation))
-    assert set(TITLES) == {name for name, field in TextTransformer.model_fields.items() if schemas(field.annotation)}
+    for titles, network in ((TITLES, TextTransformer), (RECURRENT_TITLES, RecurrentSeq2Seq)):
+        assert set(titles) == {name for name, field in network.model_fields.items() if schemas(field.annotation)}
 
 
 def test_the_page_has_every_part_and_its_bounds() -> None:

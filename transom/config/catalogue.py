@@ -6,13 +6,15 @@ from typing import get_args
 from transom.config.brick import Schema, schemas
 from transom.config.bricks import PLACEMENTS
 from transom.config.model import TextTransformer
+from transom.config.recurrent import RecurrentSeq2Seq
 
 HEAD = """# Bricks
 
-Every model is built from the same block, and a block from bricks that a recipe names: `--set model.norm=rmsnorm`, or
-`[model] feed_forward = "swiglu"`. This page is written by `make docs` from the schemas in `transom/config/bricks.py`; a test fails when
-it is not current. [config.md](config.md) has the fields of each. `tests/agreement/test_bricks.py` compares each brick with other people's
-or with its formula in float64, `tests/models/test_combinations.py` tries them in random combinations.
+Every Transformer is built from the same block, and a block from bricks that a recipe names: `--set model.norm=rmsnorm`, or
+`[model] feed_forward = "swiglu"`. This page is written by `make docs` from the schemas in `transom/config/bricks.py` and, for the
+recurrent networks at its end, `transom/config/recurrent.py`; a test fails when it is not current. [config.md](config.md) has the fields
+of each. `tests/agreement/test_bricks.py` and `test_recurrent.py` compare each brick with other people's or with its formula in float64,
+`tests/models/test_combinations.py` tries them in random combinations.
 """
 
 TITLES = {
@@ -21,7 +23,13 @@ TITLES = {
     "feed_forward": "Feed-forward networks",
     "norm": "Norms",
 }
-"""The fields of a model that hold bricks, in the order of the page."""
+"""The fields of a Transformer that hold bricks, in the order of the page."""
+
+RECURRENT_TITLES = {
+    "cell": "Cells of recurrent networks",
+    "attention": "How a recurrent decoder sees the source",
+}
+"""The same of a recurrent network."""
 
 
 def catalogue() -> str:
@@ -34,6 +42,8 @@ def catalogue() -> str:
         "norm_placement",
         (f"| `{name}` | {placement.equation} | {placement.advice} |" for name, placement in PLACEMENTS.items()),
     )
+    for field, title in RECURRENT_TITLES.items():
+        parts += _table(title, field, (_row(brick) for brick in schemas(RecurrentSeq2Seq.model_fields[field].annotation)))
     return "\n".join(parts).rstrip() + "\n"
 
 

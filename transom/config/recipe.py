@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 import tomli_w
 from pydantic import Field, model_validator
@@ -16,6 +16,7 @@ from transom.config.explaining import check
 from transom.config.model import Decoder, MaskedEncoder, Seq2Seq, TextClassifier, TextEmbedder
 from transom.config.names import nearest
 from transom.config.reading import Override, line_of, merged, parse_override, parse_toml, read_toml_text
+from transom.config.recurrent import RecurrentSeq2Seq
 from transom.config.training import (
     ClassificationTraining,
     EmbeddingTraining,
@@ -49,7 +50,9 @@ class TranslationRecipe(TextRecipe):
     task: Literal["translation"] = Field("translation", description="what the model learns to do")
     data: PairData = Field(..., description="the examples")
     tokenizer: PairTokenizer = Field(PairTokenizer(), description="text to tokens")
-    model: Seq2Seq = Field(Seq2Seq(), description="the network; preset = NAME starts from a published one")
+    model: Annotated[Seq2Seq | RecurrentSeq2Seq, Field(discriminator="kind")] = Field(
+        Seq2Seq(), description="the network; preset = NAME starts from a published one"
+    )
     training: TranslationTraining = Field(TranslationTraining(), description="the run")
     decoding: Decoding = Field(Decoding(), description="the search for translations")
 

@@ -19,7 +19,7 @@ from transom.inputs.tokenizer import Tokenizers
 from transom.models.build import build_empty
 from transom.models.decoder import DecoderTransformer
 from transom.models.encoder import MaskedEncoderTransformer, TextClassifierTransformer, TextEmbedderTransformer
-from transom.models.seq2seq import Seq2SeqTransformer
+from transom.models.network import Seq2SeqNetwork
 from transom.planning.precision import choose_precision
 from transom.weights.run_folder import CONFIG, RECIPE, TOKENIZER, RunFolder
 
@@ -56,7 +56,7 @@ def load(folder: str | Path, precision: PrecisionName = "auto") -> Answer:
     match model, settings:
         case DecoderTransformer(), Sampling() | None:
             return Generator(model, tokenizers.source, settings, chosen, searcher_of(model))
-        case Seq2SeqTransformer(), Decoding() | None:
+        case Seq2SeqNetwork(), Decoding() | None:
             return Translator(model, tokenizers, settings, chosen, searcher_of(model))
         case MaskedEncoderTransformer(), Reading() | None:
             return Filler(model, tokenizers.source, settings, chosen)

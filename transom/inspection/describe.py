@@ -2,10 +2,11 @@
 
 import shlex
 
-from transom.config.architecture import Transformer
+from transom.config.architecture import Transformer, TwoSided
 from transom.config.data import LabelledFiles, PairFiles, TextFiles
-from transom.config.model import Decoder, Encoder, Seq2Seq, TextTransformer
+from transom.config.model import Decoder, Encoder, TextTransformer
 from transom.config.recipe import Recipe, TextRecipe, TranslationRecipe
+from transom.config.recurrent import Luong, Recurrent, RecurrentSeq2Seq
 from transom.inspection.figures import whole
 
 
@@ -13,6 +14,7 @@ def family(recipe: Recipe) -> str:
     """Name the kind of network."""
     return {
         "seq2seq": "an encoder-decoder Transformer",
+        "recurrent-seq2seq": "a recurrent encoder-decoder",
         "decoder": "a decoder-only Transformer",
         "encoder": "an encoder-only Transformer for masked tokens",
         "text-classifier": "an encoder-only Transformer for classes of texts",
@@ -28,7 +30,7 @@ def origin(recipe: Recipe) -> str:
 def layers(recipe: Recipe) -> str:
     """Count the layers, stack by stack."""
     match recipe.model:
-        case Seq2Seq(n_encoder_layers=n_encoder, n_decoder_layers=n_decoder):
+        case TwoSided(n_encoder_layers=n_encoder, n_decoder_layers=n_decoder):
             return f"an encoder of {_layers(n_encoder)}, a decoder of {_layers(n_decoder)}"
         case Decoder(n_layers=n):
             return f"a decoder of {_layers(n)}"
@@ -56,8 +58,26 @@ def sizes(recipe: Recipe) -> list[str]:
                 *([symbols(recipe)] if isinstance(recipe, TextRecipe) else []),
                 *([f"sequences of at most {whole(model.max_seq_len)} tokens"] if isinstance(model, TextTransformer) else []),
             ]
+        case Recurrent() as model:
+            embedding = "" if model.width_of_embedding == model.d_model else f", embeddings of {model.width_of_embedding}"
+            return [
+                *([_looks(model)] if isinstance(model, RecurrentSeq2Seq) else []),
+                f"cell {model.cell.kind}, width {model.d_model}{embedding}",
+                *([symbols(recipe)] if isinstance(recipe, TextRecipe) else []),
+                f"sequences of at most {whole(model.max_seq_len)} tokens",
+            ]
         case _:
             raise AssertionError(recipe.model.kind)
+
+
+def _looks(model: RecurrentSeq2Seq) -> str:
+    """Describe how the source is read and seen."""
+    read = "from both ends" if model.bidirectional else "from its start"
+    match model.attention:
+        case Luong(score=score, input_feeding=fed):
+            return f"source read {read}; attention luong, score {score}{', input feeding' if fed else ''}"
+        case attention:
+            return f"source read {read}; attention {attention.kind}"
 
 
 def _heads(model: Transformer) -> str:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from transom.config import bricks
-from transom.config.architecture import Transformer
+from transom.config.architecture import Architecture, Transformer
 
 
 class Rotation(NamedTuple):
@@ -27,7 +27,7 @@ class Rotation(NamedTuple):
 class Position(nn.Module):
     """What every kind has, and what ``none`` is."""
 
-    def __init__(self, config: Transformer, causal: bool) -> None:
+    def __init__(self, config: Architecture, causal: bool) -> None:
         """Make what is computed once.
 
         Args:

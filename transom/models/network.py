@@ -6,7 +6,7 @@ from typing import Any, Protocol, runtime_checkable
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from transom.config.architecture import Architecture
+from transom.config.architecture import Architecture, TwoSided
 from transom.layers.sight import Sight
 from transom.layers.tap import Scope
 
@@ -21,6 +21,16 @@ class Sequences(Protocol):
     def positions(self) -> Int[Tensor, "#batch length"]: ...
     @property
     def segments(self) -> Int[Tensor, "batch length"]: ...
+
+
+@runtime_checkable
+class PairBatch(Protocol):
+    """What a model of pairs reads of a batch: the source, and the target shifted one place to the right."""
+
+    @property
+    def source(self) -> Sequences: ...
+    @property
+    def target(self) -> Sequences: ...
 
 
 class Network(nn.Module, ABC):
@@ -54,3 +64,21 @@ class Network(nn.Module, ABC):
     def forward(self, batch: Any, taps: Scope | None = None) -> Float[Tensor, "*places vocab"]:
         """Return the logits of what stands at each place, given all that the model may see."""
         return self.unembedding(self.hidden(batch, taps))
+
+
+class Seq2SeqNetwork(Network):
+    """A network that reads a source and writes a target, a token at a time; a search asks ``encode``, ``start`` and ``step``."""
+
+    config: TwoSided
+
+    @abstractmethod
+    def encode(self, source: Sequences, taps: Scope | None = None) -> Any:
+        """Read the sources."""
+
+    @abstractmethod
+    def start(self, memory: Any, n_beams: int, max_length: int) -> Any:
+        """Prepare step-by-step decoding; row ``source * n_beams + beam``."""
+
+    @abstractmethod
+    def step(self, tokens: Int[Tensor, "rows new"], cache: Any) -> Float[Tensor, "rows new vocab"]:
+        """Read the rows' next tokens; return the logits of what follows each."""

@@ -1,0 +1,152 @@
+"""Recurrent layers: cells over PyTorch's kernels, an encoder that reads both ways, and a stack that can be run or taken step by step."""
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from transom.config.recurrent import AnyCell, RecurrentSeq2Seq
+from transom.layers.dropout import Dropout
+from transom.layers.tap import Scope, tap
+
+State = tuple[Tensor, ...]
+"""A layer's state, (rows, width) each: h, and behind it an LSTM's c."""
+
+KERNELS: dict[str, Any] = {"rnn": nn.RNN, "lstm": nn.LSTM, "gru": nn.GRU}
+"""Whole rows at once."""
+
+STEPS: dict[str, Any] = {"rnn": torch.rnn_tanh_cell, "lstm": torch.lstm_cell, "gru": torch.gru_cell}
+"""One step, by the same weights."""
+
+
+class Recurrence(nn.Module):
+    """One recurrent layer in one direction; the equations are the cells' (``config.recurrent``).
+
+    PyTorch's kernels keep the maps of all gates as one, under the names ``weight_ih_l0`` (W) and ``weight_hh_l0`` (U), and a bias for each.
+    """
+
+    def __init__(self, cell: AnyCell, d_in: int, d_out: int) -> None:
+        """Make the maps from ``d_in`` columns to a state of ``d_out``."""
+        super().__init__()
+        self.kernel: nn.RNNBase = KERNELS[cell.kind](d_in, d_out, batch_first=True)
+        self._step, self.n_states = STEPS[cell.kind], cell.STATES
+
+    def forward(self, x: Float[Tensor, "rows length d_in"], state: State | None = None) -> tuple[Float[Tensor, "rows length d_out"], State]:
+        """Read whole rows; return the state h at each place, and the state at the end.
+
+        Args:
+            x: what is read, from the first place on.
+            state: before the first place; left out, zeros.
+        """
+        h = state or self.zeros(x)
+        before = tuple(each[None].to(x.dtype) for each in h)
+        y, after = self.kernel(x, before if self.n_states > 1 else before[0])
+        return y, tuple(each[0] for each in (after if self.n_states > 1 else (after,)))
+
+    def step(self, x: Float[Tensor, "rows d_in"], state: State) -> State:
+        """Read one place."""
+        after = self._step(x, state if self.n_states > 1 else state[0], *self.kernel.all_weights[0])
+        return tuple(after) if self.n_states > 1 else (after,)
+
+    def zeros(self, like: Float[Tensor, "rows ..."]) -> State:
+        """Give the state before anything was read."""
+        return (like.new_zeros(len(like), self.kernel.hidden_size),) * self.n_states
+
+
+def backwards(segments: Int[Tensor, "batch length"]) -> Int[Tensor, "batch length"]:
+    """Give, for each place of a row that holds one sequence, the place that mirrors it there; padding stays where it is.
+
+    >>> backwards(torch.tensor([[1, 1, 1], [1, 1, 0]])).tolist()
+    [[2, 1, 0], [1, 0, 2]]
+    """
+    places = torch.arange(segments.shape[1], device=segments.device)[None]
+    mirrored = (segments > 0).sum(1, keepdim=True) - 1 - places
+    return torch.where(mirrored < 0, places, mirrored)
+
+
+class EncoderLayer(nn.Module):
+    """One layer over the source: a recurrence from its start, or two of half the width, one of them from its end (Bahdanau et al. 2015).
+
+    Behind the last token there is padding only, in either direction, so that nothing is read of it that is used.
+    """
+
+    def __init__(self, config: RecurrentSeq2Seq, d_in: int) -> None:
+        """Make one recurrence, or two."""
+        super().__init__()
+        width = config.d_model // config.n_directions
+        self.ahead = Recurrence(config.cell, d_in, width)
+        self.back = Recurrence(config.cell, d_in, width) if config.bidirectional else None
+
+    def forward(self, x: Float[Tensor, "batch source d_in"], mirror: Int[Tensor, "batch source"]) -> Float[Tensor, "batch source d_model"]:
+        """Return the states at each place, of both directions side by side."""
+        y = self.ahead(x)[0]
+        if self.back is None:
+            return y
+        turned = mirror[..., None]
+        return torch.cat([y, self.back(x.take_along_dim(turned, 1))[0].take_along_dim(turned, 1)], -1)
+
+    def ends(self, y: Float[Tensor, "batch source d_model"], mirror: Int[Tensor, "batch source"]) -> Float[Tensor, "batch d_model"]:
+        """Return the state of each direction where it ends: at the last token, and at the first."""
+        width, last = self.ahead.kernel.hidden_size, y.take_along_dim(mirror[:, :1, None], 1)[:, 0]
+        return torch.cat([last[:, :width], y[:, 0, width:]], -1)
+
+
+class RecurrentEncoder(nn.Module):
+    """Recurrent layers over the source, one upon the other, with dropout between them."""
+
+    def __init__(self, config: RecurrentSeq2Seq) -> None:
+        """Make the layers."""
+        super().__init__()
+        self.layers = cast(Sequence[EncoderLayer], nn.ModuleList(EncoderLayer(config, d_in) for d_in in config.encoder_inputs))
+        self.dropout = Dropout(config.dropout)
+
+    def forward(
+        self, x: Float[Tensor, "batch source d_embedding"], segments: Int[Tensor, "batch source"], taps: Scope | None = None
+    ) -> tuple[Float[Tensor, "batch source d_model"], list[Float[Tensor, "batch d_model"]]]:
+        """Read sources, one a row; return the last layer's states, and where each layer ends.
+
+        Args:
+            x: the embedded tokens.
+            segments: 1 for tokens, 0 for padding.
+            taps: observer.
+        """
+        mirror, ends = backwards(segments), []
+        for i, layer in enumerate(self.layers):
+            x = layer(self.dropout(x) if i else x, mirror)
+            x = tap(taps, f"layers.{i}.h", x)
+            ends.append(layer.ends(x, mirror))
+        return x, ends
+
+
+class RecurrentStack(nn.Module):
+    """Recurrent layers from left to right, one upon the other, with dropout between them (Zaremba et al. 2014, section 3.1)."""
+
+    def __init__(self, cell: AnyCell, inputs: Sequence[int], d_model: int, dropout: float) -> None:
+        """Make a layer for each of the widths ``inputs`` that are read."""
+        super().__init__()
+        self.layers = cast(Sequence[Recurrence], nn.ModuleList(Recurrence(cell, d_in, d_model) for d_in in inputs))
+        self.dropout = Dropout(dropout)
+
+    def run(
+        self, x: Float[Tensor, "rows length d_in"], states: Sequence[State | None], taps: Scope | None = None
+    ) -> tuple[Float[Tensor, "rows length d_model"], tuple[State, ...]]:
+        """Read whole rows; return the last layer's states at each place, and each layer's state at the end."""
+        after = []
+        for i, (layer, state) in enumerate(zip(self.layers, states, strict=True)):
+            x, end = layer(self.dropout(x) if i else x, state)
+            x = tap(taps, f"layers.{i}.h", x)
+            after.append(end)
+        return x, tuple(after)
+
+    def step(self, x: Float[Tensor, "rows d_in"], states: Sequence[State], taps: Scope | None = None) -> tuple[State, ...]:
+        """Read one place; return each layer's state behind it."""
+        after = []
+        for i, (layer, state) in enumerate(zip(self.layers, states, strict=True)):
+            h, *c = layer.step(self.dropout(x) if i else x, state)
+            x = h[:, None]
+            x = tap(taps, f"layers.{i}.h", x)
+            x = x[:, 0]
+            after.append((x, *c))
+        return tuple(after)
