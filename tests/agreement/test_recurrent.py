@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from transom.config.recurrent import RecurrentSeq2Seq
-from transom.inputs.batch import translation_batch
+from transom.config.recurrent import RecurrentDecoder, RecurrentSeq2Seq
+from transom.inputs.batch import LanguageBatch, Sequences, translation_batch
 from transom.layers.recurrent import RecurrentEncoder, RecurrentStack
 from transom.models.build import build_model
 
@@ -151,6 +151,25 @@ def test_logits_and_gradients_are_those_of_the_equations(kind: str, attention: A
     assert (ours - theirs).abs().max() <= 1e-10
     for name, found, expected in gradients:
         assert (found - expected).abs().max() <= 1e-10 * max(1, expected.abs().max().item()), name
+
+
+@pytest.mark.parametrize("widths", [{"tie": True}, {"tie": False, "d_embedding": 4}], ids=str)
+@pytest.mark.parametrize("kind", ["rnn", "lstm", "gru"])
+def test_a_language_model_is_its_equations(kind: str, widths: dict[str, Any]) -> None:
+    torch.manual_seed(1)
+    c = RecurrentDecoder.model_validate({"cell": kind, "d_model": 6, "n_layers": 3, "vocab_size": VOCAB, "dropout": 0.3} | widths)
+    model = build_model(c).double().eval()
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, std=0.7)
+    w, rows = dict(model.named_parameters(remove_duplicate=False)), [[2, 5, 8, 4, 3], [2, 7]]
+    text = Sequences.pad(rows)
+    ours = model(LanguageBatch(text, text.tokens, (0, 1)))
+    for row, found in zip(rows, ours, strict=True):
+        xs = [c.width_of_embedding**0.5 * w["embedding.tokens.weight"][token] for token in row]
+        for i in range(3):
+            xs = read(kind, w, f"decoder.layers.{i}.kernel", xs)
+        theirs = torch.stack([w["unembedding.weight"] @ x for x in xs])
+        assert (found[: len(row)] - theirs).abs().max() <= 1e-10
 
 
 @pytest.mark.parametrize("attention", ["none", "additive", "luong"])

@@ -6,6 +6,7 @@ import pytest
 
 import transom as package
 from tests.cli.conftest import TINY, Call, Trained, sets
+from tests.cli.test_language import TINY as TINY_TEXT
 from transom.cli.main import main
 from transom.inputs.datasets import load_data
 from transom.training.evaluation import exact_match
@@ -61,12 +62,27 @@ def test_a_resumed_run_goes_on(transom: Call, recurrent: Path, trained: Trained,
     assert "12" in transom("train", "translation", *files, *more, "--out", recurrent, "--resume", "--json").out
 
 
+def test_a_language_model_is_trained_asked_and_scored(transom: Call, tmp_path: Path) -> None:
+    text, run = tmp_path / "text", tmp_path / "run"
+    text.mkdir()
+    for i in range(25):
+        (text / f"{i}.txt").write_text(f"the sun of {i} is a sun\n")
+    model = "model={ kind = 'recurrent-decoder', d_model = 16, n_layers = 2, max_seq_len = 16 }"
+    short = [override for override in TINY_TEXT if not override.startswith("model.")]
+    assert transom("train", "text-bpe", "--text", text, *sets(model, *short), "--out", run, "--json").code == 0
+    card = (run / "README.md").read_text()
+    assert "A language model: a recurrent network" in card and "a decoder of 2 layers" in card and "cell lstm, width 16" in card
+    made = transom("generate", run, "the sun", "--seed", "3", "--precision", "fp32")
+    assert made.code == 0 and made.out.startswith("the sun")
+    assert transom("score", run, "--text", text / "1.txt", "--json").json["n_tokens"] > 1
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("attention", ["additive", "luong"])
 def test_it_learns_to_reverse(attention: str, tmp_path: Path) -> None:
     model = f"model={{ kind = 'recurrent-seq2seq', d_model = 64, max_seq_len = 32, attention = '{attention}' }}"
-    run = package.train("reverse", tmp_path / "run", overrides=[model, "training.max_steps=1500"])
+    run = package.train("reverse", tmp_path / "run", overrides=[model, "training.max_steps=600"])
     recipe, base = package.config.recipe.load_recipe("reverse")
     test = load_data(recipe.data, base).test
-    assert run.step == 1500 and test is not None
+    assert run.step == 600 and test is not None
     assert exact_match(package.load(tmp_path / "run").translate(test.source), test.target) > 0.98

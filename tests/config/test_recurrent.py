@@ -67,7 +67,14 @@ def test_the_two_recipes_of_multi30k_differ_in_their_model_only_and_are_of_one_s
     assert abs(ours_total - theirs_total) < 0.02 * theirs_total
 
 
-def test_a_published_size_by_hand() -> None:
+def test_the_two_recipes_of_shakespeare_differ_in_their_model_only_and_are_of_one_size() -> None:
+    ours, theirs = (load_recipe(f"shakespeare-{name}")[0] for name in ("lstm", "char"))
+    assert ours.model_copy(update={"model": theirs.model}) == theirs and ours.model.max_seq_len == theirs.model.max_seq_len
+    ours_total, theirs_total = (count_parameters(recipe.model.model_copy(update={"vocab_size": 69})).total for recipe in (ours, theirs))
+    assert abs(ours_total - theirs_total) < 0.02 * theirs_total
+
+
+def test_a_size_by_hand() -> None:
     """An LSTM has 4 (d (d_in + d) + 2 d) weights; the attention W, U, b and v; the maxout map T [s; y; c]."""
     c = RecurrentSeq2Seq(d_model=10, source_vocab_size=7, target_vocab_size=7)
     half, whole = 2 * 4 * (5 * 15 + 2 * 5), 4 * (10 * 30 + 2 * 10)

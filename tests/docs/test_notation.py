@@ -6,7 +6,7 @@ import re
 from tests.size import ROOT
 from transom.config.bricks import PLACEMENTS, MultiHead, RmsNorm
 from transom.config.model import Decoder, MaskedEncoder, Seq2Seq, TextClassifier, TextEmbedder
-from transom.config.recurrent import RecurrentSeq2Seq
+from transom.config.recurrent import RecurrentDecoder, RecurrentSeq2Seq
 from transom.inputs.special import NAMES
 from transom.inspection.names import sites
 
@@ -25,7 +25,7 @@ def names_in_first_column(title: str) -> set[str]:
 
 
 def test_sizes_are_the_schemas() -> None:
-    families = (Seq2Seq, Decoder, MaskedEncoder, TextClassifier, TextEmbedder, RecurrentSeq2Seq)
+    families = (Seq2Seq, Decoder, MaskedEncoder, TextClassifier, TextEmbedder, RecurrentSeq2Seq, RecurrentDecoder)
     fields = [field for family in families for field in family.model_fields.items()]
     numbers = {name for name, field in fields if isinstance(field.default, int | float) or field.default is None}
     assert names_in_first_column("Sizes") == numbers - {"scale_embeddings", "tie", "embedding_norm", "bidirectional"}

@@ -22,7 +22,7 @@ from transom.layers.feed_forward import build_feed_forward
 from transom.layers.norm import build_norm
 from transom.layers.position import build_position
 from transom.layers.recurrent import EncoderLayer, Recurrence, RecurrentEncoder, RecurrentStack, backwards
-from transom.layers.recurrent_decoder import AdditiveScore, DotScore, RecurrentDecoder, SourceAttention, build_recurrent_decoder
+from transom.layers.recurrent_decoder import AdditiveScore, DotScore, PlainDecoder, SourceAttention, build_recurrent_decoder
 from transom.layers.residual import PostNorm, PreNorm, Residual, Sandwich
 from transom.layers.sight import Sight, look
 from transom.layers.stack import Stack
@@ -72,7 +72,7 @@ def recurrent(**fields: Any) -> RecurrentSeq2Seq:
     return RecurrentSeq2Seq.model_validate({"d_model": D_MODEL, "n_encoder_layers": 2, "n_decoder_layers": 2, "dropout": 0.2} | fields)
 
 
-def decoded(layer: RecurrentDecoder, x: Tensor, memory: Tensor) -> Tensor:
+def decoded(layer: PlainDecoder, x: Tensor, memory: Tensor) -> Tensor:
     """Decode ``x`` from a source that is padded."""
     return layer(x, layer.begin([memory[:, 0], memory[:, 1]]), layer.keys(memory, SEGMENTS))[0]
 
@@ -140,6 +140,10 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], Call]] = {
         )
         for kind in CELLS
     },
+    "packed rows": (
+        lambda: RecurrentStack(recurrent().cell, [D_MODEL, 3], 3, 0.2),
+        lambda layer, x, memory: layer.read(x, torch.tensor([[1, 1, 2], [1, 2, 0]])),
+    ),
     "both ways": (lambda: EncoderLayer(recurrent(), D_MODEL), lambda layer, x, memory: layer(memory, backwards(SEGMENTS))),
     "recurrent encoder": (
         lambda: RecurrentEncoder(recurrent()),

@@ -98,23 +98,33 @@ def bricks() -> st.SearchStrategy[dict[str, Any]]:
     )
 
 
-def recurrent() -> st.SearchStrategy[dict[str, Any]]:
-    """Draw a recurrent network."""
-    return st.fixed_dictionaries(
+def recurrent(*kinds: str) -> st.SearchStrategy[dict[str, Any]]:
+    """Draw a recurrent network: an encoder-decoder or a language model, where no kind is named."""
+    shared = {
+        "max_seq_len": st.just(16),
+        "d_model": st.just(12),
+        "cell": st.sampled_from(["rnn", "lstm", "gru"]),
+        "dropout": st.sampled_from([0.0, 0.2]),
+    }
+    pairs = st.fixed_dictionaries(
         {
             "kind": st.just("recurrent-seq2seq"),
             "source_vocab_size": st.just(VOCAB),
             "target_vocab_size": st.just(VOCAB),
-            "max_seq_len": st.just(16),
-            "d_model": st.just(12),
             "n_encoder_layers": st.sampled_from([1, 2, 3]),
             "n_decoder_layers": st.sampled_from([1, 2, 3]),
             "bidirectional": st.booleans(),
-            "cell": st.sampled_from(["rnn", "lstm", "gru"]),
             "attention": SOURCE_ATTENTION,
-            "dropout": st.sampled_from([0.0, 0.2]),
         }
-    ).flatmap(lambda drawn: st.sampled_from([drawn | widths for widths in WIDTHS]))
+        | shared
+    )
+    text = st.fixed_dictionaries(
+        {"kind": st.just("recurrent-decoder"), "vocab_size": st.just(VOCAB), "n_layers": st.sampled_from([1, 2, 3])} | shared
+    )
+    tied = st.tuples(pairs, st.sampled_from(WIDTHS)) | st.tuples(
+        text, st.sampled_from([{**each, "tie": each["tie"] != "none"} for each in WIDTHS])
+    )
+    return tied.map(lambda drawn: drawn[0] | drawn[1]).filter(lambda fields: not kinds or fields["kind"] in kinds)
 
 
 def combinations(families: list[dict[str, Any]] = FAMILIES) -> st.SearchStrategy[dict[str, Any]]:

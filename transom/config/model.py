@@ -6,7 +6,7 @@ from pydantic import Field, model_validator
 
 from transom.config.architecture import PLACEMENT, Fraction, Placement, TextNetwork, Transformer, TwoSided
 from transom.config.bricks import FeedForward, FeedForwardNetwork, Gated, Learned, Norm, Position, RmsNorm, Rotary, Sinusoidal
-from transom.config.recurrent import RecurrentSeq2Seq
+from transom.config.recurrent import RecurrentDecoder, RecurrentSeq2Seq
 
 MAX_POSITION_TABLE = 2**28
 """Most numbers in a table of positions; no file vouches for its size, as weights do for the other sizes."""
@@ -99,5 +99,7 @@ class TextEmbedder(Encoder):
     temperature: float = Field(0.05, gt=0, le=10, description="cosines are divided by it before their softmax (Gao et al. 2021, eq. 1)")
 
 
-Model = Annotated[Seq2Seq | RecurrentSeq2Seq | Decoder | MaskedEncoder | TextClassifier | TextEmbedder, Field(discriminator="kind")]
+Model = Annotated[
+    Seq2Seq | RecurrentSeq2Seq | Decoder | RecurrentDecoder | MaskedEncoder | TextClassifier | TextEmbedder, Field(discriminator="kind")
+]
 """Any family's schema, told apart by ``kind``."""

@@ -216,3 +216,25 @@ class RecurrentSeq2Seq(Recurrent, TwoSided):
         if self.bidirectional and self.d_model % 2:
             raise ValueError(f"expected an even d_model for the halves of a bidirectional encoder, found {self.d_model}")
         return self
+
+
+class RecurrentDecoder(Recurrent):
+    """A recurrent language model (Mikolov et al. 2010; of LSTMs with dropout between layers, Zaremba et al. 2014)."""
+
+    VOCABULARIES: ClassVar[tuple[str, ...]] = ("vocab_size",)
+
+    kind: Literal["recurrent-decoder"] = "recurrent-decoder"
+    n_layers: int = Field(2, ge=1, le=1000, description="layers")
+    vocab_size: int | None = Field(None, ge=1, description="rows of the embedding; set from the tokenizer")
+    tie: bool = Field(True, description="share one matrix between the embedding and the output map")
+
+    @property
+    def inputs(self) -> list[int]:
+        """What each layer reads, in columns."""
+        return [self.width_of_embedding] + [self.d_model] * (self.n_layers - 1)
+
+    @model_validator(mode="after")
+    def _widths_fit(self) -> Self:
+        if self.tie:
+            self.refuse_unequal_widths()
+        return self

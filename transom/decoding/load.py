@@ -17,9 +17,8 @@ from transom.decoding.translator import Translator
 from transom.errors import CheckpointError, ConfigError
 from transom.inputs.tokenizer import Tokenizers
 from transom.models.build import build_empty
-from transom.models.decoder import DecoderTransformer
 from transom.models.encoder import MaskedEncoderTransformer, TextClassifierTransformer, TextEmbedderTransformer
-from transom.models.network import Seq2SeqNetwork
+from transom.models.network import LanguageNetwork, Seq2SeqNetwork
 from transom.planning.precision import choose_precision
 from transom.weights.run_folder import CONFIG, RECIPE, TOKENIZER, RunFolder
 
@@ -54,7 +53,7 @@ def load(folder: str | Path, precision: PrecisionName = "auto") -> Answer:
     prepare(model, chosen.dtype, device)
     settings = load_recipe(run.path / RECIPE)[0].decoding if (run.path / RECIPE).exists() else None
     match model, settings:
-        case DecoderTransformer(), Sampling() | None:
+        case LanguageNetwork(), Sampling() | None:
             return Generator(model, tokenizers.source, settings, chosen, searcher_of(model))
         case Seq2SeqNetwork(), Decoding() | None:
             return Translator(model, tokenizers, settings, chosen, searcher_of(model))

@@ -6,7 +6,7 @@ from transom.config.architecture import Transformer, TwoSided
 from transom.config.data import LabelledFiles, PairFiles, TextFiles
 from transom.config.model import Decoder, Encoder, TextTransformer
 from transom.config.recipe import Recipe, TextRecipe, TranslationRecipe
-from transom.config.recurrent import Luong, Recurrent, RecurrentSeq2Seq
+from transom.config.recurrent import Luong, Recurrent, RecurrentDecoder, RecurrentSeq2Seq
 from transom.inspection.figures import whole
 
 
@@ -16,6 +16,7 @@ def family(recipe: Recipe) -> str:
         "seq2seq": "an encoder-decoder Transformer",
         "recurrent-seq2seq": "a recurrent encoder-decoder",
         "decoder": "a decoder-only Transformer",
+        "recurrent-decoder": "a recurrent network",
         "encoder": "an encoder-only Transformer for masked tokens",
         "text-classifier": "an encoder-only Transformer for classes of texts",
         "text-embedder": "an encoder-only Transformer for vectors of texts",
@@ -32,7 +33,7 @@ def layers(recipe: Recipe) -> str:
     match recipe.model:
         case TwoSided(n_encoder_layers=n_encoder, n_decoder_layers=n_decoder):
             return f"an encoder of {_layers(n_encoder)}, a decoder of {_layers(n_decoder)}"
-        case Decoder(n_layers=n):
+        case Decoder(n_layers=n) | RecurrentDecoder(n_layers=n):
             return f"a decoder of {_layers(n)}"
         case Encoder(n_layers=n):
             return f"an encoder of {_layers(n)}"

@@ -1,11 +1,13 @@
 """Recurrent layers: cells over PyTorch's kernels, an encoder that reads both ways, and a stack that can be run or taken step by step."""
 
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn import functional as F
 
 from transom.config.recurrent import AnyCell, RecurrentSeq2Seq
 from transom.layers.dropout import Dropout
@@ -19,6 +21,18 @@ KERNELS: dict[str, Any] = {"rnn": nn.RNN, "lstm": nn.LSTM, "gru": nn.GRU}
 
 STEPS: dict[str, Any] = {"rnn": torch.rnn_tanh_cell, "lstm": torch.lstm_cell, "gru": torch.gru_cell}
 """One step, by the same weights."""
+
+
+class Group(NamedTuple):
+    """Sequences of like length out of packed rows.
+
+    Attributes:
+        places: of each token in the flattened rows; behind a sequence's end its first place again.
+        real: True where there is a token.
+    """
+
+    places: Int[Tensor, "rows length"]
+    real: Bool[Tensor, "rows length"]
 
 
 class Recurrence(nn.Module):
@@ -45,6 +59,18 @@ class Recurrence(nn.Module):
         y, after = self.kernel(x, before if self.n_states > 1 else before[0])
         return y, tuple(each[0] for each in (after if self.n_states > 1 else (after,)))
 
+    def read(self, x: Float[Tensor, "batch length d_in"], groups: Sequence[Group]) -> Float[Tensor, "batch length d_out"]:
+        """Read packed rows, each sequence from zeros, group by group; return the states at each place, zeros in padding."""
+        flat, n = x.flatten(0, 1), x.shape[0] * x.shape[1]
+        states, order = [x.new_zeros(1, self.kernel.hidden_size)], [torch.zeros(1, dtype=torch.long, device=x.device)]
+        for places, real in groups:
+            y = self(flat.index_select(0, places.flatten()).view(*places.shape, -1))[0]
+            states.append(y.flatten(0, 1).index_select(0, real.flatten().nonzero()[:, 0]))
+            order.append(places[real])
+        back = torch.zeros(n, dtype=torch.long, device=x.device)
+        back[torch.cat(order[1:])] = torch.arange(1, sum(map(len, order)), device=x.device)
+        return torch.cat([part.to(states[-1].dtype) for part in states]).index_select(0, back).view(*x.shape[:2], -1)
+
     def step(self, x: Float[Tensor, "rows d_in"], state: State) -> State:
         """Read one place."""
         after = self._step(x, state if self.n_states > 1 else state[0], *self.kernel.all_weights[0])
@@ -64,6 +90,29 @@ def backwards(segments: Int[Tensor, "batch length"]) -> Int[Tensor, "batch lengt
     places = torch.arange(segments.shape[1], device=segments.device)[None]
     mirrored = (segments > 0).sum(1, keepdim=True) - 1 - places
     return torch.where(mirrored < 0, places, mirrored)
+
+
+def groups_of(segments: Int[Tensor, "batch length"]) -> list[Group] | None:
+    """Take packed rows apart, so that no sequence reads another's state; None where each row is one sequence without padding.
+
+    A group's longest sequence has less than twice the tokens of its shortest, so that less than half of what is read is padding. Where
+    there are no values but only shapes, rows count as whole.
+
+    >>> [group.places.tolist() for group in groups_of(torch.tensor([[1, 1, 2, 3, 3], [1, 1, 1, 1, 0]]))]
+    [[[2]], [[0, 1], [3, 4]], [[5, 6, 7, 8]]]
+    """
+    if isinstance(segments, FakeTensor) or bool((segments == 1).all()):
+        return None
+    begins = ((segments > 0) & (segments != F.pad(segments, (1, 0))[:, :-1])).flatten()
+    lengths = torch.bincount((begins.cumsum(0) - 1)[segments.flatten() > 0])
+    firsts, magnitudes = begins.nonzero()[:, 0], lengths.double().log2().floor()
+    groups = []
+    for magnitude in magnitudes.unique():
+        chosen = magnitudes == magnitude
+        steps = torch.arange(int(lengths[chosen].max()), device=segments.device)
+        real = steps < lengths[chosen][:, None]
+        groups.append(Group(firsts[chosen][:, None] + steps.where(real, 0), real))
+    return groups
 
 
 class EncoderLayer(nn.Module):
@@ -139,6 +188,17 @@ class RecurrentStack(nn.Module):
             x = tap(taps, f"layers.{i}.h", x)
             after.append(end)
         return x, tuple(after)
+
+    def read(
+        self, x: Float[Tensor, "batch length d_in"], segments: Int[Tensor, "batch length"], taps: Scope | None = None
+    ) -> Float[Tensor, "batch length d_model"]:
+        """Read rows of one or more sequences, each from a state of zeros; return the last layer's states, zeros in padding."""
+        groups = groups_of(segments)
+        for i, layer in enumerate(self.layers):
+            x = self.dropout(x) if i else x
+            x = layer(x)[0] if groups is None else layer.read(x, groups)
+            x = tap(taps, f"layers.{i}.h", x)
+        return x
 
     def step(self, x: Float[Tensor, "rows d_in"], states: Sequence[State], taps: Scope | None = None) -> tuple[State, ...]:
         """Read one place; return each layer's state behind it."""

@@ -120,7 +120,7 @@ class DecoderState(NamedTuple):
         return DecoderState(layers, None if self.fed is None else self.fed[rows])
 
 
-class RecurrentDecoder(RecurrentStack):
+class PlainDecoder(RecurrentStack):
     """A decoder that sees nothing of the source but the state that it starts from (Sutskever et al. 2014)."""
 
     def __init__(self, config: RecurrentSeq2Seq) -> None:
@@ -160,7 +160,7 @@ class RecurrentDecoder(RecurrentStack):
         return self.dropout(h), DecoderState(layers)
 
 
-class LuongDecoder(RecurrentDecoder):
+class LuongDecoder(PlainDecoder):
     """A recurrence, then attention over the source by its states: h~_t = tanh(W_c [c_t; h_t]) (Luong et al. 2015, eq. 5)."""
 
     def __init__(self, config: RecurrentSeq2Seq) -> None:
@@ -181,7 +181,7 @@ class LuongDecoder(RecurrentDecoder):
     def forward(
         self, y: Float[Tensor, "rows new d_embedding"], state: DecoderState, source: SourceKeys | None, taps: Scope | None = None
     ) -> tuple[Float[Tensor, "rows new d_model"], DecoderState]:
-        """Run the recurrence over all tokens, then attend; arguments as in ``RecurrentDecoder``."""
+        """Run the recurrence over all tokens, then attend; arguments as in ``PlainDecoder``."""
         h, layers = self.run(y, state.layers, taps)
         return self.attentional(h, source, taps), DecoderState(layers)
 
@@ -204,7 +204,7 @@ class InputFeedingDecoder(LuongDecoder):
     def forward(
         self, y: Float[Tensor, "rows new d_embedding"], state: DecoderState, source: SourceKeys | None, taps: Scope | None = None
     ) -> tuple[Float[Tensor, "rows new d_model"], DecoderState]:
-        """Take a step a token; arguments as in ``RecurrentDecoder``."""
+        """Take a step a token; arguments as in ``PlainDecoder``."""
         (layers, fed), vectors = state, list[Tensor]()
         taps = unrolled(taps, y.shape[1])
         for token in y.unbind(1):
@@ -215,7 +215,7 @@ class InputFeedingDecoder(LuongDecoder):
         return torch.stack(vectors, 1), DecoderState(layers, fed)
 
 
-class AdditiveDecoder(RecurrentDecoder):
+class AdditiveDecoder(PlainDecoder):
     """A decoder each of whose steps begins with attention over the source by the state before it (Bahdanau et al. 2015, eq. 4 to 6)."""
 
     def __init__(self, config: RecurrentSeq2Seq) -> None:
@@ -235,7 +235,7 @@ class AdditiveDecoder(RecurrentDecoder):
     def forward(
         self, y: Float[Tensor, "rows new d_embedding"], state: DecoderState, source: SourceKeys | None, taps: Scope | None = None
     ) -> tuple[Float[Tensor, "rows new d_model"], DecoderState]:
-        """Take a step a token; arguments as in ``RecurrentDecoder``."""
+        """Take a step a token; arguments as in ``PlainDecoder``."""
         assert source is not None
         layers, contexts, states = state.layers, list[Tensor](), list[Tensor]()
         taps = unrolled(taps, y.shape[1])
@@ -249,7 +249,7 @@ class AdditiveDecoder(RecurrentDecoder):
         return self.dropout(t), DecoderState(layers)
 
 
-def build_recurrent_decoder(config: RecurrentSeq2Seq) -> RecurrentDecoder:
+def build_recurrent_decoder(config: RecurrentSeq2Seq) -> PlainDecoder:
     """Build the decoder that a configuration describes."""
     match config.attention:
         case Additive():
@@ -259,7 +259,7 @@ def build_recurrent_decoder(config: RecurrentSeq2Seq) -> RecurrentDecoder:
         case Luong():
             return LuongDecoder(config)
         case _:
-            return RecurrentDecoder(config)
+            return PlainDecoder(config)
 
 
 class RecurrentCache:

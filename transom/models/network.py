@@ -6,7 +6,7 @@ from typing import Any, Protocol, runtime_checkable
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from transom.config.architecture import Architecture, TwoSided
+from transom.config.architecture import Architecture, TextNetwork, TwoSided
 from transom.layers.sight import Sight
 from transom.layers.tap import Scope
 
@@ -21,6 +21,14 @@ class Sequences(Protocol):
     def positions(self) -> Int[Tensor, "#batch length"]: ...
     @property
     def segments(self) -> Int[Tensor, "batch length"]: ...
+
+
+@runtime_checkable
+class TextBatch(Protocol):
+    """What a language model reads of a batch: the text, from its start symbol on."""
+
+    @property
+    def target(self) -> Sequences: ...
 
 
 @runtime_checkable
@@ -66,14 +74,14 @@ class Network(nn.Module, ABC):
         return self.unembedding(self.hidden(batch, taps))
 
 
-class Seq2SeqNetwork(Network):
-    """A network that reads a source and writes a target, a token at a time; a search asks ``encode``, ``start`` and ``step``."""
+class Writer(Network):
+    """A network that writes a text a token at a time: what a search asks of it."""
 
-    config: TwoSided
+    config: TextNetwork
 
     @abstractmethod
-    def encode(self, source: Sequences, taps: Scope | None = None) -> Any:
-        """Read the sources."""
+    def encode(self, source: Sequences) -> Any:
+        """Read the sources, or take the prompts."""
 
     @abstractmethod
     def start(self, memory: Any, n_beams: int, max_length: int) -> Any:
@@ -82,3 +90,13 @@ class Seq2SeqNetwork(Network):
     @abstractmethod
     def step(self, tokens: Int[Tensor, "rows new"], cache: Any) -> Float[Tensor, "rows new vocab"]:
         """Read the rows' next tokens; return the logits of what follows each."""
+
+
+class Seq2SeqNetwork(Writer):
+    """A network of any kind that reads a source and writes a target."""
+
+    config: TwoSided
+
+
+class LanguageNetwork(Writer):
+    """A network of any kind that goes on with a text."""

@@ -1,4 +1,4 @@
-"""The recurrent encoder-decoder of 2014 to 2016: a source sentence in, a target sentence out, a token at a time."""
+"""Recurrent networks, which the Transformer took the place of: the encoder-decoder of 2014 to 2016, and language models."""
 
 from typing import NamedTuple
 
@@ -6,15 +6,16 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from transom.config.recurrent import RecurrentSeq2Seq
+from transom.config.recurrent import RecurrentDecoder, RecurrentSeq2Seq
 from transom.layers import mask as masks
+from transom.layers.dropout import Dropout
 from transom.layers.embedding import Embedding
 from transom.layers.position import Position
-from transom.layers.recurrent import RecurrentEncoder
-from transom.layers.recurrent_decoder import RecurrentCache, build_recurrent_decoder
+from transom.layers.recurrent import RecurrentEncoder, RecurrentStack
+from transom.layers.recurrent_decoder import DecoderState, RecurrentCache, build_recurrent_decoder
 from transom.layers.sight import Sight
 from transom.layers.tap import Scope, scope
-from transom.models.network import PairBatch, Seq2SeqNetwork, Sequences
+from transom.models.network import LanguageNetwork, PairBatch, Seq2SeqNetwork, Sequences, TextBatch
 
 
 class RecurrentMemory(NamedTuple):
@@ -85,6 +86,63 @@ class RecurrentEncoderDecoder(Seq2SeqNetwork):
 
     def step(self, tokens: Int[Tensor, "rows new"], cache: RecurrentCache) -> Float[Tensor, "rows new vocab"]:
         """Read the next target tokens of each row and return the logits of what follows each."""
-        y = self.target_embedding(tokens, torch.arange(tokens.shape[1], device=tokens.device)[None])  # no position is told
+        y = self.target_embedding(tokens, _unsaid(tokens))
         x, cache.state = self.decoder(y, cache.state, cache.source)
         return self.unembedding(x)
+
+
+class RecurrentLanguageModel(LanguageNetwork):
+    """A recurrent language model (Zaremba et al. 2014): p(y) = prod_t p(y_t | y_<t), each sequence of a row from a state of zeros."""
+
+    config: RecurrentDecoder
+
+    def __init__(self, config: RecurrentDecoder) -> None:
+        """Build from a configuration whose vocabulary size is known."""
+        super().__init__()
+        assert config.vocab_size, "the vocabulary size comes from the tokenizer"
+        self.config = config
+        tokens = nn.Embedding(config.vocab_size, config.width_of_embedding)
+        self.embedding = Embedding(tokens, Position(config, causal=True), True, config.dropout)
+        self.decoder = RecurrentStack(config.cell, config.inputs, config.d_model, config.dropout)
+        self.dropout = Dropout(config.dropout)
+        self.unembedding = nn.Linear(config.d_model, config.vocab_size, bias=False)
+        if config.tie:
+            self.unembedding.weight = tokens.weight
+
+    def hidden(self, batch: TextBatch, taps: Scope | None = None) -> Float[Tensor, "batch target d_model"]:
+        """Return the last layer's states, of which the logits are a linear map."""
+        text = batch.target
+        x = self.embedding(text.tokens, text.positions, scope(taps, "embedding"))
+        return self.dropout(self.decoder.read(x, text.segments, scope(taps, "decoder")))
+
+    def sight(self, attention: str, batch: TextBatch) -> Sight:
+        """Refuse: there is no attention in it."""
+        raise AssertionError(f"a recurrent language model has no {attention}")
+
+    def encode(self, source: Sequences) -> Sequences:
+        """Take the prompts as they are: ``start`` reads them."""
+        return source
+
+    def start(self, memory: Sequences, n_beams: int, max_length: int) -> RecurrentCache:
+        """Prepare step-by-step decoding: read all but the last token of each prompt, which the first step reads.
+
+        Args:
+            memory: prompts of one length, the start symbol first, nothing padded.
+            n_beams: rows a prompt; row ``prompt * n_beams + beam``.
+            max_length: most new tokens; a state has the same size however many there are.
+        """
+        read = memory.tokens[:, :-1].repeat_interleave(n_beams, 0)
+        x = self.embedding(read, _unsaid(read))
+        states = tuple(layer.zeros(x) for layer in self.decoder.layers)
+        return RecurrentCache(DecoderState(self.decoder.run(x, states)[1] if read.shape[1] else states))
+
+    def step(self, tokens: Int[Tensor, "rows new"], cache: RecurrentCache) -> Float[Tensor, "rows new vocab"]:
+        """Read the next tokens of each row and return the logits of what follows each."""
+        x, layers = self.decoder.run(self.embedding(tokens, _unsaid(tokens)), cache.state.layers)
+        cache.state = DecoderState(layers)
+        return self.unembedding(x)
+
+
+def _unsaid(tokens: Int[Tensor, "rows new"]) -> Int[Tensor, "1 new"]:
+    """Give positions to an embedding that adds nothing for them: order is what a recurrence is."""
+    return torch.arange(tokens.shape[1], device=tokens.device)[None]

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from transom.config.architecture import Architecture, Transformer
 from transom.config.model import Decoder, Encoder, MaskedEncoder, Seq2Seq, TextClassifier, TextEmbedder
-from transom.config.recurrent import RecurrentSeq2Seq
+from transom.config.recurrent import RecurrentDecoder, RecurrentSeq2Seq
 
 
 @dataclass(frozen=True)
@@ -51,6 +51,8 @@ def count_flops(config: Architecture, batch: int, source: int, target: int) -> F
         parts["decoder.ff"] = n_layers * feed_forward * n_target
     if isinstance(c, RecurrentSeq2Seq):
         parts |= _recurrent(c, batch, source, target)
+    if isinstance(c, RecurrentDecoder):
+        parts["decoder.layers"] = 2 * n_target * sum(c.cell.weights(d_in, c.d_model) for d_in in c.inputs)
     if isinstance(c, MaskedEncoder):
         parts["transform"] = 2 * c.d_model**2 * n_source
     if isinstance(c, TextClassifier):

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from transom.config.architecture import Architecture, Transformer
 from transom.config.bricks import PLACEMENTS
 from transom.config.model import Decoder, Encoder, MaskedEncoder, Seq2Seq, TextClassifier
-from transom.config.recurrent import Recurrent, RecurrentSeq2Seq
+from transom.config.recurrent import Recurrent, RecurrentDecoder, RecurrentSeq2Seq
 
 
 @dataclass(frozen=True)
@@ -54,6 +54,10 @@ def count_parameters(config: Architecture) -> Parameters:
             parts["target_embedding"] = table(c.target_vocab_size)
             parts["unembedding"] = (c.tie == "none") * (c.target_vocab_size or 0) * c.d_model
             parts |= _recurrent(c)
+        case RecurrentDecoder():
+            parts["embedding"] = table(c.vocab_size)
+            parts["unembedding"] = (not c.tie) * (c.vocab_size or 0) * c.d_model
+            parts["decoder.layers"] = sum(c.cell.parameters(d_in, c.d_model) for d_in in c.inputs)
         case Decoder():
             parts["embedding"] = table(c.vocab_size) + position
             parts["unembedding"] = (not c.tie) * table(c.vocab_size)
