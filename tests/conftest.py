@@ -21,7 +21,7 @@ SECONDS = {
     "doctests": 30,
     "inputs": 120,
     "inspection": 90,
-    "layers": 60,
+    "layers": 75,
     "models": 90,
     "parallel": 40,
     "planning": 60,

@@ -1,30 +1,31 @@
 """Small encoder-decoders with random weights, and the slow way to ask them for probabilities."""
 
 import torch
+from pydantic import TypeAdapter
 
 from tests.decoding.tables import SOS, Prefix
+from transom.config.architecture import TwoSided
 from transom.config.data import PairTokenizer as TokenizerConfig
-from transom.config.model import Seq2Seq
+from transom.config.model import Model
 from transom.inputs.batch import Sequences, TranslationBatch
 from transom.inputs.tokenizer import Tokenizer, Tokenizers
 from transom.models.build import build_model
-from transom.models.seq2seq import Seq2SeqTransformer
+from transom.models.network import Seq2SeqNetwork
 
 LETTERS = "abcdefgh .!?\n"
 
 
-def tiny_model(
-    vocab: int, seed: int = 1, dtype: torch.dtype = torch.float64, max_seq_len: int = 24, **fields: object
-) -> Seq2SeqTransformer:
+def tiny_model(vocab: int, seed: int = 1, dtype: torch.dtype = torch.float64, max_seq_len: int = 24, **fields: object) -> Seq2SeqNetwork:
     """Build a model whose answers vary with its input: untied, with weights larger than a fresh model's."""
-    size = {"d_model": 16, "n_heads": 4, "d_ff": 24, "n_encoder_layers": 2, "n_decoder_layers": 2, "tie": "none"}
+    size = {"d_model": 16, "n_encoder_layers": 2, "n_decoder_layers": 2, "tie": "none", "max_seq_len": max_seq_len}
+    own = {} if "kind" in fields else {"kind": "seq2seq", "n_heads": 4, "d_ff": 24}
     torch.manual_seed(seed)
-    config = Seq2Seq(**{**size, "max_seq_len": max_seq_len, "source_vocab_size": vocab, "target_vocab_size": vocab, **fields})  # type: ignore[arg-type]
+    config: TwoSided = TypeAdapter(Model).validate_python(size | {"source_vocab_size": vocab, "target_vocab_size": vocab} | own | fields)
     model = build_model(config)
-    assert isinstance(model, Seq2SeqTransformer)
+    assert isinstance(model, Seq2SeqNetwork)
     with torch.no_grad():
-        for block in (*model.encoder.blocks, *model.decoder.blocks):
-            for matrix in (p for p in block.parameters() if p.dim() == 2):
+        for stack in (model.get_submodule("encoder"), model.get_submodule("decoder")):
+            for matrix in (p for p in stack.parameters() if p.dim() == 2):
                 matrix *= 2
         model.unembedding.weight.normal_(std=0.5)
     return model.to(dtype).eval()
@@ -38,7 +39,7 @@ def letter_tokenizers(letters: str = LETTERS) -> Tokenizers:
 class Uncached:
     """A model asked for one prefix at a time, alone, unpadded, without a cache."""
 
-    def __init__(self, model: Seq2SeqTransformer) -> None:
+    def __init__(self, model: Seq2SeqNetwork) -> None:
         self.model, self.n_symbols = model, model.unembedding.out_features
 
     @torch.inference_mode()

@@ -7,30 +7,32 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import TypeAdapter
 
 from tests.decoding.models import LETTERS, letter_tokenizers
 from transom.config.decoding import Sampling
-from transom.config.model import Decoder
+from transom.config.model import Model
 from transom.decoding.answers import bits_per_byte, perplexity
 from transom.decoding.generator import Generator, _sure
 from transom.errors import ConfigError, DataError
 from transom.inputs.batch import LanguageBatch, Sequences
 from transom.inputs.special import EOS, PAD, SOS, UNK
 from transom.models.build import build_model
-from transom.models.decoder import DecoderTransformer
+from transom.models.network import LanguageNetwork
 
 TOKENIZER = letter_tokenizers().source
 MOST = 24
 
 
-def tiny_decoder(seed: int = 1, **fields: Any) -> DecoderTransformer:
+def tiny_decoder(seed: int = 1, **fields: Any) -> LanguageNetwork:
     """Build a language model of letters with weights larger than a fresh model's, so that its answers vary."""
     torch.manual_seed(seed)
-    size = {"d_model": 16, "n_heads": 4, "d_ff": 24, "n_layers": 2, "max_seq_len": MOST, "vocab_size": TOKENIZER.vocab_size, "tie": False}
-    model = build_model(Decoder.model_validate(size | fields))
-    assert isinstance(model, DecoderTransformer)
+    size = {"d_model": 16, "n_layers": 2, "max_seq_len": MOST, "vocab_size": TOKENIZER.vocab_size, "tie": False}
+    own = {} if "kind" in fields else {"kind": "decoder", "n_heads": 4, "d_ff": 24}
+    model = build_model(TypeAdapter(Model).validate_python(size | own | fields))
+    assert isinstance(model, LanguageNetwork)
     with torch.no_grad():
-        for matrix in (p for p in model.decoder.parameters() if p.dim() == 2):
+        for matrix in (p for p in model.get_submodule("decoder").parameters() if p.dim() == 2):
             matrix *= 2
         model.unembedding.weight.normal_(std=0.5)
     return model.double().eval()
@@ -42,7 +44,7 @@ PROMPTS = ["abc", "", "hgfe d", "abc", "c"]
 
 
 @torch.inference_mode()
-def greedily(model: DecoderTransformer, prompt: str, n: int) -> str:
+def greedily(model: LanguageNetwork, prompt: str, n: int) -> str:
     """Go on by whole passes over the text so far."""
     tokens = [EOS, *TOKENIZER.encode(prompt)]
     new: list[int] = []
@@ -58,7 +60,15 @@ def greedily(model: DecoderTransformer, prompt: str, n: int) -> str:
 
 
 @pytest.mark.parametrize(
-    "fields", [{}, {"position": "learned", "norm": "layernorm"}, {"position": "alibi", "n_kv_heads": 1}, {"norm_placement": "parallel"}]
+    "fields",
+    [
+        {},
+        {"position": "learned", "norm": "layernorm"},
+        {"position": "alibi", "n_kv_heads": 1},
+        {"norm_placement": "parallel"},
+        {"kind": "recurrent-decoder", "cell": "lstm"},
+        {"kind": "recurrent-decoder", "cell": "gru"},
+    ],
 )
 def test_temperature_zero_is_the_likeliest_token_each_time(fields: dict[str, Any]) -> None:
     model = tiny_decoder(3, **fields)

@@ -17,14 +17,21 @@ from transom.decoding.limits import Limits
 from transom.decoding.loop import search
 from transom.decoding.roles import Strategy
 from transom.inputs.batch import Sequences
-from transom.models.seq2seq import Seq2SeqTransformer
+from transom.models.network import Seq2SeqNetwork
 
 VOCAB = 9
-MODELS = [{}, {"norm_placement": "pre"}, {"d_head": 3, "d_value": 5}, {"attention": {"output": False}}]
+MODELS: list[dict[str, object]] = [
+    {},
+    {"norm_placement": "pre"},
+    {"d_head": 3, "d_value": 5},
+    {"attention": {"output": False}},
+    *({"kind": "recurrent-seq2seq", "cell": "lstm", "attention": attention} for attention in ("none", "additive", "luong")),
+    {"kind": "recurrent-seq2seq", "cell": "gru", "attention": {"kind": "luong", "input_feeding": False}},
+]
 SOURCES = [[3, 4, 5, 6, 2], [7, 2], [8, 8, 3, 2], [5, 2], [4, 6, 7, 8, 3, 3, 2]]
 
 
-def run(model: Seq2SeqTransformer, strategy: Strategy, sources: list[list[int]], longest: int = 7) -> list[list[Hypothesis]]:
+def run(model: Seq2SeqNetwork, strategy: Strategy, sources: list[list[int]], longest: int = 7) -> list[list[Hypothesis]]:
     limits = Limits(torch.zeros(len(sources), dtype=torch.long), torch.tensor([longest - i % 2 for i in range(len(sources))]))
     return search(model, Sequences.pad(sources), strategy, limits, SOS, EOS, [Forbid(torch.tensor(FORBIDDEN))])
 

@@ -5,9 +5,10 @@ from typing import get_args
 from tests.size import ROOT
 from transom.config.brick import schemas
 from transom.config.bricks import PLACEMENTS
-from transom.config.catalogue import TITLES, catalogue
+from transom.config.catalogue import RECURRENT_TITLES, TITLES, catalogue
 from transom.config.model import TextTransformer
 from transom.config.recipe import TASKS
+from transom.config.recurrent import RecurrentSeq2Seq
 from transom.config.reference import reference
 from transom.config.vision import VisionTransformer
 
@@ -23,6 +24,8 @@ def test_every_brick_of_a_block_is_in_the_catalogue() -> None:
         name for model in (TextTransformer, VisionTransformer) for name, field in model.model_fields.items() if schemas(field.annotation)
     }
     assert set(TITLES) == {*fields, "stem.attention"}
+    recurrent = {name for name, field in RecurrentSeq2Seq.model_fields.items() if schemas(field.annotation)}
+    assert set(RECURRENT_TITLES) == recurrent
 
 
 def test_the_page_has_every_part_and_its_bounds() -> None:

@@ -7,6 +7,7 @@ from tests.size import ROOT
 from transom.config.bricks import PLACEMENTS, MultiHead, RmsNorm
 from transom.config.mixture import Mixture
 from transom.config.model import Decoder, MaskedEncoder, Seq2Seq, TextClassifier, TextEmbedder
+from transom.config.recurrent import RecurrentDecoder, RecurrentSeq2Seq
 from transom.config.vision import ConvolutionalNetwork, VisionTransformer
 from transom.inputs.special import NAMES
 from transom.inspection.names import sites
@@ -26,10 +27,11 @@ def names_in_first_column(title: str) -> set[str]:
 
 
 def test_sizes_are_the_schemas() -> None:
-    families = (Seq2Seq, Decoder, MaskedEncoder, TextClassifier, TextEmbedder, VisionTransformer, ConvolutionalNetwork)
+    of_text = (Seq2Seq, Decoder, MaskedEncoder, TextClassifier, TextEmbedder, RecurrentSeq2Seq, RecurrentDecoder)
+    families = (*of_text, VisionTransformer, ConvolutionalNetwork)
     fields = [field for family in families for field in family.model_fields.items()]
     numbers = {name for name, field in fields if isinstance(field.default, int | float) or field.default is None}
-    assert names_in_first_column("Sizes") == numbers - {"scale_embeddings", "tie", "embedding_norm"}
+    assert names_in_first_column("Sizes") == numbers - {"scale_embeddings", "tie", "embedding_norm", "bidirectional"}
 
 
 def test_axes_of_models_and_layers_are_on_the_page() -> None:
@@ -65,6 +67,12 @@ def test_every_site_is_on_the_page_and_no_other() -> None:
             {"feed_forward": Mixture(n_shared=1)},
         )
         for site in sites(config.model_copy(update=changes))
+    } | {
+        site.address.replace(".0.", ".N.")
+        for attention in ("additive", "luong")
+        for site in sites(
+            RecurrentSeq2Seq.model_validate({"d_model": 8, "source_vocab_size": 5, "target_vocab_size": 5, "attention": attention})
+        )
     }
     named = set()
     for row in section("Sites").splitlines():

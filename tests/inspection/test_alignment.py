@@ -4,6 +4,7 @@ from torch import nn
 
 from transom.config.data import PairTokenizer as TokenizerConfig
 from transom.config.model import Seq2Seq
+from transom.config.recurrent import RecurrentSeq2Seq
 from transom.errors import ConfigError, DataError
 from transom.inputs.pairs import Pairs
 from transom.inputs.tokenizer import Tokenizers
@@ -19,6 +20,14 @@ def tiny(tokenizers: Tokenizers, **fields: int) -> nn.Module:
     vocabulary = {"source_vocab_size": tokenizers.source.vocab_size, "target_vocab_size": tokenizers.target.vocab_size}
     sizes = {"d_model": 8, "n_heads": 2, "d_ff": 12, "n_encoder_layers": 1, "n_decoder_layers": 3} | fields
     return build_model(Seq2Seq(**sizes, **vocabulary, tie="decoder")).eval()
+
+
+def recurrent(tokenizers: Tokenizers, attention: object) -> nn.Module:
+    """Build a random recurrent network for these tokenizers."""
+    torch.manual_seed(4)
+    vocabulary = {"source_vocab_size": tokenizers.source.vocab_size, "target_vocab_size": tokenizers.target.vocab_size}
+    config = RecurrentSeq2Seq.model_validate({"d_model": 8, "tie": "decoder", "attention": attention} | vocabulary)
+    return build_model(config).eval()
 
 
 def trained(kind: str = "bpe", joint: bool = False) -> Tokenizers:
@@ -88,6 +97,25 @@ def test_a_sentence_that_is_too_long_is_refused() -> None:
 def test_dropout_is_not_looked_at() -> None:
     with pytest.raises(AssertionError, match="eval"):
         cross_attention(tiny(trained()).train(), [3], [3])
+
+
+@pytest.mark.parametrize("attention", ["additive", "luong", {"kind": "luong", "score": "dot", "input_feeding": False}])
+def test_recurrent_networks_align_by_their_one_attention(attention: object) -> None:
+    tokenizers = trained()
+    model = recurrent(tokenizers, attention)
+    found = align(model, tokenizers, "the red house", "die rote Katze")
+    assert (found.source[-1], found.target, found.origin) == ("[EOS]", ("die", "rote", "Katze", "[EOS]"), "decoder.cross")
+    assert torch.allclose(found.weights.sum(-1), torch.ones(()))
+    source, target = tokenizers.source.encode("the red house"), tokenizers.target.encode("die rote Katze")
+    assert cross_attention(model, source, target).shape == (1, 1, len(target) + 1, len(source) + 1)
+    with pytest.raises(ConfigError, match="from 0 to 0, found 1"):
+        align(model, tokenizers, "a", "a", layer=1)
+
+
+def test_without_attention_nothing_can_be_aligned() -> None:
+    tokenizers = trained()
+    with pytest.raises(ConfigError, match=r"a model that attends to its source, found model\.attention\.kind = 'none'"):
+        align(recurrent(tokenizers, "none"), tokenizers, "a", "a")
 
 
 def test_merge_sums_over_the_source_and_averages_over_the_target() -> None:

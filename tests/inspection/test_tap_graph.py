@@ -17,18 +17,19 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import transom
 from transom.config.model import Seq2Seq
+from transom.config.recurrent import RecurrentSeq2Seq
 from transom.inspection.names import Edit, Recorder
 from transom.models.build import build_model
 
 PACKAGE = "untapped"
-TAP_NAMES = {"tap", "taps", "scope", "Scope"}
+TAP_NAMES = {"tap", "taps", "scope", "Scope", "unrolled"}
 
 
 class Untap(ast.NodeTransformer):
     """Remove tap lines, every parameter and argument that carries taps, and the import of them."""
 
     def visit_Assign(self, node: ast.Assign) -> ast.AST | None:
-        return None if _calls(node.value, "tap") else self.generic_visit(node)
+        return None if _calls(node.value, "tap") or _calls(node.value, "unrolled") else self.generic_visit(node)
 
     def visit_arguments(self, node: ast.arguments) -> ast.AST:
         names = [argument.arg for argument in node.args]
@@ -90,6 +91,9 @@ def config(placement: str, **fields: Any) -> Seq2Seq:
     return Seq2Seq(**sizes, target_vocab_size=11, norm_placement=placement, **dropouts, **fields)
 
 
+RECURRENT = {"d_model": 8, "n_encoder_layers": 2, "n_decoder_layers": 2, "source_vocab_size": 11, "target_vocab_size": 11, "dropout": 0.1}
+
+
 def nodes(model: nn.Module, taps: Any = None) -> list[tuple[str, str, Any, str, str]]:
     """Trace a forward pass over two padded pairs, parameters as inputs, to ATen operations."""
 
@@ -111,6 +115,14 @@ def nodes(model: nn.Module, taps: Any = None) -> list[tuple[str, str, Any, str, 
 def test_taps_none_leaves_no_sign(build_untapped: Callable[[Seq2Seq], nn.Module], placement: str, training: bool) -> None:
     with torch.set_grad_enabled(training):
         tapped, untapped = (nodes(build(config(placement)).train(training)) for build in (build_model, build_untapped))
+    assert len(tapped) > 80
+    assert tapped == untapped
+
+
+@pytest.mark.parametrize("attention", ["none", "additive", "luong"])
+def test_nor_in_a_recurrent_network(build_untapped: Callable[[Any], nn.Module], attention: str) -> None:
+    config = RecurrentSeq2Seq.model_validate(RECURRENT | {"attention": attention})
+    tapped, untapped = (nodes(build(config)) for build in (build_model, build_untapped))
     assert len(tapped) > 80
     assert tapped == untapped
 

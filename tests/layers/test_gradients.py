@@ -13,6 +13,7 @@ from torch.func import functional_call
 import transom.layers
 from transom.config import bricks, mixture
 from transom.config.model import Seq2Seq
+from transom.config.recurrent import RecurrentSeq2Seq
 from transom.config.vision import Cbam, NoChannelAttention, SqueezeExcitation, VisionTransformer
 from transom.layers.attention import Attention
 from transom.layers.block import Block, ParallelBlock
@@ -23,6 +24,8 @@ from transom.layers.feed_forward import build_feed_forward
 from transom.layers.norm import build_norm
 from transom.layers.patches import PatchEmbedding
 from transom.layers.position import build_position
+from transom.layers.recurrent import EncoderLayer, Recurrence, RecurrentEncoder, RecurrentStack, backwards
+from transom.layers.recurrent_decoder import AdditiveScore, DotScore, PlainDecoder, SourceAttention, build_recurrent_decoder
 from transom.layers.residual import PostNorm, PreNorm, Residual, Sandwich
 from transom.layers.sight import Sight, look
 from transom.layers.stack import Stack
@@ -80,7 +83,27 @@ class Placed(nn.Module):
         return self.attn(x, look(self.position, POSITIONS, POSITIONS, CAUSAL.mask))
 
 
+SEGMENTS = torch.tensor([[1, 1], [1, 0]])
+
+
+def recurrent(**fields: Any) -> RecurrentSeq2Seq:
+    """Describe a small recurrent network with dropout."""
+    return RecurrentSeq2Seq.model_validate({"d_model": D_MODEL, "n_encoder_layers": 2, "n_decoder_layers": 2, "dropout": 0.2} | fields)
+
+
+def decoded(layer: PlainDecoder, x: Tensor, memory: Tensor) -> Tensor:
+    """Decode ``x`` from a source that is padded."""
+    return layer(x, layer.begin([memory[:, 0], memory[:, 1]]), layer.keys(memory, SEGMENTS))[0]
+
+
 Call = Callable[[Any, Tensor, Tensor], Tensor]
+CELLS = ("rnn", "lstm", "gru")
+DECODERS: dict[str, Any] = {
+    "no attention": "none",
+    "additive attention": "additive",
+    "input feeding": "luong",
+    "dot": {"kind": "luong", "score": "dot", "input_feeding": False},
+}
 LAYERS: dict[str, tuple[Callable[[], nn.Module], Call]] = {
     "embedding": (
         lambda: embedding("sinusoidal"),
@@ -151,6 +174,29 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], Call]] = {
     "decoder block": (lambda: Block(config(), cross=True), lambda layer, x, memory: layer(x, CAUSAL, memory, MEMORY)),
     "pre-norm block": (lambda: Block(config("pre"), cross=True), lambda layer, x, memory: layer(x, CAUSAL, memory, MEMORY)),
     "parallel block": (lambda: ParallelBlock(config("parallel"), cross=True), lambda layer, x, memory: layer(x, CAUSAL, memory, MEMORY)),
+    **{kind: (lambda kind=kind: Recurrence(recurrent(cell=kind).cell, D_MODEL, 3), lambda layer, x, memory: layer(x)[0]) for kind in CELLS},
+    **{
+        f"{kind}, step by step": (
+            lambda kind=kind: RecurrentStack(recurrent(cell=kind).cell, [D_MODEL, 3], 3, 0.2),
+            lambda layer, x, memory: layer.step(x[:, 1], layer.step(x[:, 0], [of.zeros(x[:, 0]) for of in layer.layers]))[-1][0],
+        )
+        for kind in CELLS
+    },
+    "packed rows": (
+        lambda: RecurrentStack(recurrent().cell, [D_MODEL, 3], 3, 0.2),
+        lambda layer, x, memory: layer.read(x, torch.tensor([[1, 1, 2], [1, 2, 0]])),
+    ),
+    "both ways": (lambda: EncoderLayer(recurrent(), D_MODEL), lambda layer, x, memory: layer(memory, backwards(SEGMENTS))),
+    "recurrent encoder": (
+        lambda: RecurrentEncoder(recurrent()),
+        lambda layer, x, memory: torch.cat(layer(memory, SEGMENTS)[1], -1),
+    ),
+    "general score": (lambda: DotScore(D_MODEL, general=True), lambda layer, x, memory: layer(x, layer.keys(memory, SEGMENTS))),
+    "additive score": (lambda: AdditiveScore(D_MODEL, 3), lambda layer, x, memory: layer(x, layer.keys(memory, SEGMENTS))),
+    **{
+        f"decoder, {name}": (lambda attention=attention: build_recurrent_decoder(recurrent(attention=attention)), decoded)
+        for name, attention in DECODERS.items()
+    },
     "encoder": (lambda: Stack(config("pre"), 2, cross=False), lambda layer, x, memory: layer(x)),
     "decoder": (lambda: Stack(config(), 2, cross=True), lambda layer, x, memory: layer(x, CAUSAL, memory, MEMORY)),
 }
@@ -185,5 +231,5 @@ def test_gradients_by_finite_differences(name: str) -> None:
 def test_no_layer_is_forgotten() -> None:
     files = [import_module(f"transom.layers.{file.name}") for file in pkgutil.iter_modules(transom.layers.__path__)]
     classes = {thing for file in files for thing in vars(file).values() if isinstance(thing, type) and issubclass(thing, nn.Module)}
-    ours = {each for each in classes if each.__module__.startswith("transom")} - {Residual}  # what the wirings have in common
+    ours = {each for each in classes if each.__module__.startswith("transom")} - {Residual, SourceAttention}  # what others have in common
     assert ours and ours <= {type(module) for build, _ in LAYERS.values() for module in build().modules()}

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter
 from torch import Tensor
 
-from transom.config.model import MaskedEncoder, Model, Seq2Seq, TextClassifier, TextEmbedder, TextTransformer
+from transom.config.architecture import TextNetwork, TwoSided
+from transom.config.model import MaskedEncoder, Model, TextClassifier, TextEmbedder
 from transom.inputs.batch import Batch, LabelledBatch, LanguageBatch, MaskedBatch, MatchedBatch, Sequences, TranslationBatch
 
 VOCAB = 9
@@ -77,6 +78,18 @@ MIXTURE = st.fixed_dictionaries(
 )
 FEED_FORWARD = st.one_of(NETWORK, MIXTURE)
 
+SOURCE_ATTENTION = st.sampled_from(
+    [
+        "none",
+        "additive",
+        {"kind": "additive", "d_attention": 5},
+        *({"kind": "luong", "score": score, "input_feeding": fed} for score in ("dot", "general", "concat") for fed in (True, False)),
+        {"kind": "luong", "score": "concat", "d_attention": 5},
+    ]
+)
+WIDTHS: list[dict[str, Any]] = [{"tie": "all"}, {"tie": "decoder"}, {"tie": "none"}, {"tie": "none", "d_embedding": 7}]
+"""Tables that may be shared, and those that may not."""
+
 
 def bricks() -> st.SearchStrategy[dict[str, Any]]:
     """Draw the fields that all families share."""
@@ -100,21 +113,50 @@ def bricks() -> st.SearchStrategy[dict[str, Any]]:
     )
 
 
+def recurrent(*kinds: str) -> st.SearchStrategy[dict[str, Any]]:
+    """Draw a recurrent network: an encoder-decoder or a language model, where no kind is named."""
+    shared = {
+        "max_seq_len": st.just(16),
+        "d_model": st.just(12),
+        "cell": st.sampled_from(["rnn", "lstm", "gru"]),
+        "dropout": st.sampled_from([0.0, 0.2]),
+    }
+    pairs = st.fixed_dictionaries(
+        {
+            "kind": st.just("recurrent-seq2seq"),
+            "source_vocab_size": st.just(VOCAB),
+            "target_vocab_size": st.just(VOCAB),
+            "n_encoder_layers": st.sampled_from([1, 2, 3]),
+            "n_decoder_layers": st.sampled_from([1, 2, 3]),
+            "bidirectional": st.booleans(),
+            "attention": SOURCE_ATTENTION,
+        }
+        | shared
+    )
+    text = st.fixed_dictionaries(
+        {"kind": st.just("recurrent-decoder"), "vocab_size": st.just(VOCAB), "n_layers": st.sampled_from([1, 2, 3])} | shared
+    )
+    tied = st.tuples(pairs, st.sampled_from(WIDTHS)) | st.tuples(
+        text, st.sampled_from([{**each, "tie": each["tie"] != "none"} for each in WIDTHS])
+    )
+    return tied.map(lambda drawn: drawn[0] | drawn[1]).filter(lambda fields: not kinds or fields["kind"] in kinds)
+
+
 def combinations(families: list[dict[str, Any]] = FAMILIES) -> st.SearchStrategy[dict[str, Any]]:
     """Draw a family and its bricks."""
     return st.tuples(bricks(), st.sampled_from(families)).map(lambda drawn: drawn[0] | drawn[1])
 
 
-def described(fields: dict[str, Any]) -> TextTransformer:
+def described(fields: dict[str, Any]) -> TextNetwork:
     """Check a combination against the schema."""
-    config: TextTransformer = TypeAdapter(Model).validate_python(fields)
+    config: TextNetwork = TypeAdapter(Model).validate_python(fields)
     return config
 
 
-def batch_for(config: TextTransformer, target: Sequences = TARGET, source: Sequences = SOURCE) -> Batch:
+def batch_for(config: TextNetwork, target: Sequences = TARGET, source: Sequences = SOURCE) -> Batch:
     """Make the batch that the family reads."""
     match config:
-        case Seq2Seq():
+        case TwoSided():
             return TranslationBatch(source, target, LABELS, (0, 1))
         case MaskedEncoder():
             return MaskedBatch(source, source.tokens, source.tokens > 4, (0, 1))
@@ -126,9 +168,9 @@ def batch_for(config: TextTransformer, target: Sequences = TARGET, source: Seque
             return LanguageBatch(target, LABELS, (0, 1))
 
 
-def prompt_for(config: TextTransformer) -> Sequences:
+def prompt_for(config: TextNetwork) -> Sequences:
     """Give what ``encode`` reads before the first step: the source, or of a text the first token, which the first step reads."""
-    return SOURCE if isinstance(config, Seq2Seq) else Sequences.pad(TARGET.tokens[:, :1].tolist())
+    return SOURCE if isinstance(config, TwoSided) else Sequences.pad(TARGET.tokens[:, :1].tolist())
 
 
 def noisy(side: Sequences, token: int) -> Sequences:

@@ -65,6 +65,9 @@ def test_the_other_run_decides_widths_and_bricks_and_the_recipe_the_rest(
 def test_what_does_not_fit_is_named(classes: ClassificationRecipe, pretrained: Path, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="expected a run's folder"):
         sit(changed(classes, start_from=str(tmp_path / "none")), tmp_path / "refused")
+    recurrent = LanguageRecipe.model_validate({"data": {"train": {"files": "text.txt"}}, "model": {"kind": "recurrent-decoder"}})
+    with pytest.raises(ConfigError, match="the same kind of network as recurrent-decoder, found encoder; name such a run"):
+        sit(changed(recurrent, start_from=str(pretrained)), tmp_path / "refused")
     decoder = LanguageRecipe.model_validate({"data": {"train": {"files": str(tmp_path / "text.txt"), "document": "line"}}})
     with pytest.raises(ConfigError, match=r"found no decoder\.blocks\.0.*name a run of the same kind of network"):
         sit(changed(decoder, start_from=str(pretrained)), tmp_path / "refused")

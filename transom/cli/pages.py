@@ -5,11 +5,11 @@ from dataclasses import replace
 from itertools import islice
 
 from transom.errors import DataError
-from transom.inspection.alignment import Alignment, align
+from transom.inspection.alignment import Alignment, align, cross_attentions
 from transom.inspection.card import card
 from transom.inspection.facts import gather
 from transom.inspection.report import report
-from transom.models.seq2seq import Seq2SeqTransformer
+from transom.models.network import Seq2SeqNetwork
 from transom.training.events import Finished
 from transom.training.setup import Parts
 from transom.training.translation import TranslationTask
@@ -31,7 +31,7 @@ def write_pages(parts: Parts, finished: Finished) -> None:
 
 def _alignments(parts: Parts, samples: Iterable[Mapping[str, str]]) -> Iterator[Alignment]:
     """Align the translations that are not empty; what was translated in pieces is too long to be aligned as a whole."""
-    if not (isinstance(parts.task, TranslationTask) and isinstance(parts.validated, Seq2SeqTransformer)):
+    if not (isinstance(parts.task, TranslationTask) and isinstance(parts.validated, Seq2SeqNetwork) and cross_attentions(parts.validated)):
         return
     for sample in samples:
         if sample["translation"].strip():

@@ -1,7 +1,7 @@
 """What the schemas of all networks share, and those of all Transformers."""
 
 from abc import abstractmethod
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -33,6 +33,37 @@ class Architecture(Brick):
     def stacks(self) -> tuple[int, ...]:
         """How many layers each stack has."""
         return tuple(getattr(self, name) for name in ("n_encoder_layers", "n_decoder_layers", "n_layers") if hasattr(self, name))
+
+
+class TextNetwork(Architecture):
+    """What all networks that read text share."""
+
+    max_seq_len: int = Field(512, ge=2, description="longest sequence in tokens, special tokens included")
+
+
+class TwoSided(TextNetwork):
+    """What all networks share that read a source and write a target."""
+
+    VOCABULARIES: ClassVar[tuple[str, ...]] = ("source_vocab_size", "target_vocab_size")
+
+    n_encoder_layers: int = Field(6, ge=1, le=1000, description="layers of the encoder")
+    n_decoder_layers: int = Field(6, ge=1, le=1000, description="layers of the decoder")
+    source_vocab_size: int | None = Field(None, ge=1, description="rows of the source embedding; set from the tokenizer")
+    target_vocab_size: int | None = Field(None, ge=1, description="rows of the target embedding; set from the tokenizer")
+    tie: Literal["all", "decoder", "none"] = Field(
+        "all",
+        description="share one matrix: source, target and output (all, needs a joint vocabulary), target and output (decoder), or nothing",
+    )
+
+    @model_validator(mode="after")
+    def _one_table_has_one_size(self) -> Self:
+        if self.tie == "all" and self.source_vocab_size != self.target_vocab_size:
+            raise ValueError(
+                f"tie = 'all' needs one joint vocabulary, found {self.source_vocab_size} source and"
+                f" {self.target_vocab_size} target symbols;"
+                " set tokenizer.joint = true or tie = 'decoder'"
+            )
+        return self
 
 
 class Transformer(Architecture):

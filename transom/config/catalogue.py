@@ -6,14 +6,15 @@ from typing import get_args
 from transom.config.brick import Schema, schemas
 from transom.config.bricks import PLACEMENTS
 from transom.config.model import TextTransformer
+from transom.config.recurrent import RecurrentSeq2Seq
 from transom.config.vision import Convolutional, VisionTransformer
 
 HEAD = """# Bricks
 
-Every model is built from the same block, and a block from bricks that a recipe names: `--set model.norm=rmsnorm`, or
+Every Transformer is built from the same block, and a block from bricks that a recipe names: `--set model.norm=rmsnorm`, or
 `[model] feed_forward = "swiglu"`. This page is written by `make docs` from the schemas in `transom/config/`; a test fails when it is not
-current. [config.md](config.md) has the fields of each. `tests/agreement/test_bricks.py` compares each brick with other people's
-or with its formula in float64, `tests/models/test_combinations.py` tries them in random combinations.
+current. [config.md](config.md) has the fields of each. `tests/agreement/` compares each brick with other people's or with its formula in
+float64, `tests/models/test_combinations.py` tries them in random combinations.
 """
 
 TITLES = {
@@ -24,7 +25,13 @@ TITLES = {
     "stem": "In front of an image's patches",
     "stem.attention": "Attention over channels and places, in a stem",
 }
-"""The fields of a model that hold bricks, in the order of the page."""
+"""The fields of a Transformer that hold bricks, in the order of the page."""
+
+RECURRENT_TITLES = {
+    "cell": "Cells of recurrent networks",
+    "attention": "How a recurrent decoder sees the source",
+}
+"""The same of a recurrent network."""
 
 HOLDERS: dict[str, tuple[type[Schema], ...]] = {"stem": (VisionTransformer,), "stem.attention": (Convolutional,)}
 """The schemas that have them, where that is not all Transformers."""
@@ -42,6 +49,8 @@ def catalogue() -> str:
         "norm_placement",
         (f"| `{name}` | {placement.equation} | {placement.advice} |" for name, placement in PLACEMENTS.items()),
     )
+    for field, title in RECURRENT_TITLES.items():
+        parts += _table(title, field, (_row(brick) for brick in schemas(RecurrentSeq2Seq.model_fields[field].annotation)))
     return "\n".join(parts).rstrip() + "\n"
 
 

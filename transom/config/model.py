@@ -4,19 +4,19 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from transom.config.architecture import PLACEMENT, Fraction, Placement, Transformer
+from transom.config.architecture import PLACEMENT, Fraction, Placement, TextNetwork, Transformer, TwoSided
 from transom.config.bricks import FeedForward, Gated, Learned, Norm, Position, RmsNorm, Rotary, Sinusoidal
 from transom.config.mixture import FeedForwardNetwork
+from transom.config.recurrent import RecurrentDecoder, RecurrentSeq2Seq
 from transom.config.vision import ConvolutionalNetwork, VisionTransformer
 
 MAX_POSITION_TABLE = 2**28
 """Most numbers in a table of positions; no file vouches for its size, as weights do for the other sizes."""
 
 
-class TextTransformer(Transformer):
+class TextTransformer(Transformer, TextNetwork):
     """What the Transformers that read text share."""
 
-    max_seq_len: int = Field(512, ge=2, description="longest sequence in tokens, special tokens included")
     position: Position = Field(Sinusoidal(), description="the position brick")
     scale_embeddings: bool = Field(True, description="multiply embeddings by sqrt(d_model)")
 
@@ -36,30 +36,10 @@ class TextTransformer(Transformer):
         return self.max_seq_len
 
 
-class Seq2Seq(TextTransformer):
+class Seq2Seq(TextTransformer, TwoSided):
     """The encoder-decoder Transformer of 2017."""
 
-    VOCABULARIES: ClassVar[tuple[str, ...]] = ("source_vocab_size", "target_vocab_size")
-
     kind: Literal["seq2seq"] = "seq2seq"
-    n_encoder_layers: int = Field(6, ge=1, le=1000, description="blocks in the encoder")
-    n_decoder_layers: int = Field(6, ge=1, le=1000, description="blocks in the decoder")
-    source_vocab_size: int | None = Field(None, ge=1, description="rows of the source embedding; set from the tokenizer")
-    target_vocab_size: int | None = Field(None, ge=1, description="rows of the target embedding; set from the tokenizer")
-    tie: Literal["all", "decoder", "none"] = Field(
-        "all",
-        description="share one matrix: source, target and output (all, needs a joint vocabulary), target and output (decoder), or nothing",
-    )
-
-    @model_validator(mode="after")
-    def _one_table_has_one_size(self) -> "Seq2Seq":
-        if self.tie == "all" and self.source_vocab_size != self.target_vocab_size:
-            raise ValueError(
-                f"tie = 'all' needs one joint vocabulary, found {self.source_vocab_size} source and"
-                f" {self.target_vocab_size} target symbols;"
-                " set tokenizer.joint = true or tie = 'decoder'"
-            )
-        return self
 
 
 class Decoder(TextTransformer):
@@ -122,7 +102,15 @@ class TextEmbedder(Encoder):
 
 
 Model = Annotated[
-    Seq2Seq | Decoder | MaskedEncoder | TextClassifier | TextEmbedder | VisionTransformer | ConvolutionalNetwork,
+    Seq2Seq
+    | RecurrentSeq2Seq
+    | Decoder
+    | RecurrentDecoder
+    | MaskedEncoder
+    | TextClassifier
+    | TextEmbedder
+    | VisionTransformer
+    | ConvolutionalNetwork,
     Field(discriminator="kind"),
 ]
 """Any family's schema, told apart by ``kind``."""

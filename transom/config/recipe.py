@@ -16,6 +16,7 @@ from transom.config.explaining import check
 from transom.config.model import Decoder, MaskedEncoder, Seq2Seq, TextClassifier, TextEmbedder
 from transom.config.names import nearest
 from transom.config.reading import Override, line_of, merged, parse_override, parse_toml, read_toml_text
+from transom.config.recurrent import RecurrentDecoder, RecurrentSeq2Seq
 from transom.config.training import (
     ClassificationTraining,
     EmbeddingTraining,
@@ -51,7 +52,9 @@ class TranslationRecipe(TextRecipe):
     task: Literal["translation"] = Field("translation", description="what the model learns to do")
     data: PairData = Field(..., description="the examples")
     tokenizer: PairTokenizer = Field(PairTokenizer(), description="text to tokens")
-    model: Seq2Seq = Field(Seq2Seq(), description="the network; preset = NAME starts from a published one")
+    model: Annotated[Seq2Seq | RecurrentSeq2Seq, Field(discriminator="kind")] = Field(
+        Seq2Seq(), description="the network; preset = NAME starts from a published one"
+    )
     training: TranslationTraining = Field(TranslationTraining(), description="the run")
     decoding: Decoding = Field(Decoding(), description="the search for translations")
 
@@ -68,7 +71,9 @@ class LanguageRecipe(TextRecipe):
     task: Literal["language"] = Field("language", description="what the model learns to do")
     data: TextData = Field(..., description="the examples")
     tokenizer: Tokenizer = Field(Tokenizer(), description="text to tokens")
-    model: Decoder = Field(Decoder(), description="the network; preset = NAME starts from a published one")
+    model: Annotated[Decoder | RecurrentDecoder, Field(discriminator="kind")] = Field(
+        Decoder(), description="the network; preset = NAME starts from a published one"
+    )
     training: LanguageTraining = Field(LanguageTraining(), description="the run")
     decoding: Sampling = Field(Sampling(), description="how text is gone on with")
 

@@ -24,7 +24,7 @@ from transom.inputs.special import EOS, PAD, SOS, UNK
 from transom.inputs.split import text_hash
 from transom.inputs.tokenizer import Tokenizer
 from transom.inputs.windows import scoring_batches
-from transom.models.decoder import DecoderTransformer
+from transom.models.network import LanguageNetwork
 from transom.planning.precision import Precision
 
 TooLong = Literal["window", "refuse"]
@@ -119,7 +119,7 @@ class Generator:
 
     def __init__(
         self,
-        model: DecoderTransformer,
+        model: LanguageNetwork,
         tokenizer: Tokenizer,
         sampling: Sampling | None = None,
         precision: Precision | None = None,

@@ -19,9 +19,7 @@ from transom.decoding.translator import Translator
 from transom.errors import CheckpointError, ConfigError
 from transom.inputs.tokenizer import Tokenizers
 from transom.models.build import build_empty
-from transom.models.decoder import DecoderTransformer
 from transom.models.encoder import MaskedEncoderTransformer, TextClassifierTransformer, TextEmbedderTransformer
-from transom.models.seq2seq import Seq2SeqTransformer
 from transom.models.vision import ConvolutionalNetwork, VisionTransformer
 from transom.planning.precision import choose_precision
 from transom.weights.run_folder import CONFIG, RECIPE, TOKENIZER, RunFolder
@@ -51,9 +49,9 @@ def load(folder: str | Path, precision: PrecisionName = "auto") -> Answer:
     prepare(model, chosen.dtype, device)
     settings = load_recipe(run.path / RECIPE)[0].decoding if (run.path / RECIPE).exists() else None
     match model, settings, tokenizers:
-        case DecoderTransformer(), Sampling() | None, Tokenizers(source=tokenizer):
+        case LanguageNetwork(), Sampling() | None, Tokenizers(source=tokenizer):
             return Generator(model, tokenizer, settings, chosen, searcher_of(model))
-        case Seq2SeqTransformer(), Decoding() | None, Tokenizers():
+        case Seq2SeqNetwork(), Decoding() | None, Tokenizers():
             return Translator(model, tokenizers, settings, chosen, searcher_of(model))
         case MaskedEncoderTransformer(), Reading() | None, Tokenizers(source=tokenizer):
             return Filler(model, tokenizer, settings, chosen)

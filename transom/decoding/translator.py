@@ -26,7 +26,7 @@ from transom.inputs.pairs import Pairs
 from transom.inputs.sampler import cut_batches
 from transom.inputs.special import EOS, PAD, SOS
 from transom.inputs.tokenizer import Tokenizers
-from transom.models.seq2seq import Seq2SeqTransformer
+from transom.models.network import Seq2SeqNetwork
 from transom.planning.precision import Precision
 
 
@@ -59,7 +59,7 @@ class Translator:
 
     def __init__(
         self,
-        model: Seq2SeqTransformer,
+        model: Seq2SeqNetwork,
         tokenizers: Tokenizers,
         decoding: Decoding | None = None,
         precision: Precision | None = None,

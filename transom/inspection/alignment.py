@@ -14,12 +14,13 @@ from transom.inputs.special import EOS
 from transom.inputs.tokenizer import Tokenizer, Tokenizers
 from transom.inspection.names import Recorder
 from transom.inspection.recompute import attention_pattern
-from transom.models.seq2seq import Seq2SeqTransformer
+from transom.layers.attention import Attends
+from transom.models.network import Seq2SeqNetwork
 
 
 @dataclass(frozen=True)
 class Alignment:
-    """Cross-attention weights of one sentence pair.
+    """Weights of a decoder's attention over the source for one sentence pair.
 
     Attributes:
         source: the source's symbols, the end symbol among them unless it was left out.
@@ -34,11 +35,14 @@ class Alignment:
     origin: str
 
 
+def cross_attentions(model: Seq2SeqNetwork) -> list[str]:
+    """Give the addresses of a model's attentions over the source, layer by layer; a recurrent network has one, or none."""
+    return [name for name, module in model.named_modules() if name.endswith(".cross") and isinstance(module, Attends)]
+
+
 @torch.no_grad()
-def cross_attention(
-    model: Seq2SeqTransformer, source: Sequence[int], target: Sequence[int]
-) -> Float[Tensor, "n_layers n_heads target source"]:
-    """Read each decoder layer's cross-attention weights for one sentence pair.
+def cross_attention(model: Seq2SeqNetwork, source: Sequence[int], target: Sequence[int]) -> Float[Tensor, "n_layers n_heads target source"]:
+    """Read the weights of each of ``cross_attentions`` for one sentence pair.
 
     Row t holds the weights with which target token t is predicted from those before it; the last row and column are the end symbol's.
 
@@ -49,9 +53,9 @@ def cross_attention(
     """
     assert not model.training, "dropout would change what is looked at; call model.eval()"
     batch = translation_batch([source], [target], [0]).to(next(model.parameters()).device)
-    recorder = Recorder(["decoder.blocks.*.cross.q", "decoder.blocks.*.cross.k"])
+    attentions = cross_attentions(model)
+    recorder = Recorder(f"{attention}.{site}" for attention in attentions for site in ("q", "k"))
     model(batch, recorder.taps)
-    attentions = [address.removesuffix(".q") for address in recorder.kept if address.endswith(".q")]
     return torch.cat([attention_pattern(model, attention, recorder.kept, batch).float().cpu() for attention in attentions])
 
 
@@ -80,9 +84,9 @@ def merge(
 
 
 def align(
-    model: Seq2SeqTransformer, tokenizers: Tokenizers, source: str, target: str, layer: int | None = None, words: bool = True
+    model: Seq2SeqNetwork, tokenizers: Tokenizers, source: str, target: str, layer: int | None = None, words: bool = True
 ) -> Alignment:
-    """Align a sentence with its translation by the model's cross-attention, averaged over the heads of one layer.
+    """Align a sentence with its translation by the model's attention over the source, averaged over the heads of one layer.
 
     Args:
         model: an encoder-decoder in evaluation mode.
@@ -93,12 +97,14 @@ def align(
         words: merge sub-words to white-space words.
 
     Raises:
-        ConfigError: there is no such layer.
+        ConfigError: there is no such layer, or the model has no attention.
         DataError: a sentence has more tokens than the model can read.
     """
-    config = model.config
-    if layer is not None and not 0 <= layer < config.n_decoder_layers:
-        raise ConfigError(f"expected a decoder layer from 0 to {config.n_decoder_layers - 1}, found {layer}")
+    config, attentions = model.config, cross_attentions(model)
+    if not attentions:
+        raise ConfigError("expected a model that attends to its source, found model.attention.kind = 'none'; align with another")
+    if layer is not None and not 0 <= layer < len(attentions):
+        raise ConfigError(f"expected a decoder layer from 0 to {len(attentions) - 1}, found {layer}")
     pieces = tokenizers.source.encode(source), tokenizers.target.encode(target)
     for side, tokens in zip(("source", "target"), pieces, strict=True):
         if len(tokens) >= config.max_seq_len:
@@ -106,7 +112,8 @@ def align(
     every = cross_attention(model, *pieces)
     chosen = clearest_layer(every) if layer is None else layer
     (columns, from_), (rows, to) = _labels(tokenizers.source, pieces[0], words), _labels(tokenizers.target, pieces[1], words)
-    origin = f"decoder.blocks.{chosen}.cross, mean of {config.n_heads} heads"
+    n_heads = every.shape[1]
+    origin = attentions[chosen] + (f", mean of {n_heads} heads" if n_heads > 1 else "")
     return Alignment(from_, to, merge(every[chosen].mean(0), columns, rows), origin)
 
 

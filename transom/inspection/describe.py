@@ -2,11 +2,12 @@
 
 import shlex
 
-from transom.config.architecture import Architecture, Transformer
+from transom.config.architecture import Architecture, Transformer, TwoSided
 from transom.config.data import ImageFiles, LabelledFiles, PairFiles, TextFiles
 from transom.config.mixture import Mixture
-from transom.config.model import Decoder, Encoder, Seq2Seq, TextTransformer
+from transom.config.model import Decoder, Encoder, TextTransformer
 from transom.config.recipe import ImageRecipe, Recipe, TextRecipe, TranslationRecipe
+from transom.config.recurrent import Luong, Recurrent, RecurrentDecoder, RecurrentSeq2Seq
 from transom.config.vision import ConvolutionalNetwork, ImageClassifier, VisionTransformer
 from transom.inspection.figures import whole
 
@@ -15,7 +16,9 @@ def family(recipe: Recipe) -> str:
     """Name the kind of network."""
     return {
         "seq2seq": "an encoder-decoder Transformer",
+        "recurrent-seq2seq": "a recurrent encoder-decoder",
         "decoder": "a decoder-only Transformer",
+        "recurrent-decoder": "a recurrent network",
         "encoder": "an encoder-only Transformer for masked tokens",
         "text-classifier": "an encoder-only Transformer for classes of texts",
         "text-embedder": "an encoder-only Transformer for vectors of texts",
@@ -32,9 +35,9 @@ def origin(recipe: Recipe) -> str:
 def layers(recipe: Recipe) -> str:
     """Count the layers, stack by stack."""
     match recipe.model:
-        case Seq2Seq(n_encoder_layers=n_encoder, n_decoder_layers=n_decoder):
+        case TwoSided(n_encoder_layers=n_encoder, n_decoder_layers=n_decoder):
             return f"an encoder of {_layers(n_encoder)}, a decoder of {_layers(n_decoder)}"
-        case Decoder(n_layers=n):
+        case Decoder(n_layers=n) | RecurrentDecoder(n_layers=n):
             return f"a decoder of {_layers(n)}"
         case Encoder(n_layers=n) | VisionTransformer(n_layers=n):
             return f"an encoder of {_layers(n)}"
@@ -64,6 +67,14 @@ def sizes(recipe: Recipe) -> list[str]:
             ]
         case ConvolutionalNetwork() as model:
             return [f"width {model.d_model}", *_of_images(model)]
+        case Recurrent() as model:
+            embedding = "" if model.width_of_embedding == model.d_model else f", embeddings of {model.width_of_embedding}"
+            return [
+                *([_looks(model)] if isinstance(model, RecurrentSeq2Seq) else []),
+                f"cell {model.cell.kind}, width {model.d_model}{embedding}",
+                *([symbols(recipe)] if isinstance(recipe, TextRecipe) else []),
+                f"sequences of at most {whole(model.max_seq_len)} tokens",
+            ]
         case _:
             raise AssertionError(recipe.model.kind)
 
@@ -87,6 +98,16 @@ def _feed_forward(model: Transformer) -> str:
     width = "" if brick.d_expert is None else f" of width {brick.d_expert}"
     shared = f" and {brick.n_shared} shared" if brick.n_shared else ""
     return f"mixture of {brick.n_experts} {brick.expert.kind} experts{width}, {brick.top_k} a token{shared}"
+
+
+def _looks(model: RecurrentSeq2Seq) -> str:
+    """Describe how the source is read and seen."""
+    read = "from both ends" if model.bidirectional else "from its start"
+    match model.attention:
+        case Luong(score=score, input_feeding=fed):
+            return f"source read {read}; attention luong, score {score}{', input feeding' if fed else ''}"
+        case attention:
+            return f"source read {read}; attention {attention.kind}"
 
 
 def _heads(model: Transformer) -> str:

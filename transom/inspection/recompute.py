@@ -6,12 +6,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from transom.inputs.batch import Batch
-from transom.layers.attention import Attention, pattern, scores
+from transom.layers.attention import Attends
 from transom.models.network import Network
 
 
 def attention_pattern(model: Network, attention: str, kept: Mapping[str, Tensor], batch: Batch) -> Float[Tensor, "batch n_heads query key"]:
-    """Derive attention weights from the tapped queries and keys: softmax(Q K^T / sqrt(d_k)) under the mask (Vaswani et al. 2017, eq. 1).
+    """Derive attention weights from the tapped queries and keys, by the attention's own equation.
 
     Args:
         model: what was run; its own rules of attention hold (position biases, bounded scores, sinks).
@@ -20,6 +20,5 @@ def attention_pattern(model: Network, attention: str, kept: Mapping[str, Tensor]
         batch: what the model read.
     """
     module = model.get_submodule(attention)
-    assert isinstance(module, Attention)
-    terms = module.terms(model.sight(attention, batch))
-    return pattern(scores(kept[f"{attention}.q"], kept[f"{attention}.k"], terms), terms)
+    assert isinstance(module, Attends)
+    return module.weights(kept[f"{attention}.q"], kept[f"{attention}.k"], model.sight(attention, batch))

@@ -1,6 +1,6 @@
 """Attention: one scores function, a readable reference, fast paths, and the multi-head module around them."""
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float
@@ -178,6 +178,17 @@ def attend(
     return (attend_short if short else attend_fused)(q, k, v, terms)
 
 
+@runtime_checkable
+class Attends(Protocol):
+    """An attention of any family: what it gathered is derived again from the queries and keys at its sites ``q`` and ``k``."""
+
+    def weights(
+        self, q: Float[Tensor, "batch n_heads query d_head"], k: Float[Tensor, "batch kv_heads key d_head"], sight: Sight
+    ) -> Float[Tensor, "batch n_heads query key"]:
+        """Give each query's weights of the keys that it may see."""
+        ...
+
+
 class Attention(nn.Module):
     """Multi-head attention, over its own input or over another sequence's (Vaswani et al. 2017, section 3.2.2).
 
@@ -243,6 +254,13 @@ class Attention(nn.Module):
         k = tap(taps, "k", k)
         v = tap(taps, "v", v)
         return KeyValues(k, v)
+
+    def weights(
+        self, q: Float[Tensor, "batch n_heads query d_head"], k: Float[Tensor, "batch kv_heads key d_head"], sight: Sight
+    ) -> Float[Tensor, "batch n_heads query key"]:
+        """Give each query's weights of the keys: softmax(Q K^T / sqrt(d_k)) under the mask (Vaswani et al. 2017, eq. 1)."""
+        terms = self.terms(sight)
+        return pattern(scores(q, k, terms), terms)
 
     def terms(self, sight: Sight) -> Terms:
         """Gather what enters beside queries, keys and values; weights are dropped in training only."""

@@ -15,7 +15,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from transom.config import bricks
-from transom.config.architecture import Transformer
+from transom.config.architecture import Architecture, Transformer
 from transom.config.vision import Sinusoidal2d as Sinusoidal2dBrick
 from transom.config.vision import VisionTransformer
 
@@ -30,7 +30,7 @@ class Rotation(NamedTuple):
 class Position(nn.Module):
     """What every kind has, and what ``none`` is."""
 
-    def __init__(self, config: Transformer, causal: bool) -> None:
+    def __init__(self, config: Architecture, causal: bool) -> None:
         """Make what is computed once.
 
         Args:

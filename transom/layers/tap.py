@@ -4,11 +4,13 @@ A site is one line, ``x = tap(taps, "resid_mid", x)``. With ``taps`` None the li
 no sign of it. A site's address is the path of its module and its name: ``encoder.blocks.3.attn.q``.
 """
 
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
+import torch
 from torch import Tensor
 
 
+@runtime_checkable
 class Taps(Protocol):
     """What observes a forward pass: it is shown every tensor at every site and returns the one to go on with."""
 
@@ -32,3 +34,24 @@ def scope(taps: Scope | None, name: str) -> Scope | None:
 def tap(taps: Scope | None, name: str, x: Tensor) -> Tensor:
     """Show ``x`` at site ``name`` of the module whose scope ``taps`` is; return it, or its edit."""
     return x if taps is None else taps.taps.visit(taps.path + name, x)
+
+
+class _Unrolled:
+    """Taps in a loop over places: the i-th visit of an address is its place i; what is shown is the whole, as far as it is known."""
+
+    def __init__(self, taps: Taps, n: int) -> None:
+        self.taps, self.n = taps, n
+        self.shown: dict[str, tuple[int, Tensor]] = {}
+
+    def visit(self, address: str, x: Tensor) -> Tensor:
+        """Show ``x`` among the other places, which are the last axis but one; return its own, as it is or as its edit."""
+        place, whole = self.shown.get(address) or (0, x.new_zeros(*x.shape[:-2], self.n, x.shape[-1]))
+        before, _, behind = whole.split([place, 1, self.n - place - 1], -2)
+        whole = self.taps.visit(address, torch.cat([before, x, behind], -2))
+        self.shown[address] = place + 1, whole
+        return whole.narrow(-2, place, 1)
+
+
+def unrolled(taps: Scope | None, n: int) -> Scope | None:
+    """Enter a loop over ``n`` places, so that a site in it has one tensor for all of them, whose places to come are 0 till then."""
+    return None if taps is None else Scope(_Unrolled(taps.taps, n), taps.path)

@@ -11,12 +11,15 @@ from transom.models.decoder import DecoderTransformer
 from transom.models.encoder import MaskedEncoderTransformer, TextClassifierTransformer, TextEmbedderTransformer
 from transom.models.initialise import initialise
 from transom.models.network import Network
+from transom.models.recurrent import RecurrentEncoderDecoder, RecurrentLanguageModel
 from transom.models.seq2seq import Seq2SeqTransformer
 from transom.models.vision import ConvolutionalNetwork, VisionTransformer
 
 FAMILIES: dict[str, Callable[[Any], Network]] = {
     "seq2seq": Seq2SeqTransformer,
+    "recurrent-seq2seq": RecurrentEncoderDecoder,
     "decoder": DecoderTransformer,
+    "recurrent-decoder": RecurrentLanguageModel,
     "encoder": MaskedEncoderTransformer,
     "text-classifier": TextClassifierTransformer,
     "text-embedder": TextEmbedderTransformer,

@@ -1,7 +1,5 @@
 """The decoder alone: text in, what follows each token out, as in GPT and Llama."""
 
-from typing import Protocol, runtime_checkable
-
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
@@ -14,18 +12,10 @@ from transom.layers.position import build_position
 from transom.layers.sight import Sight, look
 from transom.layers.stack import Stack
 from transom.layers.tap import Scope, scope
-from transom.models.network import Network, Sequences
+from transom.models.network import LanguageNetwork, Sequences, TextBatch
 
 
-@runtime_checkable
-class Batch(Protocol):
-    """What the model reads of a batch: the text, from its start symbol on."""
-
-    @property
-    def target(self) -> Sequences: ...
-
-
-class DecoderTransformer(Network):
+class DecoderTransformer(LanguageNetwork):
     """A language model: p(y) = prod_t p(y_t | y_<t) (Radford et al. 2018, eq. 1 and 2)."""
 
     def __init__(self, config: Decoder) -> None:
@@ -40,13 +30,13 @@ class DecoderTransformer(Network):
         if config.tie:
             self.unembedding.weight = tokens.weight
 
-    def hidden(self, batch: Batch, taps: Scope | None = None) -> Float[Tensor, "batch target d_model"]:
+    def hidden(self, batch: TextBatch, taps: Scope | None = None) -> Float[Tensor, "batch target d_model"]:
         """Return the decoder's output, of which the logits are a linear map."""
         text = batch.target
         x = self.embedding(text.tokens, text.positions, scope(taps, "embedding"))
         return self.decoder(x, self.target_sight(text), taps=scope(taps, "decoder"))
 
-    def sight(self, attention: str, batch: Batch) -> Sight:
+    def sight(self, attention: str, batch: TextBatch) -> Sight:
         """Return what the queries of an attention may see of a batch."""
         return self.target_sight(batch.target)
 

@@ -6,7 +6,7 @@ from typing import Any, Protocol, runtime_checkable
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from transom.config.architecture import Architecture
+from transom.config.architecture import Architecture, TextNetwork, TwoSided
 from transom.layers.sight import Sight
 from transom.layers.tap import Scope
 
@@ -21,6 +21,24 @@ class Sequences(Protocol):
     def positions(self) -> Int[Tensor, "#batch length"]: ...
     @property
     def segments(self) -> Int[Tensor, "batch length"]: ...
+
+
+@runtime_checkable
+class TextBatch(Protocol):
+    """What a language model reads of a batch: the text, from its start symbol on."""
+
+    @property
+    def target(self) -> Sequences: ...
+
+
+@runtime_checkable
+class PairBatch(Protocol):
+    """What a model of pairs reads of a batch: the source, and the target shifted one place to the right."""
+
+    @property
+    def source(self) -> Sequences: ...
+    @property
+    def target(self) -> Sequences: ...
 
 
 class Network(nn.Module, ABC):
@@ -60,3 +78,31 @@ class Network(nn.Module, ABC):
     def forward(self, batch: Any, taps: Scope | None = None) -> Float[Tensor, "*places vocab"]:
         """Return the logits of what stands at each place, given all that the model may see."""
         return self.unembedding(self.hidden(batch, taps))
+
+
+class Writer(Network):
+    """A network that writes a text a token at a time: what a search asks of it."""
+
+    config: TextNetwork
+
+    @abstractmethod
+    def encode(self, source: Sequences) -> Any:
+        """Read the sources, or take the prompts."""
+
+    @abstractmethod
+    def start(self, memory: Any, n_beams: int, max_length: int) -> Any:
+        """Prepare step-by-step decoding; row ``source * n_beams + beam``."""
+
+    @abstractmethod
+    def step(self, tokens: Int[Tensor, "rows new"], cache: Any) -> Float[Tensor, "rows new vocab"]:
+        """Read the rows' next tokens; return the logits of what follows each."""
+
+
+class Seq2SeqNetwork(Writer):
+    """A network of any kind that reads a source and writes a target."""
+
+    config: TwoSided
+
+
+class LanguageNetwork(Writer):
+    """A network of any kind that goes on with a text."""

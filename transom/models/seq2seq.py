@@ -1,6 +1,6 @@
 """The encoder-decoder Transformer of 2017: a source sentence in, a target sentence out, a token at a time."""
 
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -14,17 +14,7 @@ from transom.layers.position import build_position
 from transom.layers.sight import Sight, look
 from transom.layers.stack import Stack
 from transom.layers.tap import Scope, scope
-from transom.models.network import Network, Sequences
-
-
-@runtime_checkable
-class Batch(Protocol):
-    """What the model reads of a batch: the source, and the target shifted one place to the right."""
-
-    @property
-    def source(self) -> Sequences: ...
-    @property
-    def target(self) -> Sequences: ...
+from transom.models.network import PairBatch, Seq2SeqNetwork, Sequences
 
 
 class Memory(NamedTuple):
@@ -39,7 +29,7 @@ class Memory(NamedTuple):
     segments: Int[Tensor, "batch source"]
 
 
-class Seq2SeqTransformer(Network):
+class Seq2SeqTransformer(Seq2SeqNetwork):
     """The Transformer (Vaswani et al. 2017, figure 1): p(y | x) = prod_t p(y_t | y_<t, x)."""
 
     def __init__(self, config: Seq2Seq) -> None:
@@ -58,7 +48,7 @@ class Seq2SeqTransformer(Network):
         if config.tie != "none":
             self.unembedding.weight = target.weight
 
-    def hidden(self, batch: Batch, taps: Scope | None = None) -> Float[Tensor, "batch target d_model"]:
+    def hidden(self, batch: PairBatch, taps: Scope | None = None) -> Float[Tensor, "batch target d_model"]:
         """Return the decoder's output, of which the logits are a linear map."""
         return self.decode(batch.target, self.encode(batch.source, taps), taps)
 
@@ -73,7 +63,7 @@ class Seq2SeqTransformer(Network):
         memory_sight = self.memory_sight(target, memory.segments)
         return self.decoder(x, self.target_sight(target), memory.states, memory_sight, taps=scope(taps, "decoder"))
 
-    def sight(self, attention: str, batch: Batch) -> Sight:
+    def sight(self, attention: str, batch: PairBatch) -> Sight:
         """Return what the queries of an attention may see of a batch."""
         if attention.endswith(".cross"):
             return self.memory_sight(batch.target, batch.source.segments)

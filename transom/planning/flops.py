@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from transom.config.architecture import Architecture, Transformer
 from transom.config.model import Decoder, Encoder, MaskedEncoder, Seq2Seq, TextClassifier, TextEmbedder
+from transom.config.recurrent import RecurrentDecoder, RecurrentSeq2Seq
 from transom.config.vision import ConvolutionalNetwork, ImageClassifier, VisionTransformer
 
 
@@ -55,6 +56,10 @@ def count_flops(config: Architecture, batch: int, source: int, target: int) -> F
             parts["decoder.cross"] = n_layers * _attention(c, n_target, n_source, source)
         parts["decoder.attn"] = n_layers * _attention(c, n_target, n_target, target)
         parts["decoder.ff"] = n_layers * feed_forward * n_target
+    if isinstance(c, RecurrentSeq2Seq):
+        parts |= _recurrent(c, batch, source, target)
+    if isinstance(c, RecurrentDecoder):
+        parts["decoder.layers"] = 2 * n_target * sum(c.cell.weights(d_in, c.d_model) for d_in in c.inputs)
     if isinstance(c, MaskedEncoder):
         parts["transform"] = 2 * c.d_model**2 * n_source
     if isinstance(c, TextClassifier):
@@ -80,3 +85,16 @@ def _attention(c: Transformer, n_queries: int, n_keys: int, keys_a_query: int) -
     output = c.n_heads * of_value if c.attention.output else 0
     projections = 2 * c.d_model * (n_queries * (c.n_heads * of_head + output) + n_keys * c.key_heads * (of_head + of_value))
     return projections + 2 * c.n_heads * (of_head + of_value) * n_queries * keys_a_query
+
+
+def _recurrent(c: RecurrentSeq2Seq, batch: int, source: int, target: int) -> dict[str, int]:
+    """Both recurrences, the decoder's start, and what its attention compares and gathers."""
+    n_source, n_target, width = batch * source, batch * target, c.d_model // c.n_directions
+    asked, answered = c.attention.weights(c.d_model, c.width_of_embedding)
+    pairs = n_target * source * (c.attention.width(c.d_model) + c.d_model) if c.attention.kind != "none" else 0
+    return {
+        "encoder.layers": 2 * n_source * c.n_directions * sum(c.cell.weights(d_in, width) for d_in in c.encoder_inputs),
+        "decoder.start": 2 * batch * c.n_decoder_layers * c.cell.STATES * c.d_model**2,
+        "decoder.layers": 2 * n_target * sum(c.cell.weights(d_in, c.d_model) for d_in in c.decoder_inputs),
+        "decoder.cross": 2 * (n_target * asked + n_source * answered + pairs),
+    }

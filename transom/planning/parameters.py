@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from transom.config.architecture import Architecture, Transformer
 from transom.config.bricks import PLACEMENTS
 from transom.config.model import Decoder, Encoder, MaskedEncoder, Seq2Seq, TextClassifier
+from transom.config.recurrent import Recurrent, RecurrentDecoder, RecurrentSeq2Seq
 from transom.config.vision import ConvolutionalNetwork, VisionTransformer
 
 
@@ -46,7 +47,7 @@ def count_parameters(config: Architecture) -> Parameters:
 
     def table(vocab_size: int | None) -> int:
         assert vocab_size, "the vocabulary sizes come from the tokenizer"
-        return vocab_size * c.d_model
+        return vocab_size * (c.width_of_embedding if isinstance(c, Recurrent) else c.d_model)
 
     position = c.position.parameters(c.n_positions, c.d_model, c.n_heads) if isinstance(c, Transformer) else 0
 
@@ -56,6 +57,15 @@ def count_parameters(config: Architecture) -> Parameters:
             parts["target_embedding"] = table(c.target_vocab_size) + position
             parts["unembedding"] = (c.tie == "none") * table(c.target_vocab_size)
             parts |= _stack(c, "encoder", c.n_encoder_layers, cross=False) | _stack(c, "decoder", c.n_decoder_layers, cross=True)
+        case RecurrentSeq2Seq():
+            parts["source_embedding"] = (c.tie != "all") * table(c.source_vocab_size)
+            parts["target_embedding"] = table(c.target_vocab_size)
+            parts["unembedding"] = (c.tie == "none") * (c.target_vocab_size or 0) * c.d_model
+            parts |= _recurrent(c)
+        case RecurrentDecoder():
+            parts["embedding"] = table(c.vocab_size)
+            parts["unembedding"] = (not c.tie) * (c.vocab_size or 0) * c.d_model
+            parts["decoder.layers"] = sum(c.cell.parameters(d_in, c.d_model) for d_in in c.inputs)
         case Decoder():
             parts["embedding"] = table(c.vocab_size) + position
             parts["unembedding"] = (not c.tie) * table(c.vocab_size)
@@ -96,4 +106,14 @@ def _stack(c: Transformer, name: str, n_layers: int, cross: bool) -> dict[str, i
         **({f"{name}.cross": n_layers * attention} if cross else {}),
         f"{name}.ff": n_layers * c.feed_forward.parameters(c.d_model, c.d_ff),
         f"{name}.norm": (n_layers * norms_a_block + placement.final_norm) * norm,
+    }
+
+
+def _recurrent(c: RecurrentSeq2Seq) -> dict[str, int]:
+    width = c.d_model // c.n_directions
+    return {
+        "encoder.layers": c.n_directions * sum(c.cell.parameters(d_in, width) for d_in in c.encoder_inputs),
+        "decoder.start": c.n_decoder_layers * c.cell.STATES * c.d_model * (c.d_model + 1),
+        "decoder.layers": sum(c.cell.parameters(d_in, c.d_model) for d_in in c.decoder_inputs),
+        "decoder.cross": c.attention.parameters(c.d_model, c.width_of_embedding),
     }

@@ -16,8 +16,7 @@ from transom.inputs.documents import Documents
 from transom.inputs.text_report import TextReport, report_text
 from transom.inputs.tokenizer import Tokenizer, Tokenizers
 from transom.inputs.windows import WindowLoader, scoring_batches
-from transom.models.decoder import DecoderTransformer
-from transom.models.network import Network
+from transom.models.network import LanguageNetwork, Network
 from transom.planning.flops import count_flops
 from transom.planning.precision import Precision
 from transom.training.text import read_text
@@ -88,7 +87,7 @@ class LanguageTask:
         self, model: Network, autocast: torch.autocast, precision: Precision
     ) -> tuple[dict[str, float], tuple[Mapping[str, Any], ...]]:
         """Measure a model on the validation text; return the figures, bits a byte of it among them, and a few texts gone on with."""
-        assert isinstance(model, DecoderTransformer)
+        assert isinstance(model, LanguageNetwork)
         figures = validation_loss(model, self.valid_batches, autocast)
         n_tokens = sum(batch.n_target_tokens for batch in self.valid_batches)
         figures["bits_per_byte"] = figures["loss"] * n_tokens / math.log(2) / self.valid.n_bytes

@@ -3,10 +3,11 @@
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from transom.config.architecture import Architecture
 from transom.config.recipe import Recipe
+from transom.config.recurrent import Recurrent
 from transom.config.vision import ImageClassifier
 from transom.errors import ConfigError
 from transom.inputs.tokenizer import Tokenizers
@@ -43,7 +44,15 @@ CHOSEN_ANEW = {"kind", "pool", "classes", "temperature"} | {
 
 
 def shaped_like(recipe: Recipe, model: Architecture) -> Recipe:
-    """Take over the widths and bricks of another run's model; fields that no weight depends on stay the recipe's."""
+    """Take over the widths and bricks of another run's model; fields that no weight depends on stay the recipe's.
+
+    Raises:
+        ConfigError: one is recurrent and the other is not: they have no layer in common.
+    """
+    if isinstance(recipe.model, Recurrent) != isinstance(model, Recurrent):
+        raise ConfigError(
+            f"training.start_from: expected a run of the same kind of network as {recipe.model.kind}, found {model.kind}; name such a run"
+        )
     anew = CHOSEN_ANEW | {"image_size"} - {"pool"} if isinstance(model, ImageClassifier) else CHOSEN_ANEW
     shared = [name for name in type(model).model_fields if name in type(recipe.model).model_fields and name not in anew]
     return recipe.model_copy(update={"model": recipe.model.model_copy(update={name: getattr(model, name) for name in shared})})
@@ -68,8 +77,8 @@ def start_from(model: nn.Module, folder: Path) -> str:
     theirs, ours = read_tensors(run.path / WEIGHTS), model.state_dict()
     if isinstance(model, VisionTransformer) and GRID in theirs and GRID in ours and theirs[GRID].shape != ours[GRID].shape:
         theirs[GRID] = resized_grid(theirs[GRID], len(ours[GRID]))
-    shared = [name for name in ours if name in theirs and not _another_head(name, ours[name], theirs[name])]
-    blocks = {name for name in ours if ".blocks." in name}
+    shared = [name for name in ours if name in theirs and ours[name].shape == theirs[name].shape]
+    blocks = {name for name in ours if any(part in name for part in (".blocks.", ".layers.", ".stages."))}
     if not blocks <= set(shared):
         missing = min(blocks - set(shared))
         raise ConfigError(
@@ -82,8 +91,3 @@ def start_from(model: nn.Module, folder: Path) -> str:
     fresh = [name for name in ours if name not in shared]
     kept = f"{len(shared):,} of {len(ours):,} tensors, its widths and bricks"
     return f"starts from {folder}: {kept}" + (f"; fresh: {', '.join(fresh)}" if fresh else "")
-
-
-def _another_head(name: str, ours: Tensor, theirs: Tensor) -> bool:
-    """Tell the map to another task's logits."""
-    return name.startswith("unembedding.") and ours.shape != theirs.shape

@@ -13,8 +13,7 @@ from transom.inputs.loader import Loader, ordered_batches
 from transom.inputs.pairs import Pairs, fingerprint
 from transom.inputs.report import DataReport, report_data
 from transom.inputs.tokenizer import Tokenizers
-from transom.models.network import Network
-from transom.models.seq2seq import Seq2SeqTransformer
+from transom.models.network import Network, Seq2SeqNetwork
 from transom.planning.flops import count_flops
 from transom.planning.precision import Precision
 from transom.training.pairs import read_pairs
@@ -84,7 +83,7 @@ class TranslationTask:
         self, model: Network, autocast: torch.autocast, precision: Precision
     ) -> tuple[dict[str, float], tuple[Mapping[str, Any], ...]]:
         """Measure a model on the validation pairs; return the figures and, where it translated, a few translations."""
-        assert isinstance(model, Seq2SeqTransformer)
+        assert isinstance(model, Seq2SeqNetwork)
         figures = validation_loss(model, self.valid_batches, autocast)
         n_sentences = self.recipe.training.validate_bleu
         if not n_sentences:

@@ -11,8 +11,7 @@ from transom.decoding.translator import Translator
 from transom.inputs.batch import Batch
 from transom.inputs.pairs import Pairs
 from transom.inputs.tokenizer import Tokenizers
-from transom.models.network import Network
-from transom.models.seq2seq import Seq2SeqTransformer
+from transom.models.network import Network, Seq2SeqNetwork
 from transom.training.evaluation import corpus_scores
 from transom.training.step import batch_loss
 
@@ -48,7 +47,7 @@ def validation_accuracy(model: Network, batches: Sequence[Batch], autocast: torc
 
 
 def validation_scores(
-    model: Seq2SeqTransformer, pairs: Pairs, n_sentences: int, tokenizers: Tokenizers, decoding: Decoding, dtype: torch.dtype
+    model: Seq2SeqNetwork, pairs: Pairs, n_sentences: int, tokenizers: Tokenizers, decoding: Decoding, dtype: torch.dtype
 ) -> tuple[dict[str, float], tuple[Mapping[str, str], ...]]:
     """Translate the first sentences of the validation set by products in ``dtype``; return bleu and chrf, and a few of the translations.
 

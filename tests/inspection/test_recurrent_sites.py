@@ -1,0 +1,79 @@
+"""The sites of recurrent networks, those inside of a decoder's loop among them: looking changes nothing, edits change what follows."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from transom.config.recurrent import RecurrentSeq2Seq
+from transom.inputs.batch import Sequences, TranslationBatch
+from transom.inspection.names import Edit, Recorder, sites
+from transom.layers.tap import tap, unrolled
+from transom.models.build import build_model
+from transom.models.network import Network
+
+ATTENTIONS: list[Any] = ["none", "additive", "luong", {"kind": "luong", "score": "concat", "input_feeding": False}]
+TARGET = Sequences.pad([[1, 4, 8], [1, 6]])
+BATCH = TranslationBatch(Sequences.pad([[5, 3, 9, 2], [7, 2]]), TARGET, TARGET.tokens, (0, 1))
+
+
+def config(attention: Any) -> RecurrentSeq2Seq:
+    sizes = {"d_model": 8, "n_encoder_layers": 2, "n_decoder_layers": 2, "source_vocab_size": 11, "target_vocab_size": 11}
+    return RecurrentSeq2Seq.model_validate(sizes | {"attention": attention, "dropout": 0.3})
+
+
+def tiny(attention: Any) -> Network:
+    torch.manual_seed(1)
+    return build_model(config(attention)).double().eval()
+
+
+@pytest.mark.parametrize("attention", ATTENTIONS, ids=str)
+def test_looking_changes_nothing(attention: Any) -> None:
+    model, results = tiny(attention).train(), []
+    for taps in (None, Recorder(["*"]).taps):
+        torch.manual_seed(7)
+        model.zero_grad()
+        logits = model(BATCH, taps)
+        logits.square().sum().backward()
+        results.append([logits, *(parameter.grad for parameter in model.parameters())])
+    assert all(torch.allclose(unseen, seen, rtol=0, atol=1e-12) for unseen, seen in zip(*results, strict=True))
+
+
+@pytest.mark.parametrize("attention", ATTENTIONS, ids=str)
+def test_an_edit_changes_what_follows_and_only_that(attention: Any) -> None:
+    model, plain = tiny(attention), Recorder(["*"])
+    plain_logits = model(BATCH, plain.taps)
+    assert list(plain.kept) == [site.address for site in sites(config(attention))]
+    for address, x in plain.kept.items():
+        value = torch.randn(x.shape, dtype=x.dtype, generator=torch.Generator().manual_seed(3)).requires_grad_()
+        edited = Recorder(["*"], {address: Edit(value)})
+        logits = model(BATCH, edited.taps)
+        assert torch.equal(edited.kept[address], value)
+        for other, found in edited.kept.items():
+            if not _depends(found, value):
+                assert torch.equal(found, plain.kept[other])
+        assert _depends(logits, value) and not torch.equal(logits, plain_logits)
+
+
+def _depends(x: Tensor, value: Tensor) -> bool:
+    return torch.autograd.grad(x.sum() * 1.0, value, retain_graph=True, allow_unused=True)[0] is not None
+
+
+@pytest.mark.parametrize("attention", ["additive", "luong"])
+def test_an_edit_at_one_place_of_a_loop_leaves_those_before_it(attention: str) -> None:
+    model, plain = tiny(attention), Recorder(["decoder.cross.z"])
+    before = model(BATCH, plain.taps)
+    here = torch.tensor([False, True, False])[:, None]
+    after = model(BATCH, Recorder([], {"decoder.cross.z": Edit(torch.ones(()), here)}).taps)
+    changed = (before != after).any(-1)
+    assert changed.tolist() == [[False, True, True], [False, True, True]]
+
+
+def test_a_site_in_a_loop_has_one_tensor_for_all_places() -> None:
+    recorder = Recorder(["x"], {"x": Edit(torch.tensor(5.0), torch.tensor([[False], [True], [False]]))})
+    taps = unrolled(recorder.taps, 3)
+    seen = [tap(taps, "x", torch.full((1, 2), float(i))) for i in range(3)]
+    assert recorder.kept["x"].tolist() == [[0.0, 0.0], [5.0, 5.0], [2.0, 2.0]]
+    assert torch.equal(torch.cat(seen), recorder.kept["x"])
+    assert unrolled(None, 2) is None

@@ -1,0 +1,148 @@
+"""Recurrent networks, which the Transformer took the place of: the encoder-decoder of 2014 to 2016, and language models."""
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from transom.config.recurrent import RecurrentDecoder, RecurrentSeq2Seq
+from transom.layers import mask as masks
+from transom.layers.dropout import Dropout
+from transom.layers.embedding import Embedding
+from transom.layers.position import Position
+from transom.layers.recurrent import RecurrentEncoder, RecurrentStack
+from transom.layers.recurrent_decoder import DecoderState, RecurrentCache, build_recurrent_decoder
+from transom.layers.sight import Sight
+from transom.layers.tap import Scope, scope
+from transom.models.network import LanguageNetwork, PairBatch, Seq2SeqNetwork, Sequences, TextBatch
+
+
+class RecurrentMemory(NamedTuple):
+    """The encoder's output.
+
+    Attributes:
+        states: of its last layer, a vector a source token.
+        ends: where each of its layers ended.
+        segments: 1 for tokens, 0 for padding.
+    """
+
+    states: Float[Tensor, "batch source d_model"]
+    ends: list[Float[Tensor, "batch d_model"]]
+    segments: Int[Tensor, "batch source"]
+
+
+class RecurrentEncoderDecoder(Seq2SeqNetwork):
+    """Sequence to sequence (Sutskever et al. 2014), with the attention of Bahdanau et al. (2015), of Luong et al. (2015), or none.
+
+    p(y | x) = prod_t p(y_t | y_<t, x), the same as the Transformer's; a row of a batch holds one sequence. Embeddings are scaled by
+    sqrt(d_embedding) as the Transformer's are, so that a table shared with the output map starts both near unit variance.
+    """
+
+    config: RecurrentSeq2Seq
+
+    def __init__(self, config: RecurrentSeq2Seq) -> None:
+        """Build from a configuration whose vocabulary sizes are known."""
+        super().__init__()
+        assert config.source_vocab_size and config.target_vocab_size, "the vocabulary sizes come from the tokenizer"
+        self.config, c = config, config
+        target = nn.Embedding(config.target_vocab_size, config.width_of_embedding)
+        source = target if config.tie == "all" else nn.Embedding(config.source_vocab_size, config.width_of_embedding)
+        self.source_embedding = Embedding(source, Position(c, causal=False), True, c.dropout)
+        self.target_embedding = Embedding(target, Position(c, causal=True), True, c.dropout)
+        self.encoder = RecurrentEncoder(config)
+        self.decoder = build_recurrent_decoder(config)
+        self.unembedding = nn.Linear(config.d_model, config.target_vocab_size, bias=False)
+        if config.tie != "none":
+            self.unembedding.weight = target.weight
+
+    def hidden(self, batch: PairBatch, taps: Scope | None = None) -> Float[Tensor, "batch target d_model"]:
+        """Return the decoder's last vectors, of which the logits are a linear map."""
+        memory, target = self.encode(batch.source, taps), batch.target
+        y = self.target_embedding(target.tokens, target.positions, scope(taps, "target_embedding"))
+        keys = self.decoder.keys(memory.states, memory.segments, scope(taps, "decoder"))
+        return self.decoder(y, self.decoder.begin(memory.ends), keys, scope(taps, "decoder"))[0]
+
+    def encode(self, source: Sequences, taps: Scope | None = None) -> RecurrentMemory:
+        """Read the source, from its start or from both ends."""
+        x = self.source_embedding(source.tokens, source.positions, scope(taps, "source_embedding"))
+        states, ends = self.encoder(x, source.segments, scope(taps, "encoder"))
+        return RecurrentMemory(states, ends, source.segments)
+
+    def sight(self, attention: str, batch: PairBatch) -> Sight:
+        """Let every step of the decoder see all of the source but padding."""
+        return Sight(masks.not_padding(batch.source.segments))
+
+    def start(self, memory: RecurrentMemory, n_beams: int, max_length: int) -> RecurrentCache:
+        """Prepare step-by-step decoding: map the source once; each of its ``n_beams`` rows starts where the encoder ended.
+
+        Args:
+            memory: of one sequence a row.
+            n_beams: rows a source; row ``source * n_beams + beam``.
+            max_length: most target tokens; a state has the same size however many there are.
+        """
+        ends = [end.repeat_interleave(n_beams, 0) for end in memory.ends]
+        return RecurrentCache(self.decoder.begin(ends), self.decoder.keys(memory.states, memory.segments))
+
+    def step(self, tokens: Int[Tensor, "rows new"], cache: RecurrentCache) -> Float[Tensor, "rows new vocab"]:
+        """Read the next target tokens of each row and return the logits of what follows each."""
+        y = self.target_embedding(tokens, _unsaid(tokens))
+        x, cache.state = self.decoder(y, cache.state, cache.source)
+        return self.unembedding(x)
+
+
+class RecurrentLanguageModel(LanguageNetwork):
+    """A recurrent language model (Zaremba et al. 2014): p(y) = prod_t p(y_t | y_<t), each sequence of a row from a state of zeros."""
+
+    config: RecurrentDecoder
+
+    def __init__(self, config: RecurrentDecoder) -> None:
+        """Build from a configuration whose vocabulary size is known."""
+        super().__init__()
+        assert config.vocab_size, "the vocabulary size comes from the tokenizer"
+        self.config = config
+        tokens = nn.Embedding(config.vocab_size, config.width_of_embedding)
+        self.embedding = Embedding(tokens, Position(config, causal=True), True, config.dropout)
+        self.decoder = RecurrentStack(config.cell, config.inputs, config.d_model, config.dropout)
+        self.dropout = Dropout(config.dropout)
+        self.unembedding = nn.Linear(config.d_model, config.vocab_size, bias=False)
+        if config.tie:
+            self.unembedding.weight = tokens.weight
+
+    def hidden(self, batch: TextBatch, taps: Scope | None = None) -> Float[Tensor, "batch target d_model"]:
+        """Return the last layer's states, of which the logits are a linear map."""
+        text = batch.target
+        x = self.embedding(text.tokens, text.positions, scope(taps, "embedding"))
+        return self.dropout(self.decoder.read(x, text.segments, scope(taps, "decoder")))
+
+    def sight(self, attention: str, batch: TextBatch) -> Sight:
+        """Refuse: there is no attention in it."""
+        raise AssertionError(f"a recurrent language model has no {attention}")
+
+    def encode(self, source: Sequences) -> Sequences:
+        """Take the prompts as they are: ``start`` reads them."""
+        return source
+
+    def start(self, memory: Sequences, n_beams: int, max_length: int) -> RecurrentCache:
+        """Prepare step-by-step decoding: read all but the last token of each prompt, which the first step reads.
+
+        Args:
+            memory: prompts of one length, the start symbol first, nothing padded.
+            n_beams: rows a prompt; row ``prompt * n_beams + beam``.
+            max_length: most new tokens; a state has the same size however many there are.
+        """
+        read = memory.tokens[:, :-1].repeat_interleave(n_beams, 0)
+        x = self.embedding(read, _unsaid(read))
+        states = tuple(layer.zeros(x) for layer in self.decoder.layers)
+        return RecurrentCache(DecoderState(self.decoder.run(x, states)[1] if read.shape[1] else states))
+
+    def step(self, tokens: Int[Tensor, "rows new"], cache: RecurrentCache) -> Float[Tensor, "rows new vocab"]:
+        """Read the next tokens of each row and return the logits of what follows each."""
+        x, layers = self.decoder.run(self.embedding(tokens, _unsaid(tokens)), cache.state.layers)
+        cache.state = DecoderState(layers)
+        return self.unembedding(x)
+
+
+def _unsaid(tokens: Int[Tensor, "rows new"]) -> Int[Tensor, "1 new"]:
+    """Give positions to an embedding that adds nothing for them: order is what a recurrence is."""
+    return torch.arange(tokens.shape[1], device=tokens.device)[None]
