@@ -21,6 +21,7 @@ from transom.layers.feed_forward import build_feed_forward
 from transom.layers.norm import build_norm
 from transom.layers.position import build_position
 from transom.layers.residual import PostNorm, PreNorm, Residual, Sandwich
+from transom.layers.rule import LOOKING_BACK, Places
 from transom.layers.sight import Sight, look
 from transom.layers.stack import Stack
 
@@ -58,7 +59,8 @@ class Placed(nn.Module):
         self.position, self.attn = build_position(c, causal=kind == "alibi"), Attention(c)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.attn(x, look(self.position, POSITIONS, POSITIONS, CAUSAL.mask))
+        places = Places(POSITIONS, torch.ones_like(POSITIONS))
+        return self.attn(x, look(self.position, places, places, [LOOKING_BACK])[0])
 
 
 Call = Callable[[Any, Tensor, Tensor], Tensor]

@@ -6,12 +6,13 @@ from typing import get_args
 from transom.config.brick import Schema, schemas
 from transom.config.bricks import PLACEMENTS
 from transom.config.model import TextTransformer
+from transom.config.patterns import AnyPattern
 
 HEAD = """# Bricks
 
 Every model is built from the same block, and a block from bricks that a recipe names: `--set model.norm=rmsnorm`, or
-`[model] feed_forward = "swiglu"`. This page is written by `make docs` from the schemas in `transom/config/bricks.py`; a test fails when
-it is not current. [config.md](config.md) has the fields of each. `tests/agreement/test_bricks.py` compares each brick with other people's
+`[model] feed_forward = "swiglu"`. This page is written by `make docs` from the schemas in `transom/config/`; a test fails when it is not
+current. [config.md](config.md) has the fields of each. `tests/agreement/test_bricks.py` compares each brick with other people's
 or with its formula in float64, `tests/models/test_combinations.py` tries them in random combinations.
 """
 
@@ -29,6 +30,8 @@ def catalogue() -> str:
     parts = [HEAD]
     for field, title in TITLES.items():
         parts += _table(title, field, (_row(brick) for brick in schemas(TextTransformer.model_fields[field].annotation)))
+        if field == "attention":
+            parts += _table("Attention patterns", "attention.pattern", (_row(brick) for brick in schemas(AnyPattern)))
     parts += _table(
         "Where the norm stands",
         "norm_placement",
