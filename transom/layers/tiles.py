@@ -260,9 +260,10 @@ class _Gathered(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, *learned = ctx.saved_tensors
+        q, k, v, *learned = (x.detach() for x in ctx.saved_tensors)  # what lies before them is not this function's
         sides = (q, k, v)
         sums = [torch.zeros_like(x, dtype=torch.promote_types(x.dtype, torch.float32)) for x in (*sides, *learned)]
+        learned = [x.requires_grad_() for x in learned]
         with torch.random.fork_rng([]), torch.enable_grad():
             torch.set_rng_state(ctx.draws)  # what was dropped is dropped again
             for chunk in ctx.part.chunks:
