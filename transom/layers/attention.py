@@ -174,9 +174,11 @@ def attend_part(
     """Attend explicitly to a part of the keys; also give the logarithm of each query's sum of exponentials, by which parts are joined."""
     s = scores(q, k, terms)
     s = s.to(torch.promote_types(s.dtype, torch.float32))
-    seen = s if terms.mask is None else s.masked_fill(~terms.mask, torch.finfo(s.dtype).min)
-    z = dropped(pattern(s, terms), terms.dropout, True).to(v.dtype) @ per_query_head(v, q.shape[1])
-    return z, seen.logsumexp(-1, keepdim=True)
+    if terms.mask is not None:
+        s = s.masked_fill(~terms.mask, torch.finfo(s.dtype).min)
+    log = s.logsumexp(-1, keepdim=True)
+    z = dropped((s - log).exp(), terms.dropout, True).to(v.dtype) @ per_query_head(v, q.shape[1])
+    return z if terms.mask is None else z.masked_fill(~terms.mask.any(-1, keepdim=True), 0.0), log
 
 
 def attend_tiles(
