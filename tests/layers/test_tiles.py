@@ -70,7 +70,7 @@ def test_tiles_equal_the_reference(
     longest = max(row.segments.shape[1] for row in rows)
     places = Places(*(torch.cat([torch.nn.functional.pad(x, (0, longest - x.shape[1])) for x in side]) for side in zip(*rows, strict=True)))
     rule = (LOOKING_BACK if causal else SAME_SEGMENT) & pattern(fields)
-    if plan(rule, places, places)[0].chunks:
+    if plan(rule, places, places):
         assert same(both_ways(rule, places, places, position_of(position), terms), 1e-10)
 
 
@@ -120,6 +120,13 @@ def test_what_is_dropped_forward_is_dropped_backward(fields: dict[str, Any]) -> 
     assert torch.equal(torch.get_rng_state(), state), "the gradient takes no draws from what comes after"
     kept = attend_tiles(q, k, torch.ones_like(v), tiles, Terms(dropout=0.5))
     assert kept.mean().item() == pytest.approx(1, abs=0.1) and kept.std() > 0.1
+
+
+def test_a_part_that_sees_nothing_is_left_out() -> None:
+    """Of texts shorter than its window, a strided pattern adds nothing to it."""
+    rule, texts = LOOKING_BACK & pattern(SPARSE), packed([18] * 8, 0)
+    assert len(plan(rule, texts, texts)) == 1 and not plan(~pattern({"kind": "full"}), texts, texts)
+    assert same(both_ways(rule, texts, texts, position_of("alibi"), {"sinks": True}), 1e-10)
 
 
 def test_pairs_are_counted_without_the_matrix() -> None:

@@ -112,14 +112,15 @@ def parts_of(rule: Rule) -> list[tuple[Rule, Rule | None]]:
 
 
 def plan(rule: Rule, queries: Places, keys: Places) -> list[Part]:
-    """Find the visible tiles of a mask.
+    """Find the visible tiles of a mask; parts of it that see nothing are left out.
 
     Args:
         rule: the mask.
         queries: where the queries stand.
         keys: where the keys stand.
     """
-    return [_part(each, _side(queries, order), _side(keys, order)) for each, order in parts_of(rule)]
+    parts = [_part(each, _side(queries, order), _side(keys, order)) for each, order in parts_of(rule)]
+    return [part for part in parts if part.chunks]
 
 
 def visible_pairs(parts: Sequence[Part]) -> int:
@@ -216,6 +217,7 @@ def over_tiles(
     With Z_p and L_p what part p alone gives and the logarithm of its sum of exponentials, Z = sum_p softmax_p(L) Z_p. A sink is a part
     that gives 0.
     """
+    assert tiles.parts, "something is seen"
     found = []
     for part in tiles.parts:
         sides = part.queries.lay(q), part.keys.lay(k), part.keys.lay(v)
