@@ -8,6 +8,7 @@ from typing import Any
 
 HERE = Path(__file__).parent
 RESULTS, README, FRONT = HERE / "results" / "translation.json", HERE / "README.md", HERE.parent / "README.md"
+PATTERNS = HERE / "results" / "patterns.json"
 LEARNING = {language: HERE / "results" / f"multi30k-{language}.json" for language in ("de", "fr")}
 BEGIN, END = "<!-- results: written by python -m benchmarks.tables -->\n", "<!-- end of results -->\n"
 NOTHING = "Nothing is measured yet.\n"
@@ -76,6 +77,37 @@ def learning(language: str, records: Sequence[dict[str, Any]]) -> str:
     return f"### Learning, Multi30k English to {target}, BLEU\n\n{told}\n\n{_laid_out(rows)}"
 
 
+def patterns(result: dict[str, Any]) -> str:
+    """Lay out what attention patterns cost beside full attention, a table a length."""
+    facts, rows = result["facts"], result["rows"]
+    told = (
+        f"{facts['date']}; {facts['processor']}; {facts['threads']} threads, load {facts['load_before']} before; torch"
+        f" {facts['versions']['torch']}; `{facts['command']}`. One layer of {result['shape']['n_heads']} heads of"
+        f" {result['shape']['d_head']}, float32, one causal text; medians and quartiles."
+    )
+    parts = [f"### Attention patterns\n\n{told}\n"]
+    for tokens in dict.fromkeys(row["tokens"] for row in rows):
+        here = [row for row in rows if row["tokens"] == tokens]
+        full = here[0]
+        table = [
+            {
+                "pattern": row["pattern"],
+                "way": row["way"],
+                "visible_pairs": f"{row['visible_pairs']:,} ({row['visible_pairs'] / full['visible_pairs']:.1%})",
+                **{
+                    f"{what}, ms": f"{row[f'{key}_ms']:,.1f} ({row[f'{key}_ms_low']:,.1f} to {row[f'{key}_ms_high']:,.1f})"
+                    for what, key in (("forward", "forward"), ("forward and back", "both"))
+                },
+                "of full": f"{row['both_ms'] / full['both_ms']:.2f}",
+                "memory, MB": "" if row["both_bytes"] is None else f"{row['both_bytes'] / 1e6:,.0f}",
+                "plan, ms": "" if row["plan_ms"] is None else f"{row['plan_ms']:,.1f}",
+            }
+            for row in here
+        ]
+        parts.append(f"#### {tokens:,} tokens\n\n{_laid_out(table)}")
+    return "\n".join(parts)
+
+
 def _laid_out(rows: Sequence[dict[str, Any]]) -> str:
     names = list(rows[0])
     lines = [names, ["---"] * len(names), *([_cell(row[name]) for name in names] for row in rows)]
@@ -101,6 +133,7 @@ def current() -> str:
     """Give what the README should show."""
     parts = [markdown(json.loads(RESULTS.read_text(encoding="utf-8")))] if RESULTS.exists() else []
     parts += [learning(language, json.loads(path.read_text(encoding="utf-8"))) for language, path in LEARNING.items() if path.exists()]
+    parts += [patterns(json.loads(PATTERNS.read_text(encoding="utf-8")))] if PATTERNS.exists() else []
     return "\n".join(parts) or NOTHING
 
 

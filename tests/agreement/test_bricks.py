@@ -187,7 +187,7 @@ def test_alibi_is_blooms(n_heads: int) -> None:
     position = build_position(config(n_heads=n_heads, d_head=8, position="alibi"), causal=True)
     theirs = build_alibi_tensor(torch.ones(1, 7), n_heads, torch.float64).view(1, n_heads, 1, 7)
     places = torch.arange(7)[None]
-    ours = position.bias(places, places)
+    ours = position.bias(places, places, *position.learned)
     assert ours is not None and (ours <= 0).all()
     seen = torch.ones(7, 7, dtype=torch.bool).tril()
     softmaxes = [bias.expand(1, n_heads, 7, 7).masked_fill(~seen, -math.inf).softmax(-1) for bias in (ours, theirs)]
@@ -209,7 +209,7 @@ def test_relative_biases_stand_at_their_offsets() -> None:
     position = build_position(config(position="relative"), causal=False)
     assert isinstance(position, Relative)
     queries, keys = torch.tensor([[4, 0]]), torch.tensor([[1, 2, 9]])
-    bias = position.bias(queries, keys)
+    bias = position.bias(queries, keys, *position.learned)
     for i, j in torch.cartesian_prod(torch.arange(2), torch.arange(3)).tolist():
         bucket = position.buckets(keys[0, j] - queries[0, i])
         assert torch.equal(bias[0, :, i, j], position.table.weight[bucket])

@@ -158,3 +158,8 @@ def test_every_brick_searches_as_it_trains(field: str, brick: Brick) -> None:
     tokens = torch.tensor([[3], [4], [5], [6], [7]])
     expected = model.step(tokens, model.start(model.encode(source), 1, 3))
     assert torch.allclose(searcher.step(tokens, searcher.start(searcher.encode(source), 1, 3)), expected, rtol=0, atol=1e-10)
+
+
+def test_a_pattern_is_searched_with_the_model_itself() -> None:
+    model = tiny_model(VOCAB, attention={"pattern": {"kind": "window", "size": 2}})
+    assert searcher_of(model) is model and isinstance(searcher_of(tiny_model(VOCAB)), FlatSeq2Seq)

@@ -27,6 +27,7 @@ from transom.layers.position import build_position
 from transom.layers.recurrent import EncoderLayer, Recurrence, RecurrentEncoder, RecurrentStack, backwards
 from transom.layers.recurrent_decoder import AdditiveScore, DotScore, PlainDecoder, SourceAttention, build_recurrent_decoder
 from transom.layers.residual import PostNorm, PreNorm, Residual, Sandwich
+from transom.layers.rule import LOOKING_BACK, Places
 from transom.layers.sight import Sight, look
 from transom.layers.stack import Stack
 from transom.layers.stem import Stem
@@ -80,7 +81,8 @@ class Placed(nn.Module):
         self.position, self.attn = build_position(c, causal=kind == "alibi"), Attention(c)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.attn(x, look(self.position, POSITIONS, POSITIONS, CAUSAL.mask))
+        places = Places(POSITIONS, torch.ones_like(POSITIONS))
+        return self.attn(x, look(self.position, places, places, [LOOKING_BACK])[0])
 
 
 SEGMENTS = torch.tensor([[1, 1], [1, 0]])

@@ -50,8 +50,23 @@ POSITIONS = st.sampled_from(
         {"kind": "relative", "n_buckets": 6, "max_distance": 5},
     ]
 )
+PATTERNS = st.sampled_from(
+    [
+        *("full", "window", "local", "logarithmic"),
+        {"kind": "window", "size": 2},
+        {"kind": "strided", "stride": 2},
+        {"kind": "all", "of": [{"kind": "window", "size": 4}, {"kind": "strided", "stride": 2}]},
+        {"kind": "any", "of": [{"kind": "local", "size": 2}, {"kind": "summary", "stride": 3, "columns": 1}]},
+        {"kind": "any", "of": [{"kind": "random", "size": 1}, {"kind": "global"}, {"kind": "window", "size": 1}]},
+        [{"kind": "not", "of": {"kind": "strided", "stride": 2}}, "full"],
+        [{"kind": "window", "size": 2}, {"kind": "logarithmic", "local": 1}, "full"],
+    ]
+)
+"""Of texts of five tokens, none so narrow that a token sees itself alone, since then queries and keys learn nothing."""
+
 ATTENTION = st.fixed_dictionaries(
     {
+        "pattern": PATTERNS,
         "bias": st.booleans(),
         "output_bias": st.booleans(),
         "qk_norm": st.sampled_from(["none", "rmsnorm", "layernorm"]),

@@ -53,7 +53,7 @@ NETWORKS = st.one_of(
             "stem": st.sampled_from(STEMS),
             "norm": NORMS,
             "norm_placement": st.sampled_from(["post", "pre", "sandwich", "parallel"]),
-            "attention": ATTENTION,
+            "attention": ATTENTION.map(lambda drawn: drawn | {"pattern": "full"}),
             "feed_forward": FEED_FORWARD,
             "dropout": st.sampled_from([0.0, 0.2]),
         }
@@ -194,6 +194,7 @@ def test_a_resized_grid_is_the_picture_at_another_size_and_the_token_in_front_st
         ({"image_size": 10, "patch_size": 1, "stem": STEMS[2]}, "multiple of 4, as its stages halve it, found 10"),
         ({"image_size": 4096, "patch_size": 1}, "at most 65536 patches, found 4096 x 4096"),
         ({"d_model": 6, "n_heads": 2, "position": "sinusoidal-2d"}, "multiple of 4, found 6"),
+        ({"attention": {"pattern": "window"}}, "patches see all of each other"),
         ({"pixel_mean": [0.5]}, "pixel_mean of 3 channels, found 1"),
         ({"stem": {"kind": "convolutional", "attention": {"kind": "cbam", "kernel": 4}}}, "an odd kernel, found 4"),
     ],

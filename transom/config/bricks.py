@@ -4,11 +4,12 @@ A brick's docstring has its equation and source, ``advice`` what it costs and wh
 each brick counts its own parameters.
 """
 
-from typing import Annotated, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from transom.config.brick import Brick
+from transom.config.patterns import AnyPattern, Full
 
 
 class LayerNorm(Brick):
@@ -192,6 +193,9 @@ class MultiHead(Brick):
         NoNorm(),
         description="a norm of each head's queries and keys, before positions turn them (Dehghani et al. 2023, after Henry et al. 2020)",
     )
+    pattern: Annotated[AnyPattern, Field(discriminator="kind")] = Field(
+        Full(), description="which tokens of its own sequence a token looks at, among those that the family lets it see"
+    )
     softcap: float | None = Field(
         None,
         gt=0,
@@ -201,6 +205,11 @@ class MultiHead(Brick):
         False,
         description="a learned score a head for attending to nothing (Agarwal et al. 2025, gpt-oss); attention is then computed explicitly",
     )
+
+    @field_validator("pattern", mode="before")
+    @classmethod
+    def _a_list_is_a_cycle(cls, value: Any) -> Any:
+        return {"kind": "cycle", "of": value} if isinstance(value, list) else value
 
     def parameters(self, d_model: int, n_heads: int, n_kv_heads: int, d_head: int, d_value: int) -> int:
         """Count W_Q, W_K, W_V, W_O, their biases, norms and sinks."""

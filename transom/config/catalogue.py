@@ -6,6 +6,7 @@ from typing import get_args
 from transom.config.brick import Schema, schemas
 from transom.config.bricks import PLACEMENTS
 from transom.config.model import TextTransformer
+from transom.config.patterns import AnyPattern
 from transom.config.recurrent import RecurrentSeq2Seq
 from transom.config.vision import Convolutional, VisionTransformer
 
@@ -44,6 +45,8 @@ def catalogue() -> str:
         name, holders = field.split(".")[-1], HOLDERS.get(field, (TextTransformer, VisionTransformer))
         found = dict.fromkeys(brick for holder in holders for brick in schemas(holder.model_fields[name].annotation))
         parts += _table(title, field, (_row(brick) for brick in found))
+        if field == "attention":
+            parts += _table("Attention patterns", "attention.pattern", (_row(brick) for brick in schemas(AnyPattern)))
     parts += _table(
         "Where the norm stands",
         "norm_placement",

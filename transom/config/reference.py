@@ -60,7 +60,8 @@ def _value(field: FieldInfo) -> str:
         elif isinstance(member, type) and issubclass(member, Schema):
             parts += [f'`"{choice}"`' for choice in _kinds(member)] or ["table"]
         else:
-            parts.append("list of texts" if get_origin(member) in (list, tuple) else words[member])
+            listed = get_origin(member) in (list, tuple)
+            parts.append(f"list of {'texts' if str in members(get_args(member)[0]) else 'tables or kinds'}" if listed else words[member])
     return " or ".join(dict.fromkeys(parts)) + "".join(_bounds(field))
 
 

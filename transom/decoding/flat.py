@@ -12,6 +12,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from transom.config.patterns import Full
 from transom.decoding.products import Arithmetic, Product, arithmetic_of
 from transom.decoding.roles import StepModel
 from transom.inputs.batch import Sequences
@@ -45,7 +46,7 @@ def searcher_of(model: Network, dtype: torch.dtype | None = None) -> StepModel[A
     """
     if dtype not in (None, model.unembedding.weight.dtype):
         model = copy.deepcopy(model).to(dtype).eval()
-    if isinstance(model, Seq2SeqTransformer) and all(map(_has_flat_form, model.modules())):
+    if isinstance(model, Seq2SeqTransformer) and model.config.attention.pattern == Full() and all(map(_has_flat_form, model.modules())):
         return FlatSeq2Seq(model)
     assert isinstance(model, StepModel)
     return model

@@ -16,6 +16,7 @@ from transom.layers.norm import build_norm
 from transom.layers.position import Rotation, turn
 from transom.layers.sight import EVERYTHING, Sight
 from transom.layers.tap import Scope, scope, tap
+from transom.layers.tiles import Tiles, over_tiles
 
 SHORT = 1024
 """Up to this many keys, training on a CPU computes attention explicitly: the fused kernel is 1.4 to 8 times slower there, forward and back.
@@ -164,6 +165,40 @@ def attend_short(
     return z
 
 
+def attend_part(
+    q: Float[Tensor, "batch n_heads query d_head"],
+    k: Float[Tensor, "batch kv_heads key d_head"],
+    v: Float[Tensor, "batch kv_heads key d_value"],
+    terms: Terms = PLAIN,
+) -> tuple[Float[Tensor, "batch n_heads query d_value"], Float[Tensor, "batch n_heads query 1"]]:
+    """Attend explicitly to a part of the keys; also give the logarithm of each query's sum of exponentials, by which parts are joined."""
+    s = scores(q, k, terms)
+    s = s.to(torch.promote_types(s.dtype, torch.float32))
+    if terms.mask is not None:
+        s = s.masked_fill(~terms.mask, torch.finfo(s.dtype).min)
+    log = s.logsumexp(-1, keepdim=True)
+    z = dropped((s - log).exp(), terms.dropout, True).to(v.dtype) @ per_query_head(v, q.shape[1])
+    return z if terms.mask is None else z.masked_fill(~terms.mask.any(-1, keepdim=True), 0.0), log
+
+
+def attend_tiles(
+    q: Float[Tensor, "batch n_heads query d_head"],
+    k: Float[Tensor, "batch kv_heads key d_head"],
+    v: Float[Tensor, "batch kv_heads key d_value"],
+    tiles: Tiles,
+    terms: Terms = PLAIN,
+) -> Float[Tensor, "batch n_heads query d_value"]:
+    """Attend over the visible tiles of a mask: the same function as ``attend_explicit`` with its mask and bias written out."""
+    lean = len(tiles.parts) == 1 and terms.softcap is None and terms.sinks is None and not tiles.learned
+    plain = terms._replace(sinks=None)
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, bias: Tensor | None) -> tuple[Tensor, ...]:
+        here = plain._replace(mask=mask, bias=bias)
+        return (attend_short(q, k, v, here),) if lean else attend_part(q, k, v, here)
+
+    return over_tiles(attend, q, k, v, tiles, terms.sinks)
+
+
 def attend(
     q: Float[Tensor, "batch n_heads query d_head"],
     k: Float[Tensor, "batch kv_heads key d_head"],
@@ -240,7 +275,10 @@ class Attention(nn.Module):
             q = self.q_norm(q, scope(taps, "q_norm"))
         q = turn(q, sight.rotation)
         q = tap(taps, "q", q)
-        z = attend(q, k, v, self.terms(sight))
+        if sight.seen is not None:
+            k, v = k.index_select(2, sight.seen), v.index_select(2, sight.seen)
+        terms = self.terms(sight)
+        z = attend(q, k, v, terms) if sight.tiles is None else attend_tiles(q, k, v, sight.tiles, terms)
         z = tap(taps, "z", z)
         return self.o(z.transpose(1, 2).reshape(*x.shape[:2], -1))
 

@@ -47,10 +47,15 @@ class Position(nn.Module):
         """Return how queries and keys at these positions are turned, or None for not at all."""
         return None
 
+    @property
+    def learned(self) -> tuple[Tensor, ...]:
+        """What the bias is learned from."""
+        return ()
+
     def bias(
-        self, queries: Int[Tensor, "#batch query"], keys: Int[Tensor, "#batch key"]
+        self, queries: Int[Tensor, "#batch query"], keys: Int[Tensor, "#batch key"], *learned: Tensor
     ) -> Float[Tensor, "#batch n_heads query key"] | None:
-        """Return what is added to the scores between these positions, or None for nothing."""
+        """Return what is added to the scores between these positions, or None for nothing; a function of ``learned`` alone."""
         return None
 
 
@@ -232,7 +237,9 @@ class Alibi(Position):
         self.slopes: Tensor
         self.register_buffer("slopes", torch.tensor(slopes(config.n_heads), dtype=torch.get_default_dtype()), persistent=False)
 
-    def bias(self, queries: Int[Tensor, "#batch query"], keys: Int[Tensor, "#batch key"]) -> Float[Tensor, "#batch n_heads query key"]:
+    def bias(
+        self, queries: Int[Tensor, "#batch query"], keys: Int[Tensor, "#batch key"], *learned: Tensor
+    ) -> Float[Tensor, "#batch n_heads query key"]:
         """Penalise distance."""
         distance = (queries[:, None, :, None] - keys[:, None, None, :]).abs()
         return -self.slopes[:, None, None] * distance
@@ -260,9 +267,17 @@ class Relative(Position):
         far = torch.log(distance.clamp(min=1).float() / exact) / math.log(self.max_distance / exact) * (n - exact)
         return first + torch.where(distance < exact, distance, (exact + far.long()).clamp(max=n - 1))
 
-    def bias(self, queries: Int[Tensor, "#batch query"], keys: Int[Tensor, "#batch key"]) -> Float[Tensor, "#batch n_heads query key"]:
+    @property
+    def learned(self) -> tuple[Tensor, ...]:
+        """The table."""
+        return (self.table.weight,)
+
+    def bias(
+        self, queries: Int[Tensor, "#batch query"], keys: Int[Tensor, "#batch key"], *learned: Tensor
+    ) -> Float[Tensor, "#batch n_heads query key"]:
         """Look up each head's bias."""
-        return self.table(self.buckets(keys[:, None, :] - queries[:, :, None])).permute(0, 3, 1, 2)
+        (table,) = learned
+        return F.embedding(self.buckets(keys[:, None, :] - queries[:, :, None]), table).permute(0, 3, 1, 2)
 
 
 POSITIONS: dict[str, Callable[[Transformer, bool], Position]] = {

@@ -1,11 +1,25 @@
 """What the queries of a pass may see, and from where: computed once a stack, used by all its blocks."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
+import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from transom.layers.position import Position, Rotation
+from transom.layers.rule import LOOKING_BACK, Places, Rule
+from transom.layers.tiles import Part, Tiles, plan
+
+LONG = 1024
+"""From this many queries on, a CPU looks for tiles that it need not compute: below, all of them take less time than a choice."""
+
+MOST = 0.4
+"""Most tiles of a mask, as a share of all, with which to leave out the others pays: what is gathered takes twice a dense kernel's time a
+pair. A causal mask alone has half of all."""
+
+RARE = 0.5
+"""Most keys of a step, as a share of all, with which to gather them pays."""
 
 
 class Sight(NamedTuple):
@@ -16,24 +30,90 @@ class Sight(NamedTuple):
         bias: added to the scores.
         rotation: how the queries, and those keys that are new in this pass, are turned.
         real: True at queries that are tokens, False at padding; None where all are tokens.
+        tiles: mask and bias by visible tiles, in place of both.
+        seen: numbers of the only keys that any query sees; None for all.
     """
 
     mask: Bool[Tensor, "..."] | None = None
     bias: Float[Tensor, "..."] | None = None
     rotation: Rotation | None = None
     real: Bool[Tensor, "#batch query"] | None = None
+    tiles: Tiles | None = None
+    seen: Int[Tensor, "seen"] | None = None
 
 
 EVERYTHING = Sight()
 """All of it, without order."""
 
 
-def look(
-    position: Position,
-    queries: Int[Tensor, "#batch query"],
-    keys: Int[Tensor, "#batch key"],
-    mask: Bool[Tensor, "..."] | None,
-    real: Bool[Tensor, "#batch query"] | None = None,
-) -> Sight:
-    """Let tokens at ``queries`` see their own sequence's tokens at ``keys`` as the position brick has it."""
-    return Sight(mask, position.bias(queries, keys), position.rotation(queries), real)
+def look(position: Position, queries: Places, keys: Places, rules: Sequence[Rule], written_out: bool = False) -> list[Sight]:
+    """Let tokens see those of their own sequence that rules allow, as the position brick has it.
+
+    Args:
+        position: the brick.
+        queries: where the tokens stand.
+        keys: where those stand that they may see.
+        rules: of the first, second, ... block, and again from the first.
+        written_out: give masks and biases as matrices, however long.
+
+    Returns:
+        What the blocks see in turn.
+    """
+    rotation = position.rotation(queries.positions)
+    parts = [None if written_out else visible_tiles(rule, queries, keys) for rule in rules]
+    bias = None if all(parts) else position.bias(queries.positions, keys.positions, *position.learned)
+    real = queries.segments > 0
+    return [
+        Sight(rotation=rotation, real=real, tiles=Tiles(visible, position.bias, position.learned))
+        if visible
+        else Sight(rule.matrix(queries, keys), bias, rotation, real)
+        for rule, visible in zip(rules, parts, strict=True)
+    ]
+
+
+def look_back(position: Position, rules: Sequence[Rule], n_read: int, n_new: int, device: torch.device) -> list[Sight]:
+    """Let new tokens of sequences that are read step by step see those before them that rules allow.
+
+    Args:
+        position: the brick.
+        rules: of the first, second, ... block, and again from the first.
+        n_read: tokens that were read before.
+        n_new: tokens that are read now.
+        device: where they are.
+
+    Returns:
+        What the blocks see in turn.
+    """
+    positions = torch.arange(n_read + n_new, device=device)[None]
+    every = Places(positions, torch.ones_like(positions))
+    new = every.each(lambda x: x[:, n_read:])
+    if n_new > 1:
+        return look(position, new, every, rules)
+    rotation = position.rotation(new.positions)
+    return [_last(position, rule, new, every, rotation) for rule in rules]
+
+
+def _last(position: Position, rule: Rule, new: Places, every: Places, rotation: Rotation | None) -> Sight:
+    """Let the last token look back, at the rare keys that it may see or, if they are many, at all."""
+    mask, keys, seen = None, every.positions, None
+    if rule != LOOKING_BACK:
+        mask = rule.matrix(new, every)
+        places = mask.flatten().nonzero()[:, 0]
+        if 0 < len(places) <= RARE * mask.numel():
+            mask, keys, seen = None, keys[:, places], places
+    return Sight(mask, position.bias(new.positions, keys, *position.learned), rotation, seen=seen)
+
+
+def visible_tiles(rule: Rule, queries: Places, keys: Places) -> list[Part] | None:
+    """Find the visible tiles of a mask, if to leave out the others pays."""
+    length = queries.segments.shape[1]
+    if length < LONG or queries.segments.device.type != "cpu" or torch.compiler.is_compiling():
+        return None
+    parts = plan(rule, queries, keys)
+    whole = queries.segments.numel() * keys.segments.shape[1]
+    return parts if 0 < sum(part.pairs for part in parts) <= MOST * whole else None
+
+
+def of_block(sights: Sequence[Sight], attention: str) -> Sight:
+    """Choose what an attention sees, from what the blocks see in turn and its address, as ``decoder.blocks.3.attn``."""
+    return sights[int(attention.split(".blocks.")[1].split(".")[0]) % len(sights)]

@@ -27,7 +27,7 @@ class Stack(nn.Module):
     def forward(
         self,
         x: Float[Tensor, "rows query d_model"],
-        sight: Sight = EVERYTHING,
+        sight: Sight | list[Sight] = EVERYTHING,
         memory: Float[Tensor, "batch key d_model"] | Sequence[KeyValues] | None = None,
         memory_sight: Sight = EVERYTHING,
         caches: Sequence[KeyValueCache] | None = None,
@@ -37,7 +37,7 @@ class Stack(nn.Module):
 
         Args:
             x: the embedded tokens.
-            sight: what a token may see of its own sequence.
+            sight: what a token may see of its own sequence, in all blocks or in the first, second, ..., and again from the first.
             memory: the encoder's output, or its keys and values block by block.
             memory_sight: what a token may see of the memory.
             caches: earlier tokens' keys and values, block by block.
@@ -46,7 +46,8 @@ class Stack(nn.Module):
         for i, block in enumerate(self.blocks):
             block_memory = memory if memory is None or isinstance(memory, Tensor) else memory[i]
             cache = None if caches is None else caches[i]
-            x = block(x, sight, block_memory, memory_sight, cache, scope(taps, f"blocks.{i}"))
+            block_sight = sight if isinstance(sight, Sight) else sight[i % len(sight)]
+            x = block(x, block_sight, block_memory, memory_sight, cache, scope(taps, f"blocks.{i}"))
         return x if self.norm is None else self.norm(x, scope(taps, "norm"))
 
     def keys_values(self, memory: Float[Tensor, "batch key d_model"]) -> list[KeyValues]:

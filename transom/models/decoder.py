@@ -5,11 +5,11 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from transom.config.model import Decoder
-from transom.layers import mask as masks
 from transom.layers.cache import DecoderCache, KeyValueCache
 from transom.layers.embedding import Embedding
 from transom.layers.position import build_position
-from transom.layers.sight import Sight, look
+from transom.layers.rule import LOOKING_BACK, Places, build_rules
+from transom.layers.sight import Sight, look, look_back, of_block
 from transom.layers.stack import Stack
 from transom.layers.tap import Scope, scope
 from transom.models.network import LanguageNetwork, Sequences, TextBatch
@@ -26,6 +26,7 @@ class DecoderTransformer(LanguageNetwork):
         tokens = nn.Embedding(config.vocab_size, config.d_model)
         self.embedding = Embedding(tokens, build_position(config, causal=True), config.scale_embeddings, config.dropout)
         self.decoder = Stack(config, config.n_layers, cross=False)
+        self.rules = build_rules(config.attention.pattern, LOOKING_BACK)
         self.unembedding = nn.Linear(config.d_model, config.vocab_size, bias=False)
         if config.tie:
             self.unembedding.weight = tokens.weight
@@ -38,13 +39,12 @@ class DecoderTransformer(LanguageNetwork):
 
     def sight(self, attention: str, batch: TextBatch) -> Sight:
         """Return what the queries of an attention may see of a batch."""
-        return self.target_sight(batch.target)
+        return of_block(self.target_sight(batch.target, written_out=True), attention)
 
-    def target_sight(self, text: Sequences) -> Sight:
-        """Let tokens see themselves and those before them in their own document."""
-        length = text.tokens.shape[1]
-        mask = masks.same_segment(text.segments, text.segments) & masks.causal(length, length, text.tokens.device)
-        return look(self.embedding.position, text.positions, text.positions, mask, text.segments > 0)
+    def target_sight(self, text: Sequences, written_out: bool = False) -> list[Sight]:
+        """Let tokens see themselves and those before them in their own document, as each block's pattern has it."""
+        places = Places(text.positions, text.segments)
+        return look(self.embedding.position, places, places, self.rules, written_out)
 
     def encode(self, prompt: Sequences) -> Sequences:
         """Take the prompts as they are: this family has no encoder, and reads them in ``start``."""
@@ -71,9 +71,7 @@ class DecoderTransformer(LanguageNetwork):
         return self.unembedding(self._read(tokens, cache))
 
     def _read(self, tokens: Int[Tensor, "rows new"], cache: DecoderCache) -> Float[Tensor, "rows new d_model"]:
-        new, end = tokens.shape[1], cache.length + tokens.shape[1]
-        positions = torch.arange(end, device=tokens.device)[None]
-        now = positions[:, cache.length :]
-        mask = masks.causal(new, end, tokens.device) if new > 1 else None
-        sight = look(self.embedding.position, now, positions, mask)
+        read, new = cache.length, tokens.shape[1]
+        now = torch.arange(read, read + new, device=tokens.device)[None]
+        sight = look_back(self.embedding.position, self.rules, read, new, tokens.device)
         return self.decoder(self.embedding(tokens, now), sight, caches=cache.blocks)

@@ -8,12 +8,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from transom.config.model import Encoder, MaskedEncoder, TextClassifier, TextEmbedder
-from transom.layers import mask as masks
 from transom.layers.dropout import Dropout
 from transom.layers.embedding import Embedding
 from transom.layers.norm import build_norm
 from transom.layers.position import build_position
-from transom.layers.sight import Sight, look
+from transom.layers.rule import SAME_SEGMENT, Places, build_rules
+from transom.layers.sight import Sight, look, of_block
 from transom.layers.stack import Stack
 from transom.layers.tap import Scope, scope, tap
 from transom.models.network import Network, Sequences
@@ -49,6 +49,7 @@ class EncoderTransformer(Network):
         norm = build_norm(config.norm, config.d_model) if config.embedding_norm else None
         self.embedding = Embedding(tokens, build_position(config, causal=False), config.scale_embeddings, config.dropout, norm)
         self.encoder = Stack(config, config.n_layers, cross=False)
+        self.rules = build_rules(config.attention.pattern, SAME_SEGMENT)
 
     def encode(self, text: Sequences, taps: Scope | None = None) -> Float[Tensor, "batch source d_model"]:
         """Return a vector a token."""
@@ -57,12 +58,12 @@ class EncoderTransformer(Network):
 
     def sight(self, attention: str, batch: Batch) -> Sight:
         """Return what the queries of an attention may see of a batch."""
-        return self.source_sight(batch.source)
+        return of_block(self.source_sight(batch.source, written_out=True), attention)
 
-    def source_sight(self, text: Sequences) -> Sight:
-        """Let tokens see their own text."""
-        mask = masks.same_segment(text.segments, text.segments)
-        return look(self.embedding.position, text.positions, text.positions, mask, text.segments > 0)
+    def source_sight(self, text: Sequences, written_out: bool = False) -> list[Sight]:
+        """Let tokens see their own text, as each block's pattern has it."""
+        places = Places(text.positions, text.segments)
+        return look(self.embedding.position, places, places, self.rules, written_out)
 
 
 class MaskedEncoderTransformer(EncoderTransformer):

@@ -62,7 +62,7 @@ class Network(nn.Module, ABC):
 
     @abstractmethod
     def sight(self, attention: str, batch: Any) -> Sight:
-        """Return what the queries of an attention may see of a batch.
+        """Return what the queries of an attention may see of a batch, masks and biases written out.
 
         Args:
             attention: its address in the model, as ``decoder.blocks.0.cross``.

@@ -11,7 +11,8 @@ from transom.layers import mask as masks
 from transom.layers.cache import DecoderCache, KeyValueCache
 from transom.layers.embedding import Embedding
 from transom.layers.position import build_position
-from transom.layers.sight import Sight, look
+from transom.layers.rule import LOOKING_BACK, SAME_SEGMENT, Places, build_rules
+from transom.layers.sight import Sight, look, look_back, of_block
 from transom.layers.stack import Stack
 from transom.layers.tap import Scope, scope
 from transom.models.network import PairBatch, Seq2SeqNetwork, Sequences
@@ -44,6 +45,7 @@ class Seq2SeqTransformer(Seq2SeqNetwork):
         self.target_embedding = Embedding(target, build_position(c, causal=True), c.scale_embeddings, c.dropout)
         self.encoder = Stack(config, config.n_encoder_layers, cross=False)
         self.decoder = Stack(config, config.n_decoder_layers, cross=True)
+        self.source_rules, self.target_rules = (build_rules(c.attention.pattern, family) for family in (SAME_SEGMENT, LOOKING_BACK))
         self.unembedding = nn.Linear(config.d_model, config.target_vocab_size, bias=False)
         if config.tie != "none":
             self.unembedding.weight = target.weight
@@ -67,18 +69,19 @@ class Seq2SeqTransformer(Seq2SeqNetwork):
         """Return what the queries of an attention may see of a batch."""
         if attention.endswith(".cross"):
             return self.memory_sight(batch.target, batch.source.segments)
-        return self.source_sight(batch.source) if attention.startswith("encoder.") else self.target_sight(batch.target)
+        encoder = attention.startswith("encoder.")
+        sights = self.source_sight(batch.source, True) if encoder else self.target_sight(batch.target, True)
+        return of_block(sights, attention)
 
-    def source_sight(self, source: Sequences) -> Sight:
-        """Let source tokens see their own sequence."""
-        mask = masks.same_segment(source.segments, source.segments)
-        return look(self.source_embedding.position, source.positions, source.positions, mask, source.segments > 0)
+    def source_sight(self, source: Sequences, written_out: bool = False) -> list[Sight]:
+        """Let source tokens see their own sequence, as each block's pattern has it."""
+        places = Places(source.positions, source.segments)
+        return look(self.source_embedding.position, places, places, self.source_rules, written_out)
 
-    def target_sight(self, target: Sequences) -> Sight:
-        """Let target tokens see themselves and those before them in their own sequence."""
-        length = target.tokens.shape[1]
-        mask = masks.same_segment(target.segments, target.segments) & masks.causal(length, length, target.tokens.device)
-        return look(self.target_embedding.position, target.positions, target.positions, mask, target.segments > 0)
+    def target_sight(self, target: Sequences, written_out: bool = False) -> list[Sight]:
+        """Let target tokens see themselves and those before them in their own sequence, as each block's pattern has it."""
+        places = Places(target.positions, target.segments)
+        return look(self.target_embedding.position, places, places, self.target_rules, written_out)
 
     def memory_sight(self, target: Sequences, source: Int[Tensor, "batch source"]) -> Sight:
         """Let target tokens see their own source, whose segments are ``source``; there is no distance between the two."""
@@ -99,11 +102,8 @@ class Seq2SeqTransformer(Seq2SeqNetwork):
 
     def step(self, tokens: Int[Tensor, "rows new"], cache: DecoderCache) -> Float[Tensor, "rows new vocab"]:
         """Read the next target tokens of each row and return the logits of what follows each."""
-        new, end = tokens.shape[1], cache.length + tokens.shape[1]
-        positions = torch.arange(end, device=tokens.device)[None]
-        now = positions[:, cache.length :]
-        x = self.target_embedding(tokens, now)
-        mask = masks.causal(new, end, x.device) if new > 1 else None
-        sight = look(self.target_embedding.position, now, positions, mask)
+        read, new = cache.length, tokens.shape[1]
+        x = self.target_embedding(tokens, torch.arange(read, read + new, device=tokens.device)[None])
+        sight = look_back(self.target_embedding.position, self.target_rules, read, new, tokens.device)
         x = self.decoder(x, sight, cache.memories, Sight(cache.memory_mask), cache.blocks)
         return self.unembedding(x)

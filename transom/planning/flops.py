@@ -1,11 +1,16 @@
 """How much arithmetic a model does: 2 operations a multiply-add, matrix products only."""
 
 from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
 
 from transom.config.architecture import Architecture, Transformer
 from transom.config.model import Decoder, Encoder, MaskedEncoder, Seq2Seq, TextClassifier, TextEmbedder
 from transom.config.recurrent import RecurrentDecoder, RecurrentSeq2Seq
 from transom.config.vision import ConvolutionalNetwork, ImageClassifier, VisionTransformer
+from transom.layers.rule import LOOKING_BACK, SAME_SEGMENT, Places, Rule, build_rules
+from transom.layers.sight import visible_tiles
 
 
 @dataclass(frozen=True)
@@ -29,7 +34,8 @@ def count_flops(config: Architecture, batch: int, source: int, target: int) -> F
     """Count the operations of teacher forcing.
 
     A weight matrix costs 2 operations a weight and token. Attention scores and weighted values cost 2 h (d_k + d_v) a pair of query and
-    key; causal attention counts its whole square, which is what is computed. Softmax, norms and other work a element are left out.
+    key that is computed: of the whole square, causal or not, or, where rows are long and patterns sparse, of the visible tiles
+    (``layers/tiles.py``). Softmax, norms and other work a element are left out.
 
     Args:
         config: the model.
@@ -48,13 +54,13 @@ def count_flops(config: Architecture, batch: int, source: int, target: int) -> F
         parts["pooler"] = 2 * batch * c.maps[-1] * c.d_model
     if isinstance(c, Seq2Seq | Encoder | VisionTransformer):
         n_layers = c.n_encoder_layers if isinstance(c, Seq2Seq) else c.n_layers
-        parts["encoder.attn"] = n_layers * _attention(c, n_source, n_source, source)
+        parts["encoder.attn"] = _self_attention(c, n_layers, batch, source, SAME_SEGMENT)
         parts["encoder.ff"] = n_layers * feed_forward * n_source
     if isinstance(c, Seq2Seq | Decoder):
         n_layers = c.n_decoder_layers if isinstance(c, Seq2Seq) else c.n_layers
         if isinstance(c, Seq2Seq):
-            parts["decoder.cross"] = n_layers * _attention(c, n_target, n_source, source)
-        parts["decoder.attn"] = n_layers * _attention(c, n_target, n_target, target)
+            parts["decoder.cross"] = n_layers * _attention(c, n_target, n_source, n_target * source)
+        parts["decoder.attn"] = _self_attention(c, n_layers, batch, target, LOOKING_BACK)
         parts["decoder.ff"] = n_layers * feed_forward * n_target
     if isinstance(c, RecurrentSeq2Seq):
         parts |= _recurrent(c, batch, source, target)
@@ -79,12 +85,19 @@ def _logits(c: Architecture) -> int:
     return int(vocab_size) + isinstance(c, Encoder)
 
 
-def _attention(c: Transformer, n_queries: int, n_keys: int, keys_a_query: int) -> int:
-    """Projections of all queries and keys, then scores and weighted values of each query with its row's keys."""
+def _self_attention(c: Transformer, n_layers: int, batch: int, length: int, family: Rule) -> int:
+    """All layers of a stack, each with its pattern."""
+    rules = build_rules(c.attention.pattern, family)
+    pairs = [batch * _pairs(rule, length) for rule in rules]
+    return sum(_attention(c, batch * length, batch * length, pairs[i % len(rules)]) for i in range(n_layers))
+
+
+def _attention(c: Transformer, n_queries: int, n_keys: int, pairs: int) -> int:
+    """Projections of all queries and keys, then scores and weighted values of the pairs."""
     of_head, of_value = c.width_of_head, c.width_of_value
     output = c.n_heads * of_value if c.attention.output else 0
     projections = 2 * c.d_model * (n_queries * (c.n_heads * of_head + output) + n_keys * c.key_heads * (of_head + of_value))
-    return projections + 2 * c.n_heads * (of_head + of_value) * n_queries * keys_a_query
+    return projections + 2 * c.n_heads * (of_head + of_value) * pairs
 
 
 def _recurrent(c: RecurrentSeq2Seq, batch: int, source: int, target: int) -> dict[str, int]:
@@ -98,3 +111,12 @@ def _recurrent(c: RecurrentSeq2Seq, batch: int, source: int, target: int) -> dic
         "decoder.layers": 2 * n_target * sum(c.cell.weights(d_in, c.d_model) for d_in in c.decoder_inputs),
         "decoder.cross": 2 * (n_target * asked + n_source * answered + pairs),
     }
+
+
+@lru_cache(maxsize=256)
+def _pairs(rule: Rule, length: int) -> int:
+    """Count the pairs of a query and a key of one sequence that are computed."""
+    positions = torch.arange(length)[None]
+    places = Places(positions, torch.ones_like(positions))
+    parts = visible_tiles(rule, places, places)
+    return length**2 if parts is None else sum(part.pairs for part in parts)

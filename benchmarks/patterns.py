@@ -1,0 +1,148 @@
+"""What attention patterns cost, beside full attention: `python -m benchmarks.patterns --out benchmarks/results/patterns.json`.
+
+One layer's attention of a decoder over one text, forward and forward and back, at 1,024 to 32,768 tokens. Every pattern goes through the
+layers' own functions: its visible tiles are found (`plan`, once a pass for all layers of a model) and attended to. Full attention is
+PyTorch's fused kernel in its best mode (is_causal, which skips what lies ahead), the same kernel with the mask as a tensor, which skips
+nothing, and the equation written out as far as it fits. Visible pairs of pattern and length are counted, not estimated.
+"""
+
+import argparse
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from benchmarks.measure import facts, interleave, timed
+from transom.config.bricks import MultiHead
+from transom.config.patterns import patterns_of
+from transom.layers.attention import Terms, attend_explicit, attend_tiles
+from transom.layers.rule import LOOKING_BACK, Places, Rule, rule_of
+from transom.layers.tiles import Tiles, plan, visible_pairs
+from transom.planning.machine import measure_peak
+from transom.planning.memory import give_back_freed_memory
+from transom.planning.precision import choose_threads
+
+N_HEADS, D_HEAD = 8, 64
+LONGEST_EXPLICIT, LONGEST_MASKED = 4096, 16384
+"""Tokens behind which scores of all pairs, or a mask of all pairs with what the kernel makes of it, do not fit into usual memory."""
+
+PATTERNS: dict[str, Any] = {
+    "full": "full",
+    "window 256": {"kind": "window", "size": 256},
+    "window 1024": {"kind": "window", "size": 1024},
+    "strided 128": {"kind": "strided", "stride": 128},
+    "window 128 or strided 128": {"kind": "any", "of": [{"kind": "window", "size": 128}, {"kind": "strided", "stride": 128}]},
+    "local 128 or summary 128/8": {
+        "kind": "any",
+        "of": [{"kind": "local", "size": 128}, {"kind": "summary", "stride": 128, "columns": 8}],
+    },
+    "logarithmic 16": {"kind": "logarithmic", "local": 16},
+    "global 64, window 192 or random 3x64": {
+        "kind": "any",
+        "of": [{"kind": "global", "size": 64}, {"kind": "window", "size": 192}, {"kind": "random", "blocks": 3, "size": 64}],
+    },
+}
+"""Name to what a recipe would say under model.attention.pattern."""
+
+
+def rules() -> dict[str, Rule]:
+    """Build the patterns of a decoder."""
+    return {name: LOOKING_BACK & rule_of(patterns_of(MultiHead.model_validate({"pattern": p}).pattern)[0]) for name, p in PATTERNS.items()}
+
+
+def one_text(length: int) -> Places:
+    """Give the places of one text."""
+    positions = torch.arange(length)[None]
+    return Places(positions, torch.ones_like(positions))
+
+
+def ways(length: int) -> dict[tuple[str, str], Callable[[Tensor, Tensor, Tensor], Tensor]]:
+    """Give each pattern and way of computing it as a function of queries, keys and values."""
+    places, found = one_text(length), rules()
+    full = found["full"]
+    systems: dict[tuple[str, str], Callable[[Tensor, Tensor, Tensor], Tensor]] = {
+        ("full", "fused, causal"): lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True)
+    }
+    if length <= LONGEST_MASKED:
+        systems["full", "fused, mask"] = lambda q, k, v: F.scaled_dot_product_attention(q, k, v, attn_mask=full.matrix(places, places))
+    if length <= LONGEST_EXPLICIT:
+        systems["full", "written out"] = lambda q, k, v: attend_explicit(q, k, v, Terms(full.matrix(places, places)))
+    for name, rule in found.items():
+        tiles = Tiles(plan(rule, places, places), lambda *_: None)
+        systems[name, "tiles"] = lambda q, k, v, tiles=tiles: attend_tiles(q, k, v, tiles)  # type: ignore[misc]
+    return systems
+
+
+def peak_bytes(work: Callable[[], object]) -> int | None:
+    """Measure by how much the process's memory grows while it works, where the system tells (Linux)."""
+    status, reset = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+    if not status.is_file():
+        return None
+    give_back_freed_memory()
+    reset.write_text("5")  # the peak is counted from here
+
+    def kilobytes(field: str) -> int:
+        return int(next(line for line in status.read_text().splitlines() if line.startswith(field)).split()[1])
+
+    before = kilobytes("VmRSS")
+    work()
+    return (kilobytes("VmHWM") - before) * 1024
+
+
+def measure(length: int, rounds: int) -> list[dict[str, Any]]:
+    """Time every way at one length, side by side, and then measure the memory of each."""
+    torch.manual_seed(1)
+    q, k, v = (torch.randn(1, N_HEADS, length, D_HEAD, requires_grad=True) for _ in range(3))
+    gradient, systems, places = torch.randn(1, N_HEADS, length, D_HEAD), ways(length), one_text(length)
+
+    def forward(attend: Callable[..., Tensor]) -> Callable[[], object]:
+        return lambda: attend(q.detach(), k.detach(), v.detach())
+
+    def both(attend: Callable[..., Tensor]) -> Callable[[], object]:
+        return lambda: torch.autograd.grad(attend(q, k, v), (q, k, v), gradient)
+
+    works = {(*key, what): work(attend) for key, attend in systems.items() for what, work in (("forward", forward), ("both", both))}
+    planned = {(name, "tiles", "plan"): (lambda rule=rule: plan(rule, places, places)) for name, rule in rules().items()}
+    seconds = interleave({name: timed(work) for name, work in (works | planned).items()}, rounds)
+    rows = []
+    for (name, way), _ in systems.items():
+        parts = plan(rules()[name], places, places)
+        row: dict[str, Any] = {"pattern": name, "way": way, "tokens": length, "visible_pairs": visible_pairs(parts)}
+        row["computed_pairs"] = sum(part.pairs for part in parts) if way == "tiles" else length**2 if way != "fused, causal" else None
+        for what in ("forward", "both"):
+            spread = seconds[name, way, what]
+            row |= {f"{what}_ms": 1e3 * spread.median, f"{what}_ms_low": 1e3 * spread.low, f"{what}_ms_high": 1e3 * spread.high}
+            row[f"{what}_bytes"] = peak_bytes(works[name, way, what])
+        row["plan_ms"] = 1e3 * seconds[name, way, "plan"].median if way == "tiles" else None
+        rows.append(row)
+    return rows
+
+
+def main() -> None:
+    """Measure at every length and write the result."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, required=True, help="where to write the figures, as JSON")
+    parser.add_argument("--shortest", type=int, default=1024, help="tokens at the least; doubled up to --longest")
+    parser.add_argument("--longest", type=int, default=32768, help="tokens at the most")
+    parser.add_argument("--rounds", type=int, default=5, help="times that each is measured; 3 from 16,384 tokens on")
+    arguments = parser.parse_args()
+    threads = choose_threads().count
+    torch.set_num_threads(threads)
+    command = f"python -m benchmarks.patterns --out {arguments.out}"
+    result: dict[str, Any] = {"facts": facts(command, threads, measure_peak()), "shape": {"n_heads": N_HEADS, "d_head": D_HEAD}, "rows": []}
+    length = arguments.shortest
+    while length <= arguments.longest:
+        result["rows"] += measure(length, arguments.rounds if length < 16384 else min(arguments.rounds, 3))
+        for row in result["rows"]:
+            if row["tokens"] == length:
+                print(f"{length:6} {row['pattern']:40} {row['way']:14} {row['forward_ms']:9.1f} {row['both_ms']:9.1f} ms", flush=True)
+        arguments.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        length *= 2
+
+
+if __name__ == "__main__":
+    main()

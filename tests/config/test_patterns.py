@@ -1,0 +1,62 @@
+"""Patterns as a recipe spells them, and what is said of one that is wrong."""
+
+from typing import Any
+
+import pytest
+
+from transom.config.bricks import MultiHead
+from transom.config.patterns import Cycle, Full, Global, Joined, Strided, Window, patterns_of
+from transom.config.recipe import load_recipe
+from transom.errors import ConfigError
+
+
+def read(value: str) -> Any:
+    """Set the pattern of a packaged recipe."""
+    return load_recipe("copy", [f"model.attention.pattern={value}"])[0].model.attention.pattern
+
+
+@pytest.mark.parametrize(
+    "value, expected",
+    [
+        ("full", Full()),
+        ("window", Window()),
+        ('{ kind = "window", size = 3 }', Window(size=3)),
+        ("{ }", Full()),
+        ('["window", "full"]', Cycle(kind="cycle", of=(Window(), Full()))),
+        ('{ kind = "cycle", of = "strided" }', Cycle(kind="cycle", of=(Strided(),))),
+        ('{ kind = "not", of = { kind = "global", size = 2 } }', Joined(kind="not", of=(Global(size=2),))),
+        (
+            '{ kind = "any", of = ["window", { kind = "all", of = ["strided", "global"] }] }',
+            Joined(kind="any", of=(Window(), Joined(kind="all", of=(Strided(), Global())))),
+        ),
+    ],
+)
+def test_every_spelling(value: str, expected: Any) -> None:
+    found = read(value)
+    assert found == expected
+    brick = MultiHead(pattern=found)
+    assert MultiHead.model_validate(brick.model_dump()) == brick == MultiHead.model_validate_json(brick.model_dump_json())
+
+
+@pytest.mark.parametrize(
+    "value, message",
+    [
+        ("windw", "pattern: expected one of 'full', 'window', .* found 'windw'"),
+        ('{ kind = "any", of = ["windw"] }', r"pattern.of: expected one of 'full', .* found \['windw'\]"),
+        ('{ kind = "any", of = [] }', "pattern.of: expected at least one pattern, found none"),
+        ("[]", "pattern.*: expected at least one pattern, found none"),
+        ('["window", ["full"]]', "pattern: expected a table"),
+        ('{ kind = "all", of = ["cycle"] }', "pattern.of: expected one of 'full'"),
+        ('{ kind = "window", size = 0 }', "pattern.size: expected a number greater than or equal to 1, found 0"),
+        ('{ kind = "window", stride = 3 }', "unknown field model.attention.pattern.stride; it goes with .*'strided' or 'summary'"),
+        ('{ kind = "summary", stride = 3 }', "at most as many columns as stride, found 8 and 3"),
+    ],
+)
+def test_what_is_wrong_is_said(value: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        read(value)
+
+
+def test_blocks_have_patterns_in_turn() -> None:
+    assert patterns_of(Window()) == (Window(),)
+    assert patterns_of(Cycle(kind="cycle", of=(Window(), Full()))) == (Window(), Full())

@@ -1,0 +1,96 @@
+"""Models whose long rows are attended to by tiles: the same logits, gradients, weights and counts as with masks written out."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from tests.models.combinations import described
+from transom.inputs.batch import LanguageBatch, Sequences, TranslationBatch
+from transom.inspection.names import Recorder
+from transom.inspection.recompute import attention_pattern
+from transom.layers import sight
+from transom.layers.attention import per_query_head
+from transom.models.build import build_model
+from transom.planning import flops
+from transom.planning.flops import count_flops
+
+LENGTH = 256
+SIZES = {"d_model": 12, "n_heads": 6, "n_kv_heads": 3, "d_ff": 8, "max_seq_len": LENGTH, "dropout": 0.0}
+PATTERNS: dict[str, Any] = {
+    "window and full": [{"kind": "window", "size": 20}, "full"],
+    "sparse": {"kind": "any", "of": [{"kind": "local", "size": 16}, {"kind": "summary", "stride": 16, "columns": 2}]},
+    "bigbird": {"kind": "any", "of": ["global", {"kind": "window", "size": 9}, {"kind": "random", "blocks": 1, "size": 64}]},
+}
+
+
+@pytest.fixture(autouse=True)
+def _long_at_once(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Take rows for long that are not, and masks for sparse; forget what was counted of others."""
+    monkeypatch.setattr(sight, "LONG", 128)
+    monkeypatch.setattr(sight, "MOST", 0.9)
+    flops._pairs.cache_clear()
+    yield
+    flops._pairs.cache_clear()
+
+
+def text(length: int, rows: int = 2) -> Sequences:
+    generator = torch.Generator().manual_seed(1)
+    return Sequences.pad([torch.randint(1, 9, (length - 40 * i,), generator=generator).tolist() for i in range(rows)])
+
+
+def batch_of(kind: str) -> Any:
+    side = text(LENGTH)
+    return TranslationBatch(side, text(LENGTH), side.tokens, (0, 1)) if kind == "seq2seq" else LanguageBatch(side, side.tokens, (0, 1))
+
+
+def fields(kind: str, pattern: Any, **more: Any) -> dict[str, Any]:
+    families = {
+        "seq2seq": {"n_encoder_layers": 2, "n_decoder_layers": 2, "source_vocab_size": 9, "target_vocab_size": 9},
+        "decoder": {"n_layers": 2, "vocab_size": 9},
+    }
+    return SIZES | {"kind": kind, "attention": {"pattern": pattern}} | families[kind] | more
+
+
+@pytest.mark.parametrize("position", ["rotary", "alibi", "relative"])
+@pytest.mark.parametrize("pattern", PATTERNS)
+@pytest.mark.parametrize("kind", ["seq2seq", "decoder"])
+def test_tiles_change_nothing(kind: str, pattern: str, position: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(1)
+    model = build_model(described(fields(kind, PATTERNS[pattern], position=position))).double().eval()
+    batch, recorder = batch_of(kind), Recorder(["*"])
+    assert any(each.tiles for each in getattr(model, "target_sight")(batch.target))  # noqa: B009  # both families have it
+    by_tiles = model(batch, recorder.taps)
+    gradients = torch.autograd.grad(by_tiles.square().mean(), list(model.parameters()))
+    for layer in range(2):
+        name = f"decoder.blocks.{layer}.attn"
+        z = attention_pattern(model, name, recorder.kept, batch) @ per_query_head(recorder.kept[f"{name}.v"], 6)
+        assert torch.allclose(z, recorder.kept[f"{name}.z"], rtol=0, atol=1e-10)
+    monkeypatch.setattr(sight, "LONG", 10**6)
+    written_out = model(batch)
+    assert torch.allclose(by_tiles, written_out, rtol=0, atol=1e-10)
+    for a, b in zip(gradients, torch.autograd.grad(written_out.square().mean(), list(model.parameters())), strict=True):
+        assert torch.allclose(a, b, rtol=0, atol=1e-10)
+
+
+@torch.inference_mode()
+def test_prompts_are_read_by_tiles_and_steps_by_their_keys() -> None:
+    model = build_model(described(fields("decoder", PATTERNS["window and full"], position="alibi"))).double().eval()
+    row = text(LENGTH, 1)
+    whole = model(LanguageBatch(row, row.tokens, (0,)))
+    steps: Any = model
+    cache = steps.start(Sequences.pad([row.tokens[0, :200].tolist()]), 1, LENGTH)
+    parts = [steps.step(row.tokens[:, i : i + 1], cache) for i in range(199, LENGTH)]
+    assert torch.allclose(torch.cat(parts, 1), whole[:, 199:], rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_what_is_counted_is_what_is_computed(pattern: str) -> None:
+    config = described(fields("decoder", PATTERNS[pattern]))
+    model, row = build_model(config).eval(), text(LENGTH, 1)
+    with FlopCounterMode(display=False) as counter:
+        model(LanguageBatch(row, row.tokens, (0,)))
+    counted = count_flops(config, 1, 0, LENGTH).forward
+    assert counted == counter.get_total_flops()
+    assert counted < count_flops(described(fields("decoder", "full")), 1, 0, LENGTH).forward

@@ -1,0 +1,131 @@
+"""The schemas of attention patterns: which of the tokens that a family lets a token see it looks at."""
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from transom.config.brick import Brick
+
+
+class Full(Brick):
+    """Every token sees all that its family lets it see (Vaswani et al. 2017, section 3.2)."""
+
+    advice: ClassVar[str] = "Work grows with the square of the length; the best quality, and at some thousand tokens still cheap."
+    kind: Literal["full"] = "full"
+
+
+class Window(Brick):
+    """A sliding window (Beltagy et al. 2020, section 3.1; Jiang et al. 2023, section 2): token i sees j where -size < j - i < size.
+
+    A decoder's window ends at the token itself, which leaves its last ``size`` tokens. Layers on top of each other see as many windows far.
+    """
+
+    advice: ClassVar[str] = "size pairs a token; local syntax loses next to nothing, long recall needs full layers between (Gemma: 5 of 6)."
+    kind: Literal["window"] = "window"
+    size: int = Field(256, ge=1, description="tokens to a side, the token itself among them")
+
+
+class Strided(Brick):
+    """Every stride-th token, counted back from the token itself (Child et al. 2019, section 4.2, A^(2)): (i - j) mod stride = 0."""
+
+    advice: ClassVar[str] = "n / stride pairs a token; with a window of size stride in the next layer any token is two steps away."
+    kind: Literal["strided"] = "strided"
+    stride: int = Field(128, ge=1, description="about the square root of the length")
+
+
+class Local(Brick):
+    """The token's own block (Child et al. 2019, section 4.3, A^(1)): floor(i / size) = floor(j / size)."""
+
+    advice: ClassVar[str] = "size / 2 pairs a token of a decoder; goes with summary, whose columns carry what other blocks hold."
+    kind: Literal["local"] = "local"
+    size: int = Field(128, ge=1, description="tokens of a block")
+
+
+class Summary(Brick):
+    """The last columns of every block (Child et al. 2019, section 4.3, A^(2)): j mod stride >= stride - columns."""
+
+    advice: ClassVar[str] = "n * columns / stride pairs a token; better than strided where the data have no period, as text has none."
+    kind: Literal["summary"] = "summary"
+    stride: int = Field(128, ge=1, description="tokens of a block")
+    columns: int = Field(8, ge=1, description="last tokens of a block, which all later ones see (8 to 32 in the paper)")
+
+    @model_validator(mode="after")
+    def _columns_fit(self) -> "Summary":
+        if self.columns > self.stride:
+            raise ValueError(f"expected at most as many columns as stride, found {self.columns} and {self.stride}")
+        return self
+
+
+class Logarithmic(Brick):
+    """Near tokens, and those at distances 1, 2, 4, 8, ... (Li et al. 2019, section 4.2): |i - j| < local or a power of two."""
+
+    advice: ClassVar[str] = "log n pairs a token; after log n layers every token has reached every other. For long series."
+    kind: Literal["logarithmic"] = "logarithmic"
+    local: int = Field(16, ge=1, description="nearest tokens to a side that are all seen, the token itself among them")
+
+
+class Global(Brick):
+    """Tokens at the start that see all and that all see (Beltagy et al. 2020, section 3.1; Zaheer et al. 2020, section 2, ITC)."""
+
+    advice: ClassVar[str] = "size pairs a token; joined with a window it keeps a text's first symbol, or an attention sink, in sight."
+    kind: Literal["global"] = "global"
+    size: int = Field(1, ge=1, description="tokens at the start of each text")
+
+
+class Random(Brick):
+    """Blocks that are joined at random (Zaheer et al. 2020, section 2): each block with some of those before it, both ways.
+
+    The draw is a function of the seed and the numbers of the two blocks, the same at any length and in a decoder's steps. In the paper
+    each block draws from all blocks of the text.
+    """
+
+    advice: ClassVar[str] = "blocks * size pairs a token; with window and global it is BigBird, which reaches everything in few layers."
+    kind: Literal["random"] = "random"
+    blocks: int = Field(3, ge=1, le=64, description="blocks before its own that a block draws; one may be drawn twice")
+    size: int = Field(64, ge=1, description="tokens of a block")
+    seed: int = Field(1, ge=0, lt=2**31, description="of the draw")
+
+
+class Several(Brick):
+    """What holds several patterns."""
+
+    of: tuple["Pattern", ...] = Field(
+        strict=False, description='patterns, as in of = ["window", { kind = "global", size = 2 }]; one may stand alone'
+    )
+
+    @field_validator("of", mode="before")
+    @classmethod
+    def _each_spelled_out(cls, value: Any) -> Any:
+        patterns = value if isinstance(value, list | tuple) else [value]
+        if not patterns:
+            raise ValueError("expected at least one pattern, found none")
+        return [{"kind": pattern} if isinstance(pattern, str) else pattern for pattern in patterns]
+
+
+class Joined(Several):
+    """Patterns put together: a token is seen where any, all or none (not) of them let it be seen."""
+
+    advice: ClassVar[str] = "Any costs as much as its parts together; all, as the cheapest of them; not, what it leaves."
+    kind: Literal["any", "all", "not"]
+
+
+class Cycle(Several):
+    """A pattern a layer: block k has pattern k mod n (Gemma Team 2024, section 2: window and full in turn).
+
+    In a recipe a list is short for it: ``pattern = ["window", "full"]``.
+    """
+
+    advice: ClassVar[str] = "The mean of its patterns' costs; full sight in one layer of two to six keeps what windows alone would lose."
+    kind: Literal["cycle"]
+
+
+Leaf = Full | Window | Strided | Local | Summary | Logarithmic | Global | Random
+Pattern = Annotated[Leaf | Joined, Field(discriminator="kind")]
+AnyPattern = Leaf | Joined | Cycle
+for _schema in (Several, Joined, Cycle):
+    _schema.model_rebuild()
+
+
+def patterns_of(pattern: AnyPattern) -> tuple[Leaf | Joined, ...]:
+    """List the patterns that the blocks of a stack have in turn."""
+    return pattern.of if isinstance(pattern, Cycle) else (pattern,)
