@@ -59,7 +59,7 @@ def one_seed(recipe: str, root: Path, seed: int, out: Path, overrides: list[str]
     minutes = (time.monotonic() - start) / 60
     dev = read_labelled(LabelledFiles(file="dev.tsv"), root)
     classifier = load_as(Classifier, folder)
-    accuracy = scored(classifier.classify(dev.source), dev, classifier.model.config.classes).accuracy
+    accuracy = scored(classifier.classify(dev.source), dev.target, dev, classifier.model.config.classes).accuracy
     return {"recipe": recipe, "seed": seed, "minutes": round(minutes, 2), "validation": run.best, "dev accuracy": round(accuracy, 2)}
 
 

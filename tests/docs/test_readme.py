@@ -6,6 +6,7 @@ import shlex
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from tests.cli.conftest import TINY, sets, write_pairs
 from tests.cli.test_encoders import TINY as TINY_ENCODER
@@ -18,7 +19,10 @@ from transom.inputs.phrasebook.generate import generate
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 SHORT = sets(*TINY, "training.max_steps=5")
 TEXT, ENCODER = sets(*TINY_TEXT, "training.max_steps=5"), sets(*TINY_ENCODER, "training.max_steps=5")
+IMAGES = sets("training.max_steps=4", "training.validate_every=2", "training.checkpoint_every=2", "training.batch_images=8")
 SHORT_RECIPES = {
+    "digits-vit": IMAGES,
+    "images": [*IMAGES, *sets("model.image_size=8", "model.d_model=24")],
     "text-bpe": TEXT,
     "python-stdlib": [*TEXT, *sets("data.generate.n_files=20")],
     "text-classes": ENCODER,
@@ -53,6 +57,12 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (tmp_path / f"{name}.tsv").write_text(
             "".join(f"A film {i} to {word}.\t{label}\n" for i in range(20) for word, label in (("remember", 1), ("forget", 0)))
         )
+    for folder in ("photos", "photos-for-testing"):
+        for i in range(12):
+            (file := tmp_path / folder / ("cat", "dog")[i % 2] / f"{i}.jpg").parent.mkdir(parents=True, exist_ok=True)
+            Image.new("RGB", (9, 9), (20 * i, 99, 9)).save(file)
+    for name in ("cat.jpg", "dog.png"):
+        Image.new("RGB", (9, 9)).save(tmp_path / name)
     (tmp_path / "prompts.txt").write_text("Yesterday we\n# Note\n")
     return tmp_path
 

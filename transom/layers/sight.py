@@ -88,7 +88,7 @@ def look_back(position: Position, rules: Sequence[Rule], n_read: int, n_new: int
     every = Places(positions, torch.ones_like(positions))
     new = every.each(lambda x: x[:, n_read:])
     if n_new > 1:
-        return look(position, new, every, rules)
+        return [sight._replace(real=None) for sight in look(position, new, every, rules)]  # all of them are tokens, in every row
     rotation = position.rotation(new.positions)
     return [_last(position, rule, new, every, rotation) for rule in rules]
 
