@@ -24,7 +24,7 @@ from tests.models.combinations import (
     recurrent,
     with_tokens,
 )
-from transom.config.architecture import TextNetwork, Transformer, TwoSided
+from transom.config.architecture import Architecture, Transformer, TwoSided
 from transom.config.model import Encoder, MaskedEncoder, TextEmbedder
 from transom.config.recurrent import Recurrent, RecurrentDecoder
 from transom.config.training import Adam, Training
@@ -56,7 +56,7 @@ def _of_the_lstm_kernel(x: torch.Size, of_x: torch.Size, of_h: torch.Size, *_: A
 KERNELS = {torch.ops.aten.mkldnn_rnn_layer: _of_the_lstm_kernel}
 
 
-def built(config: TextNetwork) -> Network:
+def built(config: Architecture) -> Network:
     """Build in float64 with weights of which none is 0 or 1 by default."""
     torch.manual_seed(1)
     model = build_model(config)

@@ -7,6 +7,7 @@ import pytest
 import torch
 from PIL import Image
 
+from tests.training.test_encoders import TRAINING as OF_TEXT
 from tests.training.test_encoders import changed, sit
 from tests.training.test_run import Killed, kill_at, same
 from transom.config.recipe import ImageRecipe
@@ -21,17 +22,9 @@ from transom.weights.tensors import read_tensors
 
 VISION = {"kind": "vision-transformer", "image_size": 8, "patch_size": 4, "d_model": 16, "n_layers": 1, "n_heads": 2, "d_ff": 32}
 CONVOLUTIONAL = {"kind": "convolutional", "image_size": 8, "stem": {"channels": [8, 8]}, "d_model": 16}
-TRAINING = {
-    "max_steps": 10,
+TRAINING: dict[str, Any] = {name: value for name, value in OF_TEXT.items() if name != "batch_tokens"} | {
     "batch_images": 16,
-    "accumulate": 2,
-    "learning_rate": 0.01,
-    "schedule": {"kind": "cosine", "warmup_steps": 2},
-    "precision": "bf16",
     "average": {"kind": "ema", "decay": 0.5},
-    "validate_every": 4,
-    "checkpoint_every": 3,
-    "log_every": 2,
     "augmentation": {"shift": 1, "flip": True, "randaugment": 1, "mixup": 0.2, "cutmix": 1.0},
 }
 

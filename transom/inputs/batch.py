@@ -165,8 +165,24 @@ class MaskedBatch:
         return type(self)(self.source.to(device), self.labels.to(device), self.counted.to(device), self.samples)
 
 
+class _OneLabelEach:
+    """What batches share whose samples have a label each, all of which count."""
+
+    labels: Int[Tensor, "batch"]
+
+    @property
+    def counted(self) -> Bool[Tensor, "batch"]:
+        """True for every sample."""
+        return torch.ones_like(self.labels, dtype=torch.bool)
+
+    @property
+    def n_target_tokens(self) -> int:
+        """Samples."""
+        return len(self.labels)
+
+
 @dataclass(frozen=True)
-class LabelledBatch:
+class LabelledBatch(_OneLabelEach):
     """Texts, each with a class.
 
     Attributes:
@@ -178,16 +194,6 @@ class LabelledBatch:
     source: Sequences
     labels: Int[Tensor, "batch"]
     samples: tuple[int, ...]
-
-    @property
-    def counted(self) -> Bool[Tensor, "batch"]:
-        """True for every text."""
-        return torch.ones_like(self.labels, dtype=torch.bool)
-
-    @property
-    def n_target_tokens(self) -> int:
-        """Texts: each has one label."""
-        return len(self.labels)
 
     def to(self, device: torch.device) -> "LabelledBatch":
         """Copy to ``device``."""
@@ -212,7 +218,7 @@ class Mixed:
 
 
 @dataclass(frozen=True)
-class ImageBatch:
+class ImageBatch(_OneLabelEach):
     """Images, each with a class, or with the classes of two that are mixed.
 
     Attributes:
@@ -226,16 +232,6 @@ class ImageBatch:
     labels: Int[Tensor, "batch"]
     samples: tuple[int, ...]
     mixed: Mixed | None = None
-
-    @property
-    def counted(self) -> Bool[Tensor, "batch"]:
-        """True for every image."""
-        return torch.ones_like(self.labels, dtype=torch.bool)
-
-    @property
-    def n_target_tokens(self) -> int:
-        """Images: each has one label, or shares of two."""
-        return len(self.labels)
 
     def to(self, device: torch.device) -> "ImageBatch":
         """Copy to ``device``."""
