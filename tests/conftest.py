@@ -25,7 +25,7 @@ SECONDS = {
     "models": 90,
     "parallel": 40,
     "planning": 60,
-    "training": 180,
+    "training": 230,
     "weights": 120,
 }
 """Most processor seconds that the first tier of a room may take in all, child processes included; a busy machine does not stretch them."""

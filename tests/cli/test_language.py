@@ -108,7 +108,10 @@ def test_score_gives_a_line_a_text_and_the_totals(transom: Call, spoken: Languag
         (("train", "text-bpe"), "name your own files with --text"),
         (("train", "text-bpe", "--text", "TEXT", "--set", "model.n_encoder_layers=2"), "unknown field model.n_encoder_layers"),
         (("train", "text-bpe", "--text", "TEXT", "--set", "task=languge"), "expected a task, found 'languge'; did you mean language?"),
-        (("train", "text-bpe", "--text", "TEXT", "--set", "model.preset=transformer-base"), "model.kind: expected 'decoder'"),
+        (
+            ("train", "text-bpe", "--text", "TEXT", "--set", "model.preset=transformer-base"),
+            "'recurrent-decoder', found 'seq2seq'",
+        ),
         (("train", "text-bpe", "--text", "TEXT", "--suffix", ".py"), "expected a file that ends with .py"),
     ],
 )

@@ -9,7 +9,8 @@ import pytest
 from transom.config.data import LabelledData, LabelledFiles
 from transom.config.data import Tokenizer as TokenizerConfig
 from transom.errors import ConfigError, DataError, TransomError
-from transom.inputs.labelled import LabelledLoader, classes_of, load_labelled, number_of, read_labelled, text_batches
+from transom.inputs.classes import classes_of, numbered
+from transom.inputs.labelled import LabelledLoader, load_labelled, read_labelled, text_batches
 from transom.inputs.labelled_report import report_labelled
 from transom.inputs.pairs import Pairs, Splits
 from transom.inputs.special import EOS
@@ -59,13 +60,13 @@ def test_bad_records(tmp_path: Path, name: str, content: str, expected: str) -> 
 
 
 def test_classes_are_those_of_training_in_order() -> None:
-    assert classes_of(DATA) == ("neg", "pos")
-    assert classes_of(DATA, ("pos", "neg", "none")) == ("pos", "neg", "none")
+    assert classes_of(DATA.target, DATA) == ("neg", "pos")
+    assert classes_of(DATA.target, DATA, ("pos", "neg", "none")) == ("pos", "neg", "none")
     with pytest.raises(DataError, match=r"here, line 2: expected one of the classes 'neg', found 'pos'"):
-        classes_of(DATA, ("neg",))
+        classes_of(DATA.target, DATA, ("neg",))
     with pytest.raises(DataError, match=r"expected 2 to 10,000 classes, found 1 \('pos'"):
-        classes_of(Pairs(["a"], ["pos"], "here"))
-    assert number_of("pos", ("neg", "pos"), DATA, 0) == 1
+        classes_of(["pos"], Pairs(["a"], ["pos"], "here"))
+    assert numbered(["pos", "neg"], ("neg", "pos"), DATA) == [1, 0]
 
 
 def test_validation_is_split_off_by_hash_of_the_text(tmp_path: Path) -> None:
