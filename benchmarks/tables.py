@@ -73,7 +73,7 @@ def learning(language: str, records: Sequence[dict[str, Any]]) -> str:
     commands = ", ".join(dict.fromkeys(f"`{record['facts']['command']}`" for record in records))
     threads = ", ".join(dict.fromkeys(str(record["facts"]["threads"]) for record in records))
     facts, target = records[0]["facts"], {"de": "German", "fr": "French"}[language]
-    told = f"{facts['date']}; {facts['processor']}; {threads} thread a run; {commands}; {records[0]['signature']}."
+    told = f"{facts['date']}; {facts['processor']}; {threads} threads or processes a run; {commands}; {records[0]['signature']}."
     return f"### Learning, Multi30k English to {target}, BLEU\n\n{told}\n\n{_laid_out(rows)}"
 
 
