@@ -99,5 +99,5 @@ def test_mistakes_are_told_in_one_line(transom: Call, seeing: Path, photos: Path
     assert "found one for transom classify" in transom("translate", seeing, "x").error
     assert "expected an encoder's run" in transom("embed", seeing, "x").error
     override = transom("train", "digits-vit", "--set", "model.patch_size=3").error
-    assert "expected image_size to be a multiple of 3 pixels, a patch's side, found 8" in override
+    assert "expected image_size to be a multiple of 6 pixels, a patch's side, found 8" in override
     assert "did you mean model.image_size?" in transom("train", "digits-vit", "--set", "model.image_sise=8").error
