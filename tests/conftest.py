@@ -21,7 +21,7 @@ SECONDS = {
     "doctests": 30,
     "inputs": 120,
     "inspection": 90,
-    "layers": 75,
+    "layers": 110,
     "models": 90,
     "parallel": 40,
     "planning": 60,
@@ -30,7 +30,7 @@ SECONDS = {
 }
 """Most processor seconds that the first tier of a room may take in all, child processes included; a busy machine does not stretch them."""
 
-REST = 60
+REST = 90
 """The same for what lies outside the rooms."""
 
 LAST = pytest.StashKey[float]()
