@@ -46,7 +46,7 @@ def front(result: dict[str, Any]) -> str:
             for own in (True, False)
         )
         peer = f"{theirs['tokens_per_second']:,.0f}, {theirs['system']} {theirs['mode']}"
-        rows.append({"What": what, "transom": _spread(ours), "Best peer": peer})
+        rows.append({"What": what, "transom": f"{_spread(ours)}, {ours['mode']}", "Best peer": peer})
     for row in result["start"]:
         seconds = f"{row['seconds']:.2f} ({row['low']:.2f} to {row['high']:.2f})"
         rows.append({"What": f"`{row['command']}`, seconds", "transom": seconds, "Best peer": ""})

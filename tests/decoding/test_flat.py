@@ -13,12 +13,13 @@ from transom.config.model import Seq2Seq
 from transom.decoding.answers import Translation
 from transom.decoding.beam import Beam
 from transom.decoding.filters import Forbid
-from transom.decoding.flat import FlatSeq2Seq, searcher_of
+from transom.decoding.flat import FlatSeq2Seq
 from transom.decoding.greedy import Greedy
 from transom.decoding.limits import Limits
 from transom.decoding.loop import search
 from transom.decoding.products import Packed, Plain
 from transom.decoding.roles import Strategy
+from transom.decoding.searcher import searcher_of
 from transom.decoding.translator import Translator
 from transom.inputs.batch import Sequences
 from transom.layers.feed_forward import FeedForward

@@ -28,8 +28,8 @@ from transom.config.architecture import Architecture, Transformer, TwoSided
 from transom.config.model import Encoder, MaskedEncoder, TextEmbedder
 from transom.config.recurrent import Recurrent, RecurrentDecoder
 from transom.config.training import Adam, Training
-from transom.decoding.flat import searcher_of
 from transom.decoding.roles import StepModel
+from transom.decoding.searcher import searcher_of
 from transom.inputs.batch import LanguageBatch, Sequences
 from transom.inputs.windows import language_batch
 from transom.inspection.names import Recorder, sites

@@ -7,7 +7,7 @@ import typer
 
 from transom.cli.answers import Json, answer, table
 from transom.cli.imports import lasting_imports
-from transom.cli.options import Alpha, Beam, Precision, Run, Source, Target
+from transom.cli.options import Alpha, Beam, Run, SearchPrecision, Source, Target
 
 EXAMPLES = """
 transom evaluate runs/en-de --source test.en --target test.de
@@ -30,7 +30,7 @@ def evaluate(
     ] = None,
     beam_size: Beam = None,
     length_penalty: Alpha = None,
-    precision: Precision = "auto",
+    precision: SearchPrecision = "auto",
     as_json: Json = False,
 ) -> None:
     """Each reading of a test file is noted in the run's ledger: choose by validation data, report test data once."""

@@ -20,6 +20,12 @@ Alpha = Annotated[float | None, typer.Option("--length-penalty", min=0, help="GN
 Precision = Annotated[
     Literal["auto", "fp32", "bf16", "fp16"], typer.Option("--precision", help="Arithmetic of the matrix products; auto measures.")
 ]
+SearchPrecision = Annotated[
+    Literal["auto", "fp32", "bf16", "fp16", "int8"],
+    typer.Option(
+        "--precision", help="Arithmetic of the matrix products; auto measures. int8 is the fastest on a processor, and less exact."
+    ),
+]
 TrainSource = Annotated[Path | None, typer.Option("--source", metavar="FILE", help="Training source, one sentence a line (.gz too).")]
 TrainTarget = Annotated[Path | None, typer.Option("--target", metavar="FILE", help="Its translations, line by line.")]
 ValidSource = Annotated[Path | None, typer.Option("--valid-source", metavar="FILE", help="Validation source; left out, 1 % is split off.")]

@@ -10,7 +10,7 @@ import typer
 
 from transom.cli.answers import Json, answer, note
 from transom.cli.imports import lasting_imports
-from transom.cli.options import Alpha, Beam, Precision, Run
+from transom.cli.options import Alpha, Beam, Run, SearchPrecision
 from transom.errors import ConfigError
 
 EXAMPLES = """
@@ -38,7 +38,7 @@ def translate(
         Literal["split", "refuse"],
         typer.Option("--too-long", help="A line longer than the model reads: split it at sentence ends, or refuse."),
     ] = "split",
-    precision: Precision = "auto",
+    precision: SearchPrecision = "auto",
     as_json: Json = False,
 ) -> None:
     """One output line for each input line, always and in order; an empty line gives an empty line."""

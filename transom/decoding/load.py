@@ -11,10 +11,10 @@ from transom.config.recipe import load_recipe
 from transom.decoding.classifier import Classifier
 from transom.decoding.embedder import Embedder
 from transom.decoding.filler import Filler
-from transom.decoding.flat import searcher_of
 from transom.decoding.generator import Generator
 from transom.decoding.image_classifier import ImageClassifier
 from transom.decoding.inference import prepare
+from transom.decoding.searcher import searcher_of
 from transom.decoding.translator import Translator
 from transom.errors import CheckpointError, ConfigError
 from transom.inputs.tokenizer import Tokenizers
@@ -25,7 +25,7 @@ from transom.models.vision import ConvolutionalNetwork, VisionTransformer
 from transom.planning.precision import choose_precision
 from transom.weights.run_folder import CONFIG, RECIPE, TOKENIZER, RunFolder
 
-PrecisionName = Literal["auto", "fp32", "bf16", "fp16"]
+PrecisionName = Literal["auto", "fp32", "bf16", "fp16", "int8"]
 Answer = Translator | Generator | Filler | Classifier | ImageClassifier | Embedder
 Answering = TypeVar("Answering", bound=Answer)
 
@@ -35,25 +35,29 @@ def load(folder: str | Path, precision: PrecisionName = "auto") -> Answer:
 
     Args:
         folder: the ``--out`` of a training.
-        precision: type of the matrix products; auto chooses by measuring.
+        precision: type of the matrix products; auto chooses by measuring. int8 is for translators: 8 bits in their decoder, auto elsewhere.
 
     Raises:
         CheckpointError: there is no intact run in the folder.
+        ConfigError: this run, or this machine, cannot answer in such a precision.
     """
     run = RunFolder.open(Path(folder))
     config = run.load_config()
     tokenizers = _tokenizers(run, config) if config.VOCABULARIES else None
     model = build_empty(config)
     run.load_weights(model)
+    eight_bits = precision == "int8"
+    if eight_bits and not isinstance(model, Seq2SeqNetwork):
+        raise ConfigError(f"precision: int8 is for translators, found a model of kind {config.kind} in {folder}; take auto")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    chosen = choose_precision(precision, device)
+    chosen = choose_precision("auto" if precision == "int8" else precision, device)
     prepare(model, chosen.dtype, device)
     settings = load_recipe(run.path / RECIPE)[0].decoding if (run.path / RECIPE).exists() else None
     match model, settings, tokenizers:
         case LanguageNetwork(), Sampling() | None, Tokenizers(source=tokenizer):
             return Generator(model, tokenizer, settings, chosen, searcher_of(model))
         case Seq2SeqNetwork(), Decoding() | None, Tokenizers():
-            return Translator(model, tokenizers, settings, chosen, searcher_of(model))
+            return Translator(model, tokenizers, settings, chosen, searcher_of(model, eight_bits=eight_bits))
         case MaskedEncoderTransformer(), Reading() | None, Tokenizers(source=tokenizer):
             return Filler(model, tokenizer, settings, chosen)
         case TextClassifierTransformer(), Reading() | None, Tokenizers(source=tokenizer):

@@ -9,8 +9,8 @@ from typing import Any, Self
 import torch
 
 from transom.config.recipe import LanguageRecipe
-from transom.decoding.flat import searcher_of
 from transom.decoding.generator import Generator
+from transom.decoding.searcher import searcher_of
 from transom.inputs.batch import LanguageBatch
 from transom.inputs.documents import Documents
 from transom.inputs.text_report import TextReport, report_text

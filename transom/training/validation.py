@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from transom.config.decoding import Decoding
-from transom.decoding.flat import searcher_of
+from transom.decoding.searcher import searcher_of
 from transom.decoding.translator import Translator
 from transom.inputs.batch import Batch
 from transom.inputs.pairs import Pairs
