@@ -1,4 +1,4 @@
-"""The flat decoder compiled: one call of the project's own C++ takes a step through all blocks (``step.cpp``)."""
+"""The flat decoder compiled: one call of the project's own C++ takes a step through all blocks (``step/``)."""
 
 import ctypes
 import weakref

@@ -13,7 +13,7 @@ from pathlib import Path
 from transom.errors import DiskError
 from transom.weights.durable import write_file
 
-SOURCE = Path(__file__).with_name("step.cpp")
+SOURCE = Path(__file__).parent / "step" / "step.cpp"
 SWITCH = "TRANSOM_NATIVE"
 """Environment variable; 0 keeps to PyTorch's operations."""
 
@@ -69,7 +69,7 @@ def native() -> Native:
 def compiled(compiler: str, *flags: str) -> Path:
     """Give the compiled library's path; two processes that compile at once both end with a whole file."""
     facts = [compiler, *FLAGS, *flags, *sorted(_processor_flags())]
-    name = hashlib.sha256(SOURCE.read_bytes() + "\0".join(facts).encode())
+    name = hashlib.sha256(b"".join([*(path.read_bytes() for path in sorted(SOURCE.parent.iterdir())), "\0".join(facts).encode()]))
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "transom"
     path = folder / f"step-{name.hexdigest()[:16]}.so"
     if not path.exists():
