@@ -192,7 +192,7 @@ def test_messages(write: Load, text: str, overrides: list[str], expected: str) -
     ("text", "expected"),
     [
         ("[training]\nseed = 1", "my.toml: missing field data (the examples)"),
-        ("[data]\nroot = '.'", "my.toml:1: data: expected exactly one of data.train and data.generate"),
+        ("[data]\nroot = '.'", "my.toml:1: data: expected exactly one of data.train, data.generate and data.languages"),
         ("[data]\ntrain = { sorce = 'x' }", "my.toml:2: unknown field data.train.sorce; did you mean data.train.source?"),
         ("[data]\ngenerate = { n_train = 300 }", "my.toml:2: missing field data.generate.kind"),
         ("[data]\ntrain = 'x'", "my.toml:2: data.train: expected a table, found 'x'"),

@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 
 from transom.config.architecture import Architecture
 from transom.config.brick import Schema
-from transom.config.data import Data, ImageData, LabelledData, PairData, PairTokenizer, TextData, Tokenizer
+from transom.config.data import Data, ImageData, LabelledData, PairData, PairTokenizer, TextData, Tokenizer, TranslationData
 from transom.config.decoding import Decoding, ImageReading, Reading, Sampling
 from transom.config.explaining import check
 from transom.config.model import Decoder, MaskedEncoder, Seq2Seq, TextClassifier, TextEmbedder
@@ -50,7 +50,7 @@ class TranslationRecipe(TextRecipe):
     """A translator: an encoder-decoder that learns from sentence pairs."""
 
     task: Literal["translation"] = Field("translation", description="what the model learns to do")
-    data: PairData = Field(..., description="the examples")
+    data: TranslationData = Field(..., description="the examples")
     tokenizer: PairTokenizer = Field(PairTokenizer(), description="text to tokens")
     model: Annotated[Seq2Seq | RecurrentSeq2Seq, Field(discriminator="kind")] = Field(
         Seq2Seq(), description="the network; preset = NAME starts from a published one"
@@ -227,6 +227,8 @@ def _plain(part: Schema) -> dict[str, Any]:
         value = getattr(part, name)
         if isinstance(value, Schema):
             plain[name] = _plain(value)
+        elif isinstance(value, tuple):
+            plain[name] = [_plain(each) if isinstance(each, Schema) else each for each in value]
         elif value is not None or field.default is not None:
             plain[name] = "none" if value is None else value
     return plain

@@ -2,7 +2,8 @@
 
 import re
 
-from transom.config.recipe import TranslationRecipe, dump_recipe
+from transom.config.data import Data, Language
+from transom.config.recipe import Recipe, TranslationRecipe, dump_recipe
 from transom.inspection import describe
 from transom.inspection.facts import Facts
 from transom.inspection.figures import duration, parameters, percent, whole
@@ -40,7 +41,8 @@ def _scores(facts: Facts) -> str:
         translated = ""
         if "bleu" in kept and isinstance(facts.recipe, TranslationRecipe):
             case = ", upper and lower case aside" if facts.recipe.tokenizer.lowercase else ""
-            translated = f" (BLEU and chrF on its first {whole(facts.recipe.training.validate_bleu)} pairs at most{case})"
+            each = " of each language" if facts.recipe.data.languages else ""
+            translated = f" (BLEU and chrF on its first {whole(facts.recipe.training.validate_bleu)} pairs{each} at most{case})"
         lines.append(
             f"validation set{translated}: {figures}, at step {whole(kept['step'])}."
             f" These weights were chosen by this {facts.recipe.training.select_by}, so the figures favour them."
@@ -50,7 +52,18 @@ def _scores(facts: Facts) -> str:
 
 
 def _data(facts: Facts) -> str:
-    data = facts.recipe.data
+    lines = _origin(facts.recipe.data, facts.recipe)
+    if isinstance(facts.recipe, TranslationRecipe):
+        for language in facts.recipe.data.languages:
+            turned = ", read from target to source" if language.reverse else ""
+            lines += [f"{_code(language.tag)}: {line}{turned}" for line in _origin(language, facts.recipe)]
+    problems = [str(problem) for problem in facts.data.get("problems") or ()]
+    found = f"\n\nFound in the data before training:\n\n{_list([_code(problem) for problem in problems])}" if problems else ""
+    return f"## Data\n\n{_list(lines)}{found}"
+
+
+def _origin(data: Data | Language, recipe: Recipe) -> list[str]:
+    """Say where examples come from."""
     lines = []
     if data.generate is not None:
         lines.append(f"generated: {_code(data.generate.model_dump_json())}")
@@ -58,10 +71,8 @@ def _data(facts: Facts) -> str:
         if files is not None:
             lines.append(f"{use}: {', '.join(_code(name) for name in describe.files(files))}")
     if data.train is not None and data.valid is None:
-        lines.append(f"validation: {describe.split_off(facts.recipe)}")
-    problems = [str(problem) for problem in facts.data.get("problems") or ()]
-    found = f"\n\nFound in the data before training:\n\n{_list([_code(problem) for problem in problems])}" if problems else ""
-    return f"## Data\n\n{_list(lines)}{found}"
+        lines.append(f"validation: {describe.split_off(recipe)}")
+    return lines
 
 
 def _training(facts: Facts) -> str:

@@ -146,6 +146,9 @@ _ANSWERS = {
 def use(recipe: Recipe, name: str) -> tuple[str, str]:
     """Give the command and the lines of Python that answer with a run's model."""
     verb, method = _ANSWERS[recipe.task]
+    if isinstance(recipe, TranslationRecipe) and recipe.data.languages:
+        tag = recipe.data.languages[0].tag
+        verb, method = f"{verb} --to {tag}", method.replace(")", f', to="{tag}")')
     return f"transom {verb.format(run=shlex.quote(name))}", f"import transom\n\ntransom.load({name!r}).{method}"
 
 

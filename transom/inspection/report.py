@@ -17,10 +17,14 @@ from transom.inspection.markup import node, preformatted, style_sheet, to_html
 from transom.inspection.pictures import alignment_picture
 from transom.inspection.style import COLOURS, PAGE, PICTURES
 from transom.inspection.tables import facts_table, table
-from transom.training.figures import COUNTED, VALIDATED
+from transom.training.figures import COUNTED, VALIDATED, tags
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 """Content security policy: whatever the data hold, the page loads nothing and runs nothing."""
+
+Mark = tuple[float, str] | None
+Panel = tuple[str, list[tuple[str, str, str]], Mark, bool]
+"""A chart: its title, lines (name, kind of record, field), what is marked, and whether its axis begins at zero."""
 
 _UNITS = {"peak_share": 100.0}
 """What a field is multiplied by to be drawn."""
@@ -84,7 +88,8 @@ def _tiles(facts: Facts) -> Element:
     tiles.extend(_tile(score.metric, f"{score.value:.2f}", score.data) for score in facts.scores)
     if facts.kept is not None:
         if "bleu" in facts.kept:
-            tiles.append(_tile("Validation BLEU", _figure(facts.kept, "bleu", 1), f"chrF {_figure(facts.kept, 'chrf', 1)}"))
+            each = [f"{tag} {_figure(facts.kept, f'bleu/{tag}', 1)}" for tag in tags(facts.kept)]
+            tiles.append(_tile("Validation BLEU", _figure(facts.kept, "bleu", 1), *each, f"chrF {_figure(facts.kept, 'chrf', 1)}"))
         kept = f"kept: step {whole(facts.kept['step'])}, the best {facts.recipe.training.select_by}"
         if "accuracy" in facts.kept:
             tiles.append(_tile("Validation accuracy", f"{_figure(facts.kept, 'accuracy', 2)} %", f"of the {COUNTED[facts.recipe.task]}"))
@@ -129,7 +134,7 @@ def _scores(facts: Facts) -> list[Element]:
 
 def _curves(facts: Facts) -> list[Element]:
     mark = None if facts.kept is None else (float(facts.kept["step"]), "kept")
-    panels = [
+    panels: list[Panel] = [
         (
             f"Loss a {COUNTED[facts.recipe.task].removesuffix('s')}, in nats",
             [("training", "train", "nll"), ("validation", "validation", "loss")],
@@ -139,6 +144,7 @@ def _curves(facts: Facts) -> list[Element]:
         ("Bits a byte of text", [("validation", "validation", "bits_per_byte")], mark, False),
         ("Validation accuracy, in %", [("validation", "validation", "accuracy")], mark, False),
         ("Validation BLEU and chrF", [("BLEU", "validation", "bleu"), ("chrF", "validation", "chrf")], mark, True),
+        *_of_languages(facts, mark),
         ("Busiest expert's load, over the mean", [("load", "train", "expert_load")], None, False),
         ("Learning rate", [("learning rate", "train", "learning_rate")], None, True),
         ("Norm of the gradient, before clipping", [("norm", "train", "grad_norm")], None, False),
@@ -154,16 +160,28 @@ def _curves(facts: Facts) -> list[Element]:
     return [node("div", *figures, class_="curves"), *_validations(facts)] if figures else []
 
 
+def _of_languages(facts: Facts, mark: Mark) -> list[Panel]:
+    """Lay out the losses and scores of each target language, where there are several."""
+    found = tags(facts.validations[0]) if facts.validations else []
+    titles = {"loss": "Validation loss by target language, in nats", "bleu": "Validation BLEU by target language"}
+    return [(title, [(tag, "validation", f"{key}/{tag}") for tag in found], mark, key == "bleu") for key, title in titles.items() if found]
+
+
 def _validations(facts: Facts) -> list[Element]:
     if not facts.validations:
         return []
-    columns = [figure for figure in VALIDATED if any(figure.key in record for record in facts.validations)]
+    every = [
+        (f"{figure.name} {tag}".strip(), f"{figure.key}/{tag}".strip("/"), figure.digits)
+        for tag in ("", *tags(facts.validations[0]))
+        for figure in VALIDATED
+    ]
+    columns = [column for column in every if any(column[1] in record for record in facts.validations)]
     rows = [
-        [whole(record["step"]), duration(record["seconds"]), *(_figure(record, figure.key, figure.digits) for figure in columns)]
+        [whole(record["step"]), duration(record["seconds"]), *(_figure(record, key, digits) for _, key, digits in columns)]
         for record in facts.validations
     ]
     summary = node("summary", f"All {len(rows)} validations as a table")
-    return [node("details", summary, node("div", table(["Step", "Time", *(figure.name for figure in columns)], rows), class_="scroll"))]
+    return [node("details", summary, node("div", table(["Step", "Time", *(name for name, _, _ in columns)], rows), class_="scroll"))]
 
 
 def _continuations(facts: Facts) -> list[Element]:
@@ -209,7 +227,8 @@ def _translations(facts: Facts) -> list[Element]:
 
 
 def _sample(sample: Mapping[str, str], lowercase: bool) -> Element:
-    rows = node("dl", node("dt", "Source"), node("dd", sample["source"], dir="auto"))
+    source = f"Source, to {sample['to']}" if "to" in sample else "Source"
+    rows = node("dl", node("dt", source), node("dd", sample["source"], dir="auto"))
     rows.extend([node("dt", "Reference"), node("dd", sample["reference"], dir="auto")])
     rows.extend([node("dt", "Translation"), node("dd", *_compared(sample["reference"], sample["translation"], lowercase), dir="auto")])
     return node("div", rows, class_="sample")

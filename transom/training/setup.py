@@ -158,7 +158,7 @@ def _resolve(recipe: Recipe, base: Path) -> Recipe:
 
 MAY_CHANGE = {
     "training": {"max_steps", "max_minutes", "patience", "log_every", "tensorboard"},
-    "data": {"root", "train", "valid", "test"},
+    "data": {"root", "train", "valid", "test", "languages"},
 }
 """Fields that a resumed run may change; any other would make another run of it. Files may move: what counts is the hash of their pairs."""
 
