@@ -6,6 +6,7 @@ from transom.config.architecture import Architecture, Transformer, TwoSided
 from transom.config.data import ImageFiles, LabelledFiles, PairFiles, TextFiles
 from transom.config.mixture import Mixture
 from transom.config.model import Decoder, Encoder, TextTransformer
+from transom.config.patterns import spelled
 from transom.config.recipe import ImageRecipe, Recipe, TextRecipe, TranslationRecipe
 from transom.config.recurrent import Luong, Recurrent, RecurrentDecoder, RecurrentSeq2Seq
 from transom.config.vision import ConvolutionalNetwork, ImageClassifier, VisionTransformer
@@ -116,6 +117,8 @@ def _heads(model: Transformer) -> str:
     extras = [name for name, there in (("QK-norm", model.attention.qk_norm.kind != "none"), ("sinks", model.attention.sinks)) if there]
     if model.attention.softcap is not None:
         extras.append(f"scores bounded at {model.attention.softcap:g}")
+    if model.attention.pattern.kind != "full":
+        extras.append(f"pattern {spelled(model.attention.pattern)}")
     return f"{model.n_heads} heads of width {model.width_of_head}{shared}{''.join(f', {extra}' for extra in extras)}"
 
 

@@ -14,6 +14,7 @@ from transom.inspection.describe import layers_in_short, origin
 from transom.inspection.facts import Facts
 from transom.inspection.figures import compact, duration, percent, whole
 from transom.inspection.markup import node, preformatted, style_sheet, to_html
+from transom.inspection.patterns import pattern_picture, shown_views
 from transom.inspection.pictures import alignment_picture
 from transom.inspection.style import COLOURS, PAGE, PICTURES
 from transom.inspection.tables import facts_table, table
@@ -43,6 +44,7 @@ def report(facts: Facts) -> str:
         ("gaps", "Gaps", _gaps(facts)),
         ("answers", "Answers", _answers(facts)),
         ("alignment", "Alignment", _alignments(facts)),
+        ("patterns", "Attention patterns", _patterns(facts)),
         ("data", "Data", data_section(facts.data)),
         ("time", "Time and throughput", _time(facts)),
         ("recipe", "Recipe", [preformatted(dump_recipe(facts.recipe))]),
@@ -261,6 +263,16 @@ def _alignments(facts: Facts) -> list[Element]:
         )
         for alignment in facts.alignments
     ]
+    return [node("p", note, class_="soft"), node("div", *pictures, class_="pictures")]
+
+
+def _patterns(facts: Facts) -> list[Element]:
+    """Draw what the layers let each token see, where that is not all."""
+    views = shown_views(facts.recipe.model)
+    if not views:
+        return []
+    pictures = (node("figure", node("figcaption", view.title, class_="soft"), pattern_picture(view)) for view in views)
+    note = "A row is a token that asks, a column one that is asked; it is filled where the layers let the one see the other."
     return [node("p", note, class_="soft"), node("div", *pictures, class_="pictures")]
 
 
