@@ -1,6 +1,7 @@
 """The schema of what is read: data files, generated data and tokenizers."""
 
 import re
+from abc import abstractmethod
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
@@ -103,6 +104,14 @@ class Data(Schema):
                 raise ValueError(f"data.{given[0]} has its own {name} part; remove data.{name}")
         return self
 
+    @property
+    @abstractmethod
+    def split_off(self) -> str:
+        """Say what is taken for validation where no data are named."""
+
+
+OF_PAIRS = "1 % of the training pairs, split off by hash"
+
 
 class PairData(Data):
     """Sentence pairs: where they come from and which of them are kept."""
@@ -116,6 +125,11 @@ class PairData(Data):
         None, description="generated pairs instead of files"
     )
     max_length_ratio: float | None = Field(None, gt=1, description="drop pairs of which one side is this many times longer in tokens")
+
+    @property
+    def split_off(self) -> str:
+        """Say what is taken for validation where no data are named."""
+        return OF_PAIRS
 
 
 TAG = re.compile("[A-Za-z0-9_-]{1,32}")
@@ -136,6 +150,7 @@ class Language(Schema):
         None, description="generated pairs instead of files"
     )
     reverse: bool = Field(False, description="read all pairs from their target to their source")
+    split_off: ClassVar[str] = OF_PAIRS
 
     @field_validator("tag")
     @classmethod
@@ -186,6 +201,11 @@ class TextData(Data):
     test: TextFiles | None = Field(None, description="test text: only the data report reads it, to tell which documents stand in train")
     generate: StandardLibrary | None = Field(None, description="text that every machine has, instead of files")
 
+    @property
+    def split_off(self) -> str:
+        """Say what is taken for validation where no data are named."""
+        return "5 % of the documents, split off by hash, or the last 5 % of a single one"
+
 
 class LabelledFiles(Schema):
     """Texts with a class each, in one .tsv, .csv or .jsonl file (``.gz`` too)."""
@@ -207,6 +227,11 @@ class LabelledData(Data):
     too_long: Literal["truncate", "drop"] = Field(
         "truncate", description="a training text of more than model.max_seq_len tokens: its beginning stands for it, or it is left out"
     )
+
+    @property
+    def split_off(self) -> str:
+        """Say what is taken for validation where no data are named."""
+        return "10 % of the training texts, split off by hash"
 
 
 class ImageFiles(Schema):
@@ -240,6 +265,11 @@ class ImageData(Data):
     test: ImageFiles | None = Field(None, description="test images: only the data report reads them, to tell which stand in train")
     generate: Digits | None = Field(None, description="images that every machine has, instead of files")
     valid_share: float = Field(0.1, gt=0, lt=1, description="share of the training images that is split off where data.valid is left out")
+
+    @property
+    def split_off(self) -> str:
+        """Say what is taken for validation where no data are named."""
+        return f"{100 * self.valid_share:g} % of the training images, split off by hash"
 
 
 class Tokenizer(Brick):

@@ -18,7 +18,7 @@ from transom.inspection.patterns import pattern_picture, shown_views
 from transom.inspection.pictures import alignment_picture
 from transom.inspection.style import COLOURS, PAGE, PICTURES
 from transom.inspection.tables import facts_table, table
-from transom.training.figures import COUNTED, VALIDATED, tags
+from transom.training.figures import VALIDATED, tags
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 """Content security policy: whatever the data hold, the page loads nothing and runs nothing."""
@@ -78,7 +78,7 @@ def _lead(facts: Facts) -> str:
 
 
 def _counted(facts: Facts) -> str:
-    return COUNTED[facts.recipe.task].capitalize()
+    return facts.recipe.COUNTED.capitalize()
 
 
 def _tile(name: str, value: str, *below: str) -> Element:
@@ -94,7 +94,7 @@ def _tiles(facts: Facts) -> Element:
             tiles.append(_tile("Validation BLEU", _figure(facts.kept, "bleu", 1), *each, f"chrF {_figure(facts.kept, 'chrf', 1)}"))
         kept = f"kept: step {whole(facts.kept['step'])}, the best {facts.recipe.training.select_by}"
         if "accuracy" in facts.kept:
-            tiles.append(_tile("Validation accuracy", f"{_figure(facts.kept, 'accuracy', 2)} %", f"of the {COUNTED[facts.recipe.task]}"))
+            tiles.append(_tile("Validation accuracy", f"{_figure(facts.kept, 'accuracy', 2)} %", f"of the {facts.recipe.COUNTED}"))
         measures = [f"perplexity {_figure(facts.kept, 'perplexity', 2)}"] if "perplexity" in facts.kept else []
         if "bits_per_byte" in facts.kept:
             measures.append(f"{_figure(facts.kept, 'bits_per_byte', 3)} bits a byte")
@@ -138,7 +138,7 @@ def _curves(facts: Facts) -> list[Element]:
     mark = None if facts.kept is None else (float(facts.kept["step"]), "kept")
     panels: list[Panel] = [
         (
-            f"Loss a {COUNTED[facts.recipe.task].removesuffix('s')}, in nats",
+            f"Loss a {facts.recipe.COUNTED.removesuffix('s')}, in nats",
             [("training", "train", "nll"), ("validation", "validation", "loss")],
             mark,
             False,
@@ -150,7 +150,7 @@ def _curves(facts: Facts) -> list[Element]:
         ("Busiest expert's load, over the mean", [("load", "train", "expert_load")], None, False),
         ("Learning rate", [("learning rate", "train", "learning_rate")], None, True),
         ("Norm of the gradient, before clipping", [("norm", "train", "grad_norm")], None, False),
-        (f"{_counted(facts)} a second", [(f"{COUNTED[facts.recipe.task]} a second", "train", "target_tokens_per_second")], None, True),
+        (f"{_counted(facts)} a second", [(f"{facts.recipe.COUNTED} a second", "train", "target_tokens_per_second")], None, True),
         ("Share of the machine's measured peak, in %", [("share", "train", "peak_share")], None, True),
     ]
     figures = []

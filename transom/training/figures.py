@@ -30,16 +30,6 @@ VALIDATED = (
 )
 """The figures, the most general first; a validation has some of them. The loss is a mean over what is counted."""
 
-COUNTED = {
-    "translation": "target tokens",
-    "language": "tokens",
-    "masked": "masked tokens",
-    "classification": "texts",
-    "embedding": "pairs",
-    "image-classification": "images",
-}
-"""By task: what has a label each, and what losses and speeds are of."""
-
 
 def spelled(figures: Mapping[str, float | None]) -> list[str]:
     """Write those figures that there are; those of one language, whose keys end in its tag, stand together behind the others.
