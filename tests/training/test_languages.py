@@ -8,10 +8,13 @@ import torch
 
 from tests.training.conftest import changed, sit
 from transom.config.recipe import TranslationRecipe
+from transom.decoding import translator as searching
 from transom.decoding.load import load_as
+from transom.decoding.loop import search
 from transom.decoding.translator import Translator
 from transom.errors import ConfigError, DataError
 from transom.inputs.datasets import load_languages
+from transom.inputs.special import PAD, SOS
 from transom.training.evaluation import bleu, exact_match
 from transom.training.setup import set_up
 from transom.weights.run_folder import RunFolder
@@ -41,15 +44,15 @@ def test_figures_are_of_each_language_and_of_all_sentences_together(languages: T
         figures, samples = task.validate(parts.validated, torch.autocast("cpu", enabled=False), parts.precision)
     translator = Translator(parts.validated, task.tokenizers, parts.recipe.decoding)  # type: ignore[arg-type]
     total, n, translations, references = 0.0, 0, list[str](), list[str]()
-    for to, held in task.valid.items():
-        scores = translator.score(held.pairs.source, held.pairs.target, to=to)
+    for to, pairs in task.valid.items():
+        scores = translator.score(pairs.source, pairs.target, to=to)
         of_language, n_tokens = -sum(score.log_p for score in scores), sum(score.n_tokens for score in scores)
         assert figures[f"loss/{to}"] == pytest.approx(of_language / n_tokens, rel=1e-5)
         total, n = total + of_language, n + n_tokens
-        found = translator.translate(held.pairs.source[:4], to=to)
-        assert figures[f"bleu/{to}"] == pytest.approx(bleu(found, held.pairs.target[:4]).value)
+        found = translator.translate(pairs.source[:4], to=to)
+        assert figures[f"bleu/{to}"] == pytest.approx(bleu(found, pairs.target[:4]).value)
         assert [sample["translation"] for sample in samples if sample["to"] == to] == found
-        translations, references = [*translations, *found], [*references, *held.pairs.target[:4]]
+        translations, references = [*translations, *found], [*references, *pairs.target[:4]]
     assert figures["loss"] == pytest.approx(total / n, rel=1e-5)
     assert figures["bleu"] == pytest.approx(bleu(translations, references).value)
     assert task.loader.counts == {"2-copy": 160, "2-reverse": 140}, "200 and 100, by fifth roots"
@@ -57,6 +60,21 @@ def test_figures_are_of_each_language_and_of_all_sentences_together(languages: T
     assert report["pairs"]["2-reverse train"]["an epoch"] == 140 and {"2-copy valid", "2-reverse test"} <= report["pairs"].keys()
     assert task.report.lines()[0] == "2-copy train: 200 pairs (copy, train), 160 samples an epoch"
     assert task.place(203) == "2-reverse line 4"
+
+
+def test_a_tag_takes_a_place_and_is_never_an_answer(languages: TranslationRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sit(changed(languages, max_steps=1), tmp_path / "run")
+    translator, filters = load_as(Translator, tmp_path / "run", "fp32"), list[Any]()
+    monkeypatch.setattr(searching, "search", lambda *given: filters.append(given[-1]) or search(*given))  # type: ignore[func-returns-value]
+    fits, long = (" ".join("ab"[i % 2] for i in range(n)) for n in (14, 15))  # of 16 tokens the tag and the end symbol take two
+    translator.translate([fits], to="2-copy", too_long="refuse")
+    assert filters[0][0].tokens.tolist() == [PAD, SOS, *translator.tokenizers.target.tag_tokens]
+    with pytest.raises(DataError, match=r"at most model\.max_seq_len = 16 tokens, special symbols included, found 17"):
+        translator.translate([long], to="2-copy", too_long="refuse")
+    prefix = translator.tokenizers.source.prefix("2-reverse")
+    pieces = translator._pieces([long, " "], prefix, "split", "text")
+    assert [len(of_text) for of_text in pieces] == [2, 0] and all(piece[:1] == prefix for piece in pieces[0])
+    assert [len(found) for found in translator.n_best([long, ""], 1, to="2-reverse")] == [1, 0]
 
 
 def other_tags(languages: TranslationRecipe, *tags: str) -> TranslationRecipe:

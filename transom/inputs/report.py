@@ -27,7 +27,7 @@ class DataReport:
     Attributes:
         problems: sentences that name what a person should look at.
         pairs: for each split its size, origin, doubles, and pairs that also stand in training.
-        tokens: for each split and side the distribution of lengths in tokens, without special symbols.
+        tokens: for each split and side the distribution of lengths in tokens, without special symbols but with the target language's tag.
         longest: the longest training pairs, with their lines.
         dropped: training pairs that are not trained on, by reason.
         unseen: for each split and side but training's, the symbols that training never shows.

@@ -23,19 +23,6 @@ from transom.weights.run_folder import TOKENIZER, RunFolder
 
 
 @dataclass(frozen=True)
-class Held:
-    """The validation pairs into one language.
-
-    Attributes:
-        pairs: all of them.
-        batches: the same as batches.
-    """
-
-    pairs: Pairs
-    batches: Sequence[TranslationBatch]
-
-
-@dataclass(frozen=True)
 class TranslationTask:
     """Sentence pairs, ready to be learnt from.
 
@@ -44,6 +31,7 @@ class TranslationTask:
         tokenizers: of both sides.
         loader: training batches.
         valid: validation pairs, by the tag of their target language; None for the only one.
+        valid_batches: the same as batches.
         report: what is known of the data.
         data: hash of all training and validation pairs, in their order.
     """
@@ -51,7 +39,8 @@ class TranslationTask:
     recipe: TranslationRecipe
     tokenizers: Tokenizers
     loader: Loader | Mixture
-    valid: Mapping[str | None, Held]
+    valid: Mapping[str | None, Pairs]
+    valid_batches: Mapping[str | None, Sequence[TranslationBatch]]
     report: DataReport
     data: str
 
@@ -75,8 +64,9 @@ class TranslationTask:
             recipe=recipe,
             tokenizers=tokenizers,
             loader=mixture or loaders[None],
-            valid={
-                to: Held(each.valid, ordered_batches(each.valid, tokenizers, batch_tokens, max_seq_len, prefix=loaders[to].prefix))
+            valid={to: each.valid for to, each in splits.items()},
+            valid_batches={
+                to: ordered_batches(each.valid, tokenizers, batch_tokens, max_seq_len, prefix=loaders[to].prefix)
                 for to, each in splits.items()
             },
             report=report_languages(splits, tokenizers, loaders, mixture),
@@ -104,10 +94,9 @@ class TranslationTask:
         ``loss/de``, of its own.
         """
         assert isinstance(model, Seq2SeqNetwork)
-        figures = validation_losses(model, {to: held.batches for to, held in self.valid.items()}, autocast)
+        figures = validation_losses(model, self.valid_batches, autocast)
         n_sentences = self.recipe.training.validate_bleu
         if not n_sentences:
             return figures, ()
-        pairs = {to: held.pairs for to, held in self.valid.items()}
-        scores, samples = validation_scores(model, pairs, n_sentences, self.tokenizers, self.recipe.decoding, precision.dtype)
+        scores, samples = validation_scores(model, self.valid, n_sentences, self.tokenizers, self.recipe.decoding, precision.dtype)
         return figures | scores, samples
