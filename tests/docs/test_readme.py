@@ -50,6 +50,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         for seed, name in enumerate(("train", "val", "test", "test_2016_flickr")):
             for written, language in zip(write_pairs(folder, 60, seed), ("en", "de"), strict=True):
                 written.rename(folder / f"{name}.{language}")
+            (folder / f"{name}.fr").write_text((folder / f"{name}.de").read_text())
     (tmp_path / "notes").mkdir()
     for i in range(30):
         (tmp_path / "notes" / f"{i}.md").write_text(f"# Note {i}\nYesterday we saw {i} dogs.\n")

@@ -18,6 +18,7 @@ from transom.layers.rule import CAUSAL, LOOKING_BACK, SAME_SEGMENT, TILE, Places
 LEAVES: list[dict[str, Any]] = [
     {"kind": "full"},
     *({"kind": "window", "size": size} for size in (1, 3, 40, 200)),
+    *({"kind": "window-2d", "size": size} for size in (1, 2, 5)),
     *({"kind": "strided", "stride": stride} for stride in (1, 3, 32, 100)),
     *({"kind": "local", "size": size} for size in (1, 5, 64, 90)),
     *({"kind": "summary", "stride": stride, "columns": columns} for stride, columns in ((4, 1), (32, 3), (100, 7), (5, 5))),
@@ -27,8 +28,12 @@ LEAVES: list[dict[str, Any]] = [
 ]
 
 
+WIDTH = 12
+"""Patches a row, where an image's rows and columns count."""
+
+
 def pattern(drawn: Any) -> Rule:
-    return rule_of(TypeAdapter(Pattern).validate_python(drawn))
+    return rule_of(TypeAdapter(Pattern).validate_python(drawn), WIDTH)
 
 
 def patterns(small: bool = False) -> st.SearchStrategy[dict[str, Any]]:
@@ -55,6 +60,7 @@ def packed(lengths: list[int], padding: int, rows: int = 1) -> Places:
 DEFINITIONS: dict[str, Callable[[Any, int, int], bool]] = {
     "full": lambda p, i, j: True,
     "window": lambda p, i, j: -p.size < j - i < p.size,
+    "window-2d": lambda p, i, j: max(abs(i // WIDTH - j // WIDTH), abs(i % WIDTH - j % WIDTH)) < p.size,
     "strided": lambda p, i, j: (i - j) % p.stride == 0,
     "local": lambda p, i, j: math.floor(i / p.size) == math.floor(j / p.size),
     "summary": lambda p, i, j: j % p.stride in range(p.stride - p.columns, p.stride),
@@ -68,7 +74,7 @@ def test_a_rule_is_its_definition(fields: dict[str, Any]) -> None:
     brick, n = TypeAdapter(Leaf).validate_python(fields), 150
     places = packed([n], 0)
     expected = torch.tensor([[DEFINITIONS[brick.kind](brick, i, j) for j in range(n)] for i in range(n)])
-    assert torch.equal(rule_of(brick).matrix(places, places)[0, 0], expected)
+    assert torch.equal(rule_of(brick, WIDTH).matrix(places, places)[0, 0], expected)
 
 
 def test_the_figures_of_the_papers() -> None:
@@ -133,7 +139,7 @@ def test_no_tile_is_called_empty_or_whole_that_is_not(fields: dict[str, Any], le
     assert (~verdict.every | tiles.all(4).all(2)).all()
 
 
-@pytest.mark.parametrize("fields", [leaf for leaf in LEAVES if leaf["kind"] != "strided"], ids=str)
+@pytest.mark.parametrize("fields", [leaf for leaf in LEAVES if leaf["kind"] not in ("strided", "window-2d")], ids=str)
 def test_of_one_sequence_verdicts_are_exact(fields: dict[str, Any]) -> None:
     if fields["kind"] == "random" and fields["size"] < TILE / 3:
         fields = fields | {"size": 22}

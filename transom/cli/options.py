@@ -15,6 +15,9 @@ Set = Annotated[
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder: the --out of a training.")]
 Source = Annotated[Path, typer.Option("--source", metavar="FILE", help="Source sentences, one a line (.gz too).")]
 Target = Annotated[Path, typer.Option("--target", metavar="FILE", help="Their translations, line by line.")]
+To = Annotated[
+    str | None, typer.Option("--to", metavar="TAG", help="Target language, of a model that knows several: a tag of its data.languages.")
+]
 Beam = Annotated[int | None, typer.Option("--beam-size", min=1, help="Hypotheses kept a sentence; 1 is greedy. Default: the recipe's.")]
 Alpha = Annotated[float | None, typer.Option("--length-penalty", min=0, help="GNMT's alpha. Default: the recipe's.")]
 Precision = Annotated[

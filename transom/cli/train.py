@@ -32,7 +32,7 @@ from transom.cli.options import (
 from transom.cli.training_run import Sitting, default_folder, run_training
 from transom.config.recipe import Recipe, load_recipe
 from transom.errors import ConfigError
-from transom.training.figures import VALIDATED, spelled
+from transom.training.figures import VALIDATED, spelled, tags
 
 app = typer.Typer(add_completion=False)
 
@@ -136,7 +136,9 @@ def _told(sitting: Sitting) -> list[str]:
 
 def _summary(sittings: Sequence[Sitting]) -> dict[str, dict[str, float]]:
     """Return mean and sample standard deviation of each figure."""
-    columns = {key: [sitting.best[key] for sitting in sittings] for key, *_ in VALIDATED if key in sittings[0].best}
+    endings = ["", *(f"/{tag}" for tag in tags(sittings[0].best))]
+    names = [figure.key + ending for ending in endings for figure in VALIDATED if figure.key + ending in sittings[0].best]
+    columns = {name: [sitting.best[name] for sitting in sittings] for name in names}
     spread = {name: statistics.stdev(values) if len(values) > 1 else 0.0 for name, values in columns.items()}
     return {"mean": {name: statistics.fmean(values) for name, values in columns.items()}, "spread": spread}
 

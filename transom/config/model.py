@@ -7,6 +7,7 @@ from pydantic import Field, model_validator
 from transom.config.architecture import PLACEMENT, Fraction, Placement, TextNetwork, Transformer, TwoSided
 from transom.config.bricks import FeedForward, Gated, Learned, Norm, Position, RmsNorm, Rotary, Sinusoidal
 from transom.config.mixture import FeedForwardNetwork
+from transom.config.patterns import kinds_of
 from transom.config.recurrent import RecurrentDecoder, RecurrentSeq2Seq
 from transom.config.vision import ConvolutionalNetwork, VisionTransformer
 
@@ -28,6 +29,12 @@ class TextTransformer(Transformer, TextNetwork):
                 f"expected a table of {self.position.kind} positions of at most {MAX_POSITION_TABLE} numbers,"
                 f" found max_seq_len {self.max_seq_len} * {width}; lower max_seq_len"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _has_no_rows_and_columns(self) -> "TextTransformer":
+        if "window-2d" in kinds_of(self.attention.pattern):
+            raise ValueError("attention.pattern: expected a pattern of texts, found 'window-2d', which is of images; take 'window'")
         return self
 
     @property

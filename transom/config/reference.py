@@ -9,7 +9,7 @@ from annotated_types import Ge, Gt, Le, Lt
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from transom.config.brick import Brick, Schema, members, schemas
+from transom.config.brick import Brick, Schema, listed, members, schemas
 from transom.config.catalogue import catalogue
 from transom.config.recipe import TASKS
 
@@ -47,7 +47,7 @@ def _section(schema: type[Schema], path: tuple[str, ...], written: set[type[Sche
             yield f"| `{name}` | {_value(field)} | {_default(field)} | {_cell(field.description or '')} |"
         yield ""
     for name, field in fields.items():
-        for below in schemas(field.annotation):
+        for below in (*schemas(field.annotation), *listed(field.annotation)):
             yield from _section(below, (*path, name), written)
 
 

@@ -132,7 +132,7 @@ class TranslationTraining(TextTraining):
     """One training run of a translator."""
 
     validate_bleu: int = Field(
-        200, ge=0, description="validation sentences that are translated for BLEU and chrF at a validation; 0 for none"
+        200, ge=0, description="validation sentences, into each language, that are translated for BLEU and chrF at a validation; 0 for none"
     )
     select_by: Literal["loss", "bleu"] = Field("loss", description="validation figure that chooses the kept weights")
 

@@ -7,7 +7,16 @@ import torch
 
 from transom.config.architecture import Architecture
 from transom.config.decoding import Decoding, ImageReading, Reading, Sampling
-from transom.config.recipe import load_recipe
+from transom.config.recipe import (
+    ClassificationRecipe,
+    EmbeddingRecipe,
+    ImageRecipe,
+    LanguageRecipe,
+    MaskedRecipe,
+    Recipe,
+    TranslationRecipe,
+    load_recipe,
+)
 from transom.decoding.classifier import Classifier
 from transom.decoding.embedder import Embedder
 from transom.decoding.filler import Filler
@@ -83,15 +92,15 @@ def _tokenizers(run: RunFolder, config: Architecture) -> Tokenizers:
     return tokenizers
 
 
-VERBS: dict[type, str] = {
-    Translator: "transom translate",
-    Generator: "transom generate",
-    Filler: "transom fill",
-    Classifier: "transom classify",
-    ImageClassifier: "transom classify",
-    Embedder: "transom embed",
+RECIPES: dict[type, type[Recipe]] = {
+    Translator: TranslationRecipe,
+    Generator: LanguageRecipe,
+    Filler: MaskedRecipe,
+    Classifier: ClassificationRecipe,
+    ImageClassifier: ImageRecipe,
+    Embedder: EmbeddingRecipe,
 }
-"""The verb that each way of answering is for."""
+"""The recipes whose runs are asked in each way; they know the verb."""
 
 
 def load_as(kind: type[Answering], folder: str | Path, precision: PrecisionName = "auto") -> Answering:
@@ -103,7 +112,7 @@ def load_as(kind: type[Answering], folder: str | Path, precision: PrecisionName 
     """
     found = load(folder, precision)
     if not isinstance(found, kind):
-        raise _of_another_task(folder, VERBS[kind], found)
+        raise _of_another_task(folder, kind, found)
     return found
 
 
@@ -119,7 +128,7 @@ def load_embedder(folder: str | Path, precision: PrecisionName = "auto") -> Embe
         return Embedder(found.model, found.tokenizer, found.reading, found.precision)
     if isinstance(found, Embedder):
         return found
-    raise ConfigError(f"{folder}: expected an encoder's run, found one for {VERBS[type(found)]}; name an encoder's")
+    raise ConfigError(f"{folder}: expected an encoder's run, found one for {_verb(type(found))}; name an encoder's")
 
 
 def load_classifier(folder: str | Path, precision: PrecisionName = "auto") -> Classifier | ImageClassifier:
@@ -131,9 +140,14 @@ def load_classifier(folder: str | Path, precision: PrecisionName = "auto") -> Cl
     """
     found = load(folder, precision)
     if not isinstance(found, Classifier | ImageClassifier):
-        raise _of_another_task(folder, VERBS[Classifier], found)
+        raise _of_another_task(folder, Classifier, found)
     return found
 
 
-def _of_another_task(folder: str | Path, verb: str, found: Answer) -> ConfigError:
-    return ConfigError(f"{folder}: expected a run that {verb} can use, found one for {VERBS[type(found)]}; take that, or another run")
+def _of_another_task(folder: str | Path, kind: type, found: Answer) -> ConfigError:
+    wanted, needed = _verb(kind), _verb(type(found))
+    return ConfigError(f"{folder}: expected a run that {wanted} can use, found one for {needed}; take that, or another run")
+
+
+def _verb(kind: type) -> str:
+    return f"transom {RECIPES[kind].VERB}"

@@ -6,7 +6,8 @@ from transom.config.architecture import Architecture, Transformer, TwoSided
 from transom.config.data import ImageFiles, LabelledFiles, PairFiles, TextFiles
 from transom.config.mixture import Mixture
 from transom.config.model import Decoder, Encoder, TextTransformer
-from transom.config.recipe import ImageRecipe, Recipe, TextRecipe, TranslationRecipe
+from transom.config.patterns import spelled
+from transom.config.recipe import Recipe, TextRecipe, TranslationRecipe
 from transom.config.recurrent import Luong, Recurrent, RecurrentDecoder, RecurrentSeq2Seq
 from transom.config.vision import ConvolutionalNetwork, ImageClassifier, VisionTransformer
 from transom.inspection.figures import whole
@@ -116,6 +117,8 @@ def _heads(model: Transformer) -> str:
     extras = [name for name, there in (("QK-norm", model.attention.qk_norm.kind != "none"), ("sinks", model.attention.sinks)) if there]
     if model.attention.softcap is not None:
         extras.append(f"scores bounded at {model.attention.softcap:g}")
+    if model.attention.pattern.kind != "full":
+        extras.append(f"pattern {spelled(model.attention.pattern)}")
     return f"{model.n_heads} heads of width {model.width_of_head}{shared}{''.join(f', {extra}' for extra in extras)}"
 
 
@@ -132,21 +135,14 @@ def symbols(recipe: TextRecipe) -> str:
     return f"{tokenizer.kind} symbols, {both} ({counts} symbols){case}"
 
 
-_ANSWERS = {
-    "translation": ("translate {run} --input source.txt --output translations.txt", 'translate(["A sentence in the source language."])'),
-    "language": ('generate {run} "The beginning of a text"', 'generate(["The beginning of a text"])'),
-    "masked": ('fill {run} "A text with a [MASK] in it"', 'fill(["A text with a [MASK] in it"])'),
-    "embedding": ('embed {run} "A text" "Another text"', 'embed(["A text", "Another text"])'),
-    "image-classification": ("classify {run} image.jpg", 'classify(["image.jpg"])'),
-    "classification": ('classify {run} "A text"', 'classify(["A text"])'),
-}
-"""By task: what follows ``transom``, and the method of what ``transom.load`` gives."""
-
-
 def use(recipe: Recipe, name: str) -> tuple[str, str]:
     """Give the command and the lines of Python that answer with a run's model."""
-    verb, method = _ANSWERS[recipe.task]
-    return f"transom {verb.format(run=shlex.quote(name))}", f"import transom\n\ntransom.load({name!r}).{method}"
+    arguments, call = recipe.EXAMPLE
+    if isinstance(recipe, TranslationRecipe) and recipe.data.languages:
+        tag = recipe.data.languages[0].tag
+        arguments, call = f"--to {tag} {arguments}", f'{call}, to="{tag}"'
+    command = f"transom {recipe.VERB} {shlex.quote(name)} {arguments}"
+    return command, f"import transom\n\ntransom.load({name!r}).{recipe.VERB}({call})"
 
 
 def files(part: object) -> list[str]:
@@ -163,23 +159,6 @@ def files(part: object) -> list[str]:
             return [part.images]
         case _:
             return []
-
-
-def split_off(recipe: Recipe) -> str:
-    """Say what is taken for validation where no data are named."""
-    if isinstance(recipe, ImageRecipe):
-        return f"{100 * recipe.data.valid_share:g} % of the training images, split off by hash"
-    return {
-        "translation": _OF_PAIRS,
-        "language": _OF_TEXT,
-        "masked": _OF_TEXT,
-        "classification": "10 % of the training texts, split off by hash",
-        "embedding": _OF_PAIRS,
-    }[recipe.task]
-
-
-_OF_PAIRS = "1 % of the training pairs, split off by hash"
-_OF_TEXT = "5 % of the documents, split off by hash, or the last 5 % of a single one"
 
 
 def _convolutions(n: int) -> str:

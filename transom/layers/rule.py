@@ -184,6 +184,31 @@ class Distance(Rule):
 
 
 @dataclass(frozen=True)
+class Near(Rule):
+    """Patches fewer than ``size`` rows and columns away, in an image of ``width`` patches a row (Ramachandran et al. 2019, section 3.1)."""
+
+    size: int
+    width: int
+
+    def allows(self, query: Places, key: Places) -> Bool[Tensor, "..."]:
+        """Measure the distance in rows and in columns."""
+        rows = query.positions // self.width - key.positions // self.width
+        columns = query.positions % self.width - key.positions % self.width
+        return (rows.abs() < self.size) & (columns.abs() < self.size)
+
+    def judge(self, queries: Places, keys: Places) -> Verdict:
+        """Bound both distances, one apart from the other."""
+        rows = self._judge(queries.positions // self.width, keys.positions // self.width)
+        columns = self._judge(queries.positions % self.width, keys.positions % self.width)
+        return Verdict(rows.some & columns.some, rows.every & columns.every)
+
+    def _judge(self, queries: Tensor, keys: Tensor) -> Verdict:
+        q, k = _bounds(queries, keys)
+        shortest, longest = torch.maximum(q.low - k.high, k.low - q.high), torch.maximum(q.high - k.low, k.high - q.low)
+        return Verdict(shortest < self.size, longest < self.size)
+
+
+@dataclass(frozen=True)
 class Powers(Rule):
     """Distances below ``local``, and powers of two (Li et al. 2019, section 4.2)."""
 
@@ -347,23 +372,29 @@ LOOKING_BACK = SAME_SEGMENT & CAUSAL
 """What decoders let a token see: itself and what came before it in its own sequence."""
 
 RULES: dict[type[patterns.Leaf], Callable[..., Rule]] = {
-    patterns.Full: lambda p: EVERYWHERE,
-    patterns.Window: lambda p: Distance(1 - p.size, p.size - 1),
-    patterns.Strided: lambda p: SameResidue(p.stride),
-    patterns.Local: lambda p: SameBlock(p.size),
-    patterns.Summary: lambda p: LastColumns(p.stride, p.columns),
-    patterns.Logarithmic: lambda p: Powers(p.local),
-    patterns.Global: lambda p: First(p.size),
-    patterns.Random: lambda p: RandomBlocks(p.blocks, p.size, p.seed),
+    patterns.Full: lambda p, width: EVERYWHERE,
+    patterns.Window: lambda p, width: Distance(1 - p.size, p.size - 1),
+    patterns.Window2d: lambda p, width: Near(p.size, width),
+    patterns.Strided: lambda p, width: SameResidue(p.stride),
+    patterns.Local: lambda p, width: SameBlock(p.size),
+    patterns.Summary: lambda p, width: LastColumns(p.stride, p.columns),
+    patterns.Logarithmic: lambda p, width: Powers(p.local),
+    patterns.Global: lambda p, width: First(p.size),
+    patterns.Random: lambda p, width: RandomBlocks(p.blocks, p.size, p.seed),
 }
-"""The rule of each pattern."""
+"""The rule of each pattern, in an image of so many patches a row."""
 
 
-def rule_of(pattern: patterns.Leaf | patterns.Joined) -> Rule:
-    """Build the rule that a pattern is."""
+def rule_of(pattern: patterns.Leaf | patterns.Joined, width: int = 0) -> Rule:
+    """Build the rule that a pattern is.
+
+    Args:
+        pattern: the brick.
+        width: patches a row, of images.
+    """
     if not isinstance(pattern, patterns.Joined):
-        return RULES[type(pattern)](pattern)
-    parts = [rule_of(part) for part in pattern.of]
+        return RULES[type(pattern)](pattern, width)
+    parts = [rule_of(part, width) for part in pattern.of]
     return reduce(and_, parts) if pattern.kind == "all" else reduce(or_, parts) if pattern.kind == "any" else ~reduce(or_, parts)
 
 

@@ -9,6 +9,7 @@ from transom.config.architecture import Architecture, Transformer
 from transom.config.model import Decoder, Encoder, MaskedEncoder, Seq2Seq, TextClassifier, TextEmbedder
 from transom.config.recurrent import RecurrentDecoder, RecurrentSeq2Seq
 from transom.config.vision import ConvolutionalNetwork, ImageClassifier, VisionTransformer
+from transom.layers.grid import image_places, image_rules
 from transom.layers.rule import LOOKING_BACK, SAME_SEGMENT, Places, Rule, build_rules
 from transom.layers.sight import visible_tiles
 
@@ -87,9 +88,11 @@ def _logits(c: Architecture) -> int:
 
 def _self_attention(c: Transformer, n_layers: int, batch: int, length: int, family: Rule) -> int:
     """All layers of a stack, each with its pattern."""
-    rules = build_rules(c.attention.pattern, family)
-    pairs = [batch * _pairs(rule, length) for rule in rules]
-    return sum(_attention(c, batch * length, batch * length, pairs[i % len(rules)]) for i in range(n_layers))
+    if isinstance(c, VisionTransformer):
+        pairs = [batch * _pairs(rule, length, c) for rule in image_rules(c)]
+    else:
+        pairs = [batch * _pairs(rule, length) for rule in build_rules(c.attention.pattern, family)]
+    return sum(_attention(c, batch * length, batch * length, pairs[i % len(pairs)]) for i in range(n_layers))
 
 
 def _attention(c: Transformer, n_queries: int, n_keys: int, pairs: int) -> int:
@@ -114,9 +117,9 @@ def _recurrent(c: RecurrentSeq2Seq, batch: int, source: int, target: int) -> dic
 
 
 @lru_cache(maxsize=256)
-def _pairs(rule: Rule, length: int) -> int:
-    """Count the pairs of a query and a key of one sequence that are computed."""
+def _pairs(rule: Rule, length: int, image: VisionTransformer | None = None) -> int:
+    """Count the pairs of a query and a key of one sequence, or of one image, that are computed."""
     positions = torch.arange(length)[None]
-    places = Places(positions, torch.ones_like(positions))
+    places = Places(positions, torch.ones_like(positions)) if image is None or not length else image_places(image)
     parts = visible_tiles(rule, places, places)
     return length**2 if parts is None else sum(part.pairs for part in parts)

@@ -20,7 +20,6 @@ from transom.planning.parameters import count_parameters
 from transom.planning.precision import Precision, Processes, Threads, choose_precision, choose_threads, share_processors
 from transom.training.classification import ClassificationTask
 from transom.training.embedding import EmbeddingTask
-from transom.training.figures import COUNTED
 from transom.training.images import ImageTask
 from transom.training.language import LanguageTask
 from transom.training.masked import MaskedTask
@@ -134,7 +133,7 @@ def _facts(
     """Gather what is known before the run."""
     return {
         "data": report.to_json(),
-        "counted": COUNTED[recipe.task],
+        "counted": recipe.COUNTED,
         "parameters": sum(p.numel() for p in model.parameters()),
         "active_parameters": count_parameters(recipe.model).active,
         "precision": precision.reason,
@@ -158,7 +157,7 @@ def _resolve(recipe: Recipe, base: Path) -> Recipe:
 
 MAY_CHANGE = {
     "training": {"max_steps", "max_minutes", "patience", "log_every", "tensorboard"},
-    "data": {"root", "train", "valid", "test"},
+    "data": {"root", "train", "valid", "test", "languages"},
 }
 """Fields that a resumed run may change; any other would make another run of it. Files may move: what counts is the hash of their pairs."""
 
