@@ -4,6 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from transom.config.adapter import Lora
 from transom.config.brick import Brick, Schema
 
 Rate = Annotated[float, Field(gt=0)]
@@ -110,6 +111,9 @@ class Training(Schema):
     start_from: str | None = Field(
         None,
         description="run folder to start from: its tokenizer, widths and bricks, and weights wherever names agree; else all is fresh",
+    )
+    adapter: Lora | None = Field(
+        None, description="what learns in place of all weights, with start_from: lora; the weights that it is added to are kept"
     )
     seed: int = Field(1, ge=0, lt=2**63, description="seed of initial weights, order, dropout and BPE-dropout")
     validate_every: int = Field(500, ge=1, description="steps between two validations")

@@ -29,7 +29,11 @@ def family(recipe: Recipe) -> str:
 
 def origin(recipe: Recipe) -> str:
     """Say what the first weights were."""
-    return "from scratch" if recipe.training.start_from is None else "from the weights of another run"
+    if recipe.training.start_from is None:
+        return "from scratch"
+    adapter = recipe.training.adapter
+    by = "" if adapter is None else f", by {adapter.kind} of rank {adapter.rank} on {', '.join(adapter.on)}"
+    return f"from the weights of another run{by}"
 
 
 def layers(recipe: Recipe) -> str:
