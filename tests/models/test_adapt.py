@@ -140,4 +140,5 @@ def test_maps_that_are_not_there_are_named(kind: str, on: list[str], message: st
 def test_families_of_text_and_images_have_maps() -> None:
     assert set(adaptable(described({**FAMILIES[0]}))) == {f"{a}.{x}" for a in ("attn", "cross") for x in "qkvo"} | {"ff.up", "ff.down"}
     assert "ff.gate" in adaptable(described({"kind": "decoder", "vocab_size": 9}))
-    assert set(adaptable(described_images({"kind": "vision-transformer", "n_heads": 4}))) == {f"attn.{x}" for x in "qkvo"} | {"ff.up", "ff.down"}
+    vision = described_images({"kind": "vision-transformer", "n_heads": 4})
+    assert set(adaptable(vision)) == {f"attn.{x}" for x in "qkvo"} | {"ff.up", "ff.down"}

@@ -5,7 +5,7 @@ from typing import get_args
 
 from transom.config.brick import Schema, schemas
 from transom.config.bricks import PLACEMENTS
-from transom.config.model import TextTransformer
+from transom.config.model import Decoder, TextTransformer
 from transom.config.patterns import AnyPattern
 from transom.config.recurrent import RecurrentSeq2Seq
 from transom.config.training import Training
@@ -21,6 +21,7 @@ float64, `tests/models/test_combinations.py` tries them in random combinations.
 
 TITLES = {
     "position": "Positions",
+    "mask": "What a decoder lets a token see",
     "attention": "Attention",
     "feed_forward": "Feed-forward networks",
     "norm": "Norms",
@@ -35,7 +36,7 @@ RECURRENT_TITLES = {
 }
 """The same of a recurrent network."""
 
-HOLDERS: dict[str, tuple[type[Schema], ...]] = {"stem": (VisionTransformer,), "stem.attention": (Convolutional,)}
+HOLDERS: dict[str, tuple[type[Schema], ...]] = {"mask": (Decoder,), "stem": (VisionTransformer,), "stem.attention": (Convolutional,)}
 """The schemas that have them, where that is not all Transformers."""
 
 

@@ -212,3 +212,11 @@ class LanguageTraining(AdamWTraining, TextTraining):
     optimizer: Optimizer = Field(AdamW(beta2=0.95, eps=1e-8, weight_decay=0.1), description="the optimizer brick")
     select_by: Literal["loss"] = Field("loss", description="validation figure that chooses the kept weights")
     validate_samples: int = Field(3, ge=0, description="validation documents whose beginning is continued at a validation, to be shown")
+
+
+class InstructionTraining(AdamWTraining, TextTraining):
+    """One training run of a model that answers."""
+
+    optimizer: Optimizer = Field(AdamW(beta2=0.95, eps=1e-8, weight_decay=0.1), description="the optimizer brick")
+    select_by: Literal["loss", "accuracy"] = Field("loss", description="validation figure that chooses the kept weights")
+    validate_samples: int = Field(8, ge=0, description="validation prompts that are answered at a validation, to be shown")

@@ -3,7 +3,7 @@
 import shlex
 
 from transom.config.architecture import Architecture, Transformer, TwoSided
-from transom.config.data import ImageFiles, LabelledFiles, PairFiles, TextFiles
+from transom.config.data import ImageFiles, InstructionFiles, LabelledFiles, PairFiles, TextFiles
 from transom.config.mixture import Mixture
 from transom.config.model import Decoder, Encoder, TextTransformer
 from transom.config.recipe import ImageRecipe, Recipe, TextRecipe, TranslationRecipe
@@ -139,6 +139,7 @@ def symbols(recipe: TextRecipe) -> str:
 _ANSWERS = {
     "translation": ("translate {run} --input source.txt --output translations.txt", 'translate(["A sentence in the source language."])'),
     "language": ('generate {run} "The beginning of a text"', 'generate(["The beginning of a text"])'),
+    "instruction": ('generate {run} "An instruction"', 'generate(["An instruction"])'),
     "masked": ('fill {run} "A text with a [MASK] in it"', 'fill(["A text with a [MASK] in it"])'),
     "embedding": ('embed {run} "A text" "Another text"', 'embed(["A text", "Another text"])'),
     "image-classification": ("classify {run} image.jpg", 'classify(["image.jpg"])'),
@@ -161,7 +162,7 @@ def files(part: object) -> list[str]:
         case TextFiles():
             span = [f"{part.start:g} to {part.end:g} of it"] if (part.start, part.end) != (0.0, 1.0) else []
             return [*([part.files] if isinstance(part.files, str) else part.files), *span]
-        case LabelledFiles():
+        case LabelledFiles() | InstructionFiles():
             return [part.file]
         case ImageFiles():
             return [part.images]
@@ -176,6 +177,7 @@ def split_off(recipe: Recipe) -> str:
     return {
         "translation": _OF_PAIRS,
         "language": _OF_TEXT,
+        "instruction": "1 % of the training instructions, split off by hash",
         "masked": _OF_TEXT,
         "classification": "10 % of the training texts, split off by hash",
         "embedding": _OF_PAIRS,

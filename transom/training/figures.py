@@ -33,6 +33,7 @@ VALIDATED = (
 COUNTED = {
     "translation": "target tokens",
     "language": "tokens",
+    "instruction": "answer tokens",
     "masked": "masked tokens",
     "classification": "texts",
     "embedding": "pairs",

@@ -23,6 +23,7 @@ from transom.training.classification import ClassificationTask
 from transom.training.embedding import EmbeddingTask
 from transom.training.figures import COUNTED
 from transom.training.images import ImageTask
+from transom.training.instruction import InstructionTask
 from transom.training.language import LanguageTask
 from transom.training.masked import MaskedTask
 from transom.training.optimizer import build_optimizer
@@ -34,6 +35,7 @@ from transom.weights.run_folder import RECIPE, WEIGHTS, RunFolder
 TASKS: dict[str, ReadTask] = {
     "translation": TranslationTask.read,
     "language": LanguageTask.read,
+    "instruction": InstructionTask.read,
     "masked": MaskedTask.read,
     "classification": ClassificationTask.read,
     "embedding": EmbeddingTask.read,

@@ -41,7 +41,7 @@ def given_tokenizers(recipe: Recipe, folder: RunFolder) -> Tokenizers | None:
 GRID = "embedding.position.table.weight"
 """Learned positions of patches, which are brought to another image size."""
 
-CHOSEN_ANEW = {"kind", "pool", "classes", "temperature"} | {
+CHOSEN_ANEW = {"kind", "pool", "classes", "temperature", "mask"} | {
     f"{place}dropout" for place in ("", "attention_", "feed_forward_", "pooler_", "head_")
 }
 """Fields of a model that fine-tuning may change: no weight of the shared part depends on them."""
