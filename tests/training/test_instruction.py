@@ -78,8 +78,10 @@ def test_the_loss_is_that_of_each_answer_read_alone(mask: str, tmp_path: Path) -
 
 
 def test_it_learns_to_answer_and_to_stop(tmp_path: Path) -> None:
-    slow = {"max_steps": 150, "batch_tokens": 256, "validate_every": 150, "checkpoint_every": 150, "average": "none", "accumulate": 1}
-    recipe = changed(instructions(tmp_path, mask="prefix", dropout=0.0, d_model=32), **slow, precision="fp32", select_by="accuracy")
+    slow = {"max_steps": 300, "batch_tokens": 256, "validate_every": 100, "checkpoint_every": 300, "average": "none", "accumulate": 1}
+    recipe = changed(
+        instructions(tmp_path, mask="prefix", dropout=0.0, d_model=32, n_layers=2), **slow, precision="fp32", select_by="accuracy"
+    )
     best = sit(recipe, tmp_path / "run").best
     assert best["accuracy"] > 95, best
     generator = load(tmp_path / "run")

@@ -1,8 +1,8 @@
 """The schema of what learns when a model is fine-tuned and its own weights are kept."""
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from transom.config.brick import Brick
 
@@ -27,11 +27,16 @@ class Lora(Brick):
     alpha: float = Field(16.0, gt=0, description="what B A x counts is alpha / rank")
     on: tuple[Adapted, ...] = Field(
         ("attn.q", "attn.v"),
-        min_length=1,
         strict=False,
         description="the maps of each block that are adapted: attn and cross have q, k, v and o, ff has up, down and, where gated, gate",
     )
     dropout: Annotated[float, Field(ge=0.0, lt=1.0)] = Field(0.0, description="on what A reads, in training")
+
+    @model_validator(mode="after")
+    def _something_learns(self) -> Self:
+        if not self.on:
+            raise ValueError("expected at least one map in on, found none; name some, as in on = ['attn.q', 'attn.v']")
+        return self
 
     def parameters(self, d_in: int, d_out: int) -> int:
         """Count A and B of a map."""
