@@ -84,7 +84,7 @@ def test_exercises_need_no_file(transom: Call, tmp_path: Path) -> None:
         (("train", "instructions", "--instructions", "FILE", "--set", 'training.adapter.on=["attn.x"]'), "found ['attn.x']"),
         (
             ("train", "instructions", "--instructions", "FILE", "--set", "training.adapter.on=[]"),
-            "expected at least one map in on, found none",
+            "expected at least one map in on",
         ),
         (
             ("train", "instructions", "--instructions", "FILE", "--set", "model.mask=prefx"),

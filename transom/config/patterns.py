@@ -89,7 +89,8 @@ class Random(Brick):
 class Prefix(Brick):
     """The prefix of the token's own text, such as a prompt: token i sees j where j is in it.
 
-    Which tokens are in it comes with the batch. A decoder that is asked to go on with a prompt takes all of it but the last token for it.
+    Which tokens are in it comes with the batch: an instruction's prompt; other texts, translations among them, have none. A decoder that is
+    asked to go on with a prompt takes all of it but the last token for it.
     """
 
     advice: ClassVar[str] = "prefix pairs a token; joined with a window it keeps a prompt in sight of all that follows."
