@@ -116,7 +116,8 @@ def test_packaged_presets_fit_the_schema(write: Load, name: str) -> None:
 @pytest.mark.parametrize("name", packaged_recipes())
 def test_packaged_recipes_load_and_begin_with_a_comment(name: str) -> None:
     pairs, text = ["data.train.source=a", "data.train.target=b"], ["data.train.files=a"]
-    own = {"translation": pairs, "text-pairs": pairs, "text-bpe": text, "text-masked": text, "text-classes": ["data.train.file=a.tsv"]}
+    one = ["data.train.file=a.tsv"]
+    own = {"translation": pairs, "text-pairs": pairs, "text-bpe": text, "text-masked": text, "text-classes": one, "instructions": one}
     files = own.get(name, [])
     recipe, base = load_recipe(name, files)
     assert base == Path.cwd()

@@ -32,6 +32,8 @@ SHORT_RECIPES = {
         name: [*ENCODER, *sets("data.generate.n_train=200", "data.generate.n_valid=20", "data.generate.n_test=20")]
         for name in ("languages", "sentences")
     },
+    "instructions": TEXT,
+    "exercises": [*TEXT, *sets("data.generate.n_train=600", "data.generate.n_valid=60", "data.generate.n_test=60")],
 }
 TRAINING = ("train", "demo")
 
@@ -64,6 +66,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             Image.new("RGB", (9, 9), (20 * i, 99, 9)).save(file)
     for name in ("cat.jpg", "dog.png"):
         Image.new("RGB", (9, 9)).save(tmp_path / name)
+    (tmp_path / "mine.jsonl").write_text("".join(f'{{"prompt": "What is {i}?", "answer": "A note."}}\n' for i in range(120)))
     (tmp_path / "prompts.txt").write_text("Yesterday we\n# Note\n")
     return tmp_path
 

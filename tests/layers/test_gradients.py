@@ -12,6 +12,7 @@ from torch.func import functional_call
 
 import transom.layers
 from transom.config import bricks, mixture
+from transom.config.adapter import Lora
 from transom.config.model import Seq2Seq
 from transom.config.recurrent import RecurrentSeq2Seq
 from transom.config.vision import Cbam, NoChannelAttention, SqueezeExcitation, VisionTransformer
@@ -21,6 +22,7 @@ from transom.layers.channel_attention import build_channel_attention
 from transom.layers.dropout import Dropout
 from transom.layers.embedding import Embedding
 from transom.layers.feed_forward import build_feed_forward
+from transom.layers.lora import LowRank
 from transom.layers.norm import build_norm
 from transom.layers.patches import PatchEmbedding
 from transom.layers.position import build_position
@@ -168,6 +170,10 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], Call]] = {
     "patches on a grid": (
         lambda: PatchEmbedding(vision(pool="mean", position="sinusoidal-2d", pixel_mean=[0.4], pixel_std=[0.2])),
         lambda layer, x, memory: layer(image(x)),
+    ),
+    "low rank": (
+        lambda: LowRank(nn.Linear(D_MODEL, 3), Lora(rank=2, alpha=3.0, dropout=0.3)),
+        lambda layer, x, memory: layer(x),
     ),
     "post-norm": (lambda: PostNorm(norm, 0.2), lambda layer, x, memory: layer(x, torch.sin)),
     "pre-norm": (lambda: PreNorm(norm, 0.2), lambda layer, x, memory: layer(x, torch.sin)),

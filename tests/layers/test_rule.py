@@ -13,7 +13,7 @@ from torch import Tensor
 
 from transom.config.patterns import Leaf, Pattern
 from transom.layers import mask as masks
-from transom.layers.rule import CAUSAL, LOOKING_BACK, SAME_SEGMENT, TILE, Places, Rule, rule_of
+from transom.layers.rule import BOTH_WAYS_IN_PREFIX, CAUSAL, LOOKING_BACK, SAME_SEGMENT, TILE, Places, Rule, rule_of
 
 LEAVES: list[dict[str, Any]] = [
     {"kind": "full"},
@@ -24,12 +24,15 @@ LEAVES: list[dict[str, Any]] = [
     *({"kind": "summary", "stride": stride, "columns": columns} for stride, columns in ((4, 1), (32, 3), (100, 7), (5, 5))),
     *({"kind": "logarithmic", "local": local} for local in (1, 9, 70)),
     *({"kind": "global", "size": size} for size in (1, 2, 70)),
+    {"kind": "prefix"},
     *({"kind": "random", "blocks": blocks, "size": size, "seed": seed} for blocks, size, seed in ((1, 2, 3), (3, 30, 1), (2, 64, 9))),
 ]
 
 
 WIDTH = 12
 """Patches a row, where an image's rows and columns count."""
+FAMILIES = [SAME_SEGMENT, LOOKING_BACK, BOTH_WAYS_IN_PREFIX]
+"""What an encoder, a decoder and a prefix-LM let a token see."""
 
 
 def pattern(drawn: Any) -> Rule:
@@ -51,10 +54,11 @@ def patterns(small: bool = False) -> st.SearchStrategy[dict[str, Any]]:
 
 
 def packed(lengths: list[int], padding: int, rows: int = 1) -> Places:
-    """Lay sequences one behind another, and padding behind them."""
+    """Lay sequences one behind another, a third of each a prefix, and padding behind them."""
     positions = torch.cat([*(torch.arange(n) for n in lengths), torch.arange(padding)])[None].expand(rows, -1)
     segments = torch.cat([*(torch.full((n,), i + 1) for i, n in enumerate(lengths)), torch.zeros(padding, dtype=torch.long)])[None]
-    return Places(positions, segments.expand(rows, -1))
+    prefix = torch.cat([*(torch.arange(n) < n // 3 for n in lengths), torch.zeros(padding, dtype=torch.bool)])[None]
+    return Places(positions, segments.expand(rows, -1), prefix.expand(rows, -1))
 
 
 DEFINITIONS: dict[str, Callable[[Any, int, int], bool]] = {
@@ -66,6 +70,7 @@ DEFINITIONS: dict[str, Callable[[Any, int, int], bool]] = {
     "summary": lambda p, i, j: j % p.stride in range(p.stride - p.columns, p.stride),
     "logarithmic": lambda p, i, j: abs(i - j) < p.local or abs(i - j) in {2**e for e in range(20)},
     "global": lambda p, i, j: i in range(p.size) or j in range(p.size),
+    "prefix": lambda p, i, j: j < 50,
 }
 
 
@@ -104,6 +109,11 @@ def test_families_rules_are_the_masks_written_out() -> None:
     alike = masks.same_segment(places.segments, places.segments)
     assert torch.equal(SAME_SEGMENT.matrix(places, places), alike)
     assert torch.equal(LOOKING_BACK.matrix(places, places), alike & masks.causal(19, 19))
+    assert places.prefix is not None
+    both_ways = alike & (masks.causal(19, 19) | places.prefix[:, None, None])
+    assert torch.equal(BOTH_WAYS_IN_PREFIX.matrix(places, places), both_ways) and not torch.equal(both_ways, alike & masks.causal(19, 19))
+    without = places._replace(prefix=None)
+    assert torch.equal(BOTH_WAYS_IN_PREFIX.matrix(without, without), LOOKING_BACK.matrix(without, without))
 
 
 def test_random_blocks_are_few_the_same_at_any_length_and_spread() -> None:
@@ -126,13 +136,13 @@ def tiled(places: Places) -> Places:
 
 
 @settings(max_examples=150)
-@given(patterns(), st.lists(st.integers(1, 150), min_size=1, max_size=3), st.booleans(), st.integers(0, 2**31))
-def test_no_tile_is_called_empty_or_whole_that_is_not(fields: dict[str, Any], lengths: list[int], causal: bool, seed: int) -> None:
+@given(patterns(), st.lists(st.integers(1, 150), min_size=1, max_size=3), st.sampled_from(FAMILIES), st.integers(0, 2**31))
+def test_no_tile_is_called_empty_or_whole_that_is_not(fields: dict[str, Any], lengths: list[int], family: Rule, seed: int) -> None:
     places = packed(lengths, -sum(lengths) % TILE)
     if seed % 2:  # in any order
         order = torch.randperm(places.positions.shape[1], generator=torch.Generator().manual_seed(seed))
         places = places.each(lambda x: x[:, order])
-    rule = (LOOKING_BACK if causal else SAME_SEGMENT) & pattern(fields)
+    rule = family & pattern(fields)
     tiles: Tensor = rule.matrix(places, places)[:, 0].unflatten(1, (-1, TILE)).unflatten(3, (-1, TILE))
     verdict = rule.judge(tiled(places), tiled(places))
     assert (verdict.some | ~tiles.any(4).any(2)).all()

@@ -29,6 +29,7 @@ FAMILIES: list[dict[str, Any]] = [
         for tie in ("all", "decoder", "none")
     ),
     *({"kind": "decoder", "n_layers": 2, "vocab_size": VOCAB, "tie": tie} for tie in (True, False)),
+    {"kind": "decoder", "n_layers": 2, "vocab_size": VOCAB, "mask": "prefix"},
 ]
 """Those that write text."""
 
@@ -58,6 +59,7 @@ PATTERNS = st.sampled_from(
         {"kind": "all", "of": [{"kind": "window", "size": 4}, {"kind": "strided", "stride": 2}]},
         {"kind": "any", "of": [{"kind": "local", "size": 2}, {"kind": "summary", "stride": 3, "columns": 1}]},
         {"kind": "any", "of": [{"kind": "random", "size": 1}, {"kind": "global"}, {"kind": "window", "size": 1}]},
+        {"kind": "any", "of": [{"kind": "window", "size": 2}, "prefix"]},
         [{"kind": "not", "of": {"kind": "strided", "stride": 2}}, "full"],
         [{"kind": "window", "size": 2}, {"kind": "logarithmic", "local": 1}, "full"],
     ]

@@ -62,7 +62,7 @@ def generate(
     precision: Precision = "auto",
     as_json: Json = False,
 ) -> None:
-    """The text appears as it is drawn, behind the prompt. What is not given here is as the decoding table of the recipe has it."""
+    """The text appears as it is drawn, behind the prompt; an answer, where that was learnt, alone. What is not given is the recipe's."""
     if prompt is not None and input_file is not None:
         raise ConfigError("expected a PROMPT or --input, found both; remove one")
     with lasting_imports():
@@ -97,7 +97,8 @@ def generate(
     records = [
         {"prompt": text, "continuations": [each._asdict() for each in of_prompt]} for text, of_prompt in zip(prompts, found, strict=True)
     ]
-    lines = [line for text, of_prompt in zip(prompts, found, strict=True) for each in of_prompt for line in (f"{text}{each.text}", "---")]
+    shown = [""] * len(prompts) if generator.answering else prompts
+    lines = [line for text, of_prompt in zip(shown, found, strict=True) for each in of_prompt for line in (f"{text}{each.text}", "---")]
     answer(records, as_json, lines[:-1])
     if grown := sum(each.windows > 0 for of_prompt in found for each in of_prompt):
         _outgrew(f"{grown:,} texts", generator, as_json)
@@ -106,7 +107,7 @@ def generate(
 def _streamed(generator: Any, prompt: str, options: dict[str, Any]) -> None:
     """Write one text as it comes."""
     pieces = generator.stream(prompt, **options)
-    print(prompt, end="", flush=True)
+    print("" if generator.answering else prompt, end="", flush=True)
     for piece in pieces:
         print(piece, end="", flush=True)
     print(flush=True)

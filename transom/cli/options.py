@@ -45,6 +45,13 @@ TrainLabelled = Annotated[
 ValidLabelled = Annotated[
     Path | None, typer.Option("--valid-labelled", metavar="FILE", help="Validation texts with their classes; left out, 10 % is split off.")
 ]
+TrainInstructions = Annotated[
+    Path | None,
+    typer.Option("--instructions", metavar="FILE", help="For a model that answers: a .tsv, .csv or .jsonl file of prompts and answers."),
+]
+ValidInstructions = Annotated[
+    Path | None, typer.Option("--valid-instructions", metavar="FILE", help="Validation prompts and answers; left out, 1 % is split off.")
+]
 TrainImages = Annotated[
     Path | None, typer.Option("--images", metavar="PATH", help="For a classifier of images: a folder or .zip of CLASS/NAME.jpg.")
 ]
@@ -70,6 +77,11 @@ def file_overrides(source: Path | None, target: Path | None, valid_source: Path 
 def labelled_overrides(labelled: Path | None, valid_labelled: Path | None) -> list[str]:
     """Turn the flags of labelled texts into overrides, as ``file_overrides`` does."""
     return _two_parts("--labelled", "texts", "file", labelled, valid_labelled)
+
+
+def instruction_overrides(instructions: Path | None, valid_instructions: Path | None) -> list[str]:
+    """Turn the flags of instructions into overrides, as ``file_overrides`` does."""
+    return _two_parts("--instructions", "instructions", "file", instructions, valid_instructions)
 
 
 def image_overrides(images: Path | None, valid_images: Path | None) -> list[str]:

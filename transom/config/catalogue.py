@@ -5,9 +5,10 @@ from typing import get_args
 
 from transom.config.brick import Schema, schemas
 from transom.config.bricks import PLACEMENTS
-from transom.config.model import TextTransformer
+from transom.config.model import Decoder, TextTransformer
 from transom.config.patterns import AnyPattern
 from transom.config.recurrent import RecurrentSeq2Seq
+from transom.config.training import Training
 from transom.config.vision import Convolutional, VisionTransformer
 
 HEAD = """# Bricks
@@ -20,6 +21,7 @@ float64, `tests/models/test_combinations.py` tries them in random combinations.
 
 TITLES = {
     "position": "Positions",
+    "mask": "What a decoder lets a token see",
     "attention": "Attention",
     "feed_forward": "Feed-forward networks",
     "norm": "Norms",
@@ -34,7 +36,7 @@ RECURRENT_TITLES = {
 }
 """The same of a recurrent network."""
 
-HOLDERS: dict[str, tuple[type[Schema], ...]] = {"stem": (VisionTransformer,), "stem.attention": (Convolutional,)}
+HOLDERS: dict[str, tuple[type[Schema], ...]] = {"mask": (Decoder,), "stem": (VisionTransformer,), "stem.attention": (Convolutional,)}
 """The schemas that have them, where that is not all Transformers."""
 
 
@@ -54,11 +56,13 @@ def catalogue() -> str:
     )
     for field, title in RECURRENT_TITLES.items():
         parts += _table(title, field, (_row(brick) for brick in schemas(RecurrentSeq2Seq.model_fields[field].annotation)))
+    adapters = schemas(Training.model_fields["adapter"].annotation)
+    parts += _table("What learns when another run is fine-tuned", "adapter", (_row(brick) for brick in adapters), of="training")
     return "\n".join(parts).rstrip() + "\n"
 
 
-def _table(title: str, field: str, rows: Iterator[str]) -> list[str]:
-    return [f"## {title}: `model.{field}`\n", "| kind | what it is | what it costs, and when to use it |", "| --- | --- | --- |", *rows, ""]
+def _table(title: str, field: str, rows: Iterator[str], of: str = "model") -> list[str]:
+    return [f"## {title}: `{of}.{field}`\n", "| kind | what it is | what it costs, and when to use it |", "| --- | --- | --- |", *rows, ""]
 
 
 def _row(brick: type[Schema]) -> str:

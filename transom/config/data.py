@@ -234,6 +234,51 @@ class LabelledData(Data):
         return "10 % of the training texts, split off by hash"
 
 
+class InstructionFiles(Schema):
+    """Prompts with their answers, in one .tsv, .csv or .jsonl file (``.gz`` too)."""
+
+    file: str = Field(..., description="the file")
+    prompt_field: str | int | None = Field(
+        None, description="column or key of the prompt; default 0 for .tsv, 'prompt' for .csv and .jsonl"
+    )
+    answer_field: str | int | None = Field(
+        None, description="column or key of the answer; default 1 for .tsv, 'answer' for .csv and .jsonl"
+    )
+
+
+class Exercises(Brick):
+    """Small instructions that every machine has: to translate the phrasebook, either way, and to copy, reverse or sort letters."""
+
+    kind: Literal["exercises"] = "exercises"
+    n_train: int = Field(60000, ge=600, le=1_000_000, description="training instructions")
+    n_valid: int = Field(600, ge=60, le=1_000_000, description="validation instructions")
+    n_test: int = Field(600, ge=60, le=1_000_000, description="test instructions, none of which is in the training set")
+    seed: int = Field(1, description="seed of the draw")
+
+
+class InstructionData(Data):
+    """Instructions, each with its answer."""
+
+    FLAGS: ClassVar[str] = "--instructions"
+
+    train: InstructionFiles | None = Field(None, description="training instructions")
+    valid: InstructionFiles | None = Field(None, description="validation instructions; left out, 1 % of train is split off by hash")
+    test: InstructionFiles | None = Field(
+        None, description="test instructions: only the data report reads them, to tell which stand in train"
+    )
+    generate: Exercises | None = Field(None, description="instructions that every machine has, instead of files")
+    too_long: Literal["truncate", "drop", "refuse"] = Field(
+        "truncate",
+        description="an instruction of more than model.max_seq_len tokens: the beginning of its prompt is left out, all of it is, or it is"
+        " refused; an answer that has no room is left out",
+    )
+
+    @property
+    def split_off(self) -> str:
+        """Say what is taken for validation where no data are named."""
+        return "1 % of the training instructions, split off by hash"
+
+
 class ImageFiles(Schema):
     """Images, each in a folder that is named for its class: CLASS/NAME.jpg."""
 

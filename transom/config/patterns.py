@@ -101,6 +101,17 @@ class Random(Brick):
     seed: int = Field(1, ge=0, lt=2**31, description="of the draw")
 
 
+class Prefix(Brick):
+    """The prefix of the token's own text, such as a prompt: token i sees j where j is in it.
+
+    Which tokens are in it comes with the batch: an instruction's prompt; other texts, translations among them, have none. A decoder that is
+    asked to go on with a prompt takes all of it but the last token for it.
+    """
+
+    advice: ClassVar[str] = "prefix pairs a token; joined with a window it keeps a prompt in sight of all that follows."
+    kind: Literal["prefix"] = "prefix"
+
+
 class Several(Brick):
     """What holds several patterns."""
 
@@ -134,7 +145,7 @@ class Cycle(Several):
     kind: Literal["cycle"]
 
 
-Leaf = Full | Window | Window2d | Strided | Local | Summary | Logarithmic | Global | Random
+Leaf = Full | Window | Window2d | Strided | Local | Summary | Logarithmic | Global | Random | Prefix
 Pattern = Annotated[Leaf | Joined, Field(discriminator="kind")]
 AnyPattern = Leaf | Joined | Cycle
 for _schema in (Several, Joined, Cycle):

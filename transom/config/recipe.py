@@ -10,8 +10,18 @@ from pydantic import Field, model_validator
 
 from transom.config.architecture import Architecture
 from transom.config.brick import Schema
-from transom.config.data import Data, ImageData, LabelledData, PairData, PairTokenizer, TextData, Tokenizer, TranslationData
-from transom.config.decoding import Decoding, ImageReading, Reading, Sampling
+from transom.config.data import (
+    Data,
+    ImageData,
+    InstructionData,
+    LabelledData,
+    PairData,
+    PairTokenizer,
+    TextData,
+    Tokenizer,
+    TranslationData,
+)
+from transom.config.decoding import Decoding, ImageReading, Reading, Replying, Sampling
 from transom.config.explaining import check
 from transom.config.model import Decoder, MaskedEncoder, Seq2Seq, TextClassifier, TextEmbedder
 from transom.config.names import nearest
@@ -21,6 +31,7 @@ from transom.config.training import (
     ClassificationTraining,
     EmbeddingTraining,
     ImageTraining,
+    InstructionTraining,
     LanguageTraining,
     MaskedTraining,
     Training,
@@ -95,6 +106,23 @@ class LanguageRecipe(TextRecipe):
     decoding: Sampling = Field(Sampling(), description="how text is gone on with")
 
 
+class InstructionRecipe(TextRecipe):
+    """A model that answers: a decoder that learns what to say to a prompt."""
+
+    COUNTED: ClassVar[str] = "answer tokens"
+    VERB: ClassVar[str] = "generate"
+    EXAMPLE: ClassVar[tuple[str, str]] = ('"An instruction"', '["An instruction"]')
+
+    task: Literal["instruction"] = Field("instruction", description="what the model learns to do")
+    data: InstructionData = Field(..., description="the examples")
+    tokenizer: Tokenizer = Field(Tokenizer(), description="text to tokens")
+    model: Annotated[Decoder | RecurrentDecoder, Field(discriminator="kind")] = Field(
+        Decoder(), description="the network; preset = NAME starts from a published one"
+    )
+    training: InstructionTraining = Field(InstructionTraining(), description="the run")
+    decoding: Replying = Field(Replying(), description="how prompts are answered")
+
+
 class MaskedRecipe(TextRecipe):
     """A masked language model: an encoder that learns to name the tokens behind masks."""
 
@@ -164,7 +192,15 @@ class ImageRecipe(Recipe):
 
 TASKS: dict[str, type[Recipe]] = {
     recipe.model_fields["task"].default: recipe
-    for recipe in (TranslationRecipe, LanguageRecipe, MaskedRecipe, ClassificationRecipe, EmbeddingRecipe, ImageRecipe)
+    for recipe in (
+        TranslationRecipe,
+        LanguageRecipe,
+        InstructionRecipe,
+        MaskedRecipe,
+        ClassificationRecipe,
+        EmbeddingRecipe,
+        ImageRecipe,
+    )
 }
 """Each task's form of a recipe."""
 

@@ -60,9 +60,12 @@ def _value(field: FieldInfo) -> str:
         elif isinstance(member, type) and issubclass(member, Schema):
             parts += [f'`"{choice}"`' for choice in _kinds(member)] or ["table"]
         else:
-            listed = get_origin(member) in (list, tuple)
-            parts.append(f"list of {'texts' if str in members(get_args(member)[0]) else 'tables or kinds'}" if listed else words[member])
+            parts.append(_listed(get_args(member)[0]) if get_origin(member) in (list, tuple) else words[member])
     return " or ".join(dict.fromkeys(parts)) + "".join(_bounds(field))
+
+
+def _listed(member: Any) -> str:
+    return f"list of {'texts' if str in members(member) or get_origin(member) is Literal else 'tables or kinds'}"
 
 
 def _kinds(schema: type[Schema]) -> tuple[Any, ...]:

@@ -4,6 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from transom.config.adapter import Lora
 from transom.config.brick import Brick, Schema
 
 Rate = Annotated[float, Field(gt=0)]
@@ -111,6 +112,9 @@ class Training(Schema):
         None,
         description="run folder to start from: its tokenizer, widths and bricks, and weights wherever names agree; else all is fresh",
     )
+    adapter: Lora | None = Field(
+        None, description="what learns in place of all weights, with start_from: lora; the weights that it is added to are kept"
+    )
     seed: int = Field(1, ge=0, lt=2**63, description="seed of initial weights, order, dropout and BPE-dropout")
     validate_every: int = Field(500, ge=1, description="steps between two validations")
     select_by: str = Field("loss", description="validation figure that chooses the kept weights")
@@ -208,3 +212,11 @@ class LanguageTraining(AdamWTraining, TextTraining):
     optimizer: Optimizer = Field(AdamW(beta2=0.95, eps=1e-8, weight_decay=0.1), description="the optimizer brick")
     select_by: Literal["loss"] = Field("loss", description="validation figure that chooses the kept weights")
     validate_samples: int = Field(3, ge=0, description="validation documents whose beginning is continued at a validation, to be shown")
+
+
+class InstructionTraining(AdamWTraining, TextTraining):
+    """One training run of a model that answers."""
+
+    optimizer: Optimizer = Field(AdamW(beta2=0.95, eps=1e-8, weight_decay=0.1), description="the optimizer brick")
+    select_by: Literal["loss", "accuracy"] = Field("loss", description="validation figure that chooses the kept weights")
+    validate_samples: int = Field(8, ge=0, description="validation prompts that are answered at a validation, to be shown")

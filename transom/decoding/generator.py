@@ -124,6 +124,7 @@ class Generator:
         sampling: Sampling | None = None,
         precision: Precision | None = None,
         searcher: StepModel[Any, Any] | None = None,
+        answering: bool = False,
     ) -> None:
         """Join what is needed to go on with texts.
 
@@ -133,7 +134,10 @@ class Generator:
             sampling: default settings of the draw.
             precision: of the model's matrix products, with the reason, for whoever asks.
             searcher: the model laid out for steps; left out, the model itself, which may still be learning.
+            answering: the model learned to answer: the symbol at which answers begin is put behind each prompt, and the answer is a text of
+                its own.
         """
+        self.answering = answering
         self._searcher: StepModel[Any, Any] = searcher or model
         self.model, self.tokenizer, self.precision = model, tokenizer, precision
         self.sampling = sampling or Sampling()
@@ -265,7 +269,8 @@ class Generator:
 
     def _prompts(self, prompts: Sequence[str], settings: Sampling, options: Options) -> list[list[int]]:
         """Encode prompts behind the start symbol, which is the end of the text before."""
-        rows, most = [[EOS, *row] for row in self.tokenizer.encode_batch(list(prompts))], self.model.config.max_seq_len
+        opening, most = [SOS] if self.answering else [], self.model.config.max_seq_len
+        rows = [[EOS, *row, *opening] for row in self.tokenizer.encode_batch(list(prompts))]
         for number, row in enumerate(rows, 1):
             if options.get("too_long") == "refuse" and len(row) + settings.max_new_tokens > most:
                 raise DataError(
@@ -340,8 +345,8 @@ class Generator:
         }
 
     def _said(self, text: _Text) -> str:
-        """Give the text behind the prompt: what the whole says more than the prompt."""
-        return self.tokenizer.decode_behind(text.prompt, text.new)
+        """Give the text behind the prompt: what the whole says more than the prompt, or the answer alone."""
+        return self.tokenizer.decode_behind([] if self.answering else text.prompt, text.new)
 
     def _answer(self, text: _Text, settings: Sampling) -> Continuation:
         assert text.ended is not None

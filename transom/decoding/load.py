@@ -6,7 +6,7 @@ from typing import Literal, TypeVar
 import torch
 
 from transom.config.architecture import Architecture
-from transom.config.decoding import Decoding, ImageReading, Reading, Sampling
+from transom.config.decoding import Decoding, ImageReading, Reading, Replying, Sampling
 from transom.config.recipe import (
     ClassificationRecipe,
     EmbeddingRecipe,
@@ -63,6 +63,8 @@ def load(folder: str | Path, precision: PrecisionName = "auto") -> Answer:
     prepare(model, chosen.dtype, device)
     settings = load_recipe(run.path / RECIPE)[0].decoding if (run.path / RECIPE).exists() else None
     match model, settings, tokenizers:
+        case LanguageNetwork(), Replying(), Tokenizers(source=tokenizer):
+            return Generator(model, tokenizer, settings, chosen, searcher_of(model), answering=True)
         case LanguageNetwork(), Sampling() | None, Tokenizers(source=tokenizer):
             return Generator(model, tokenizer, settings, chosen, searcher_of(model))
         case Seq2SeqNetwork(), Decoding() | None, Tokenizers():

@@ -3,7 +3,7 @@
 import shlex
 
 from transom.config.architecture import Architecture, Transformer, TwoSided
-from transom.config.data import ImageFiles, LabelledFiles, PairFiles, TextFiles
+from transom.config.data import ImageFiles, InstructionFiles, LabelledFiles, PairFiles, TextFiles
 from transom.config.mixture import Mixture
 from transom.config.model import Decoder, Encoder, TextTransformer
 from transom.config.patterns import spelled
@@ -30,7 +30,11 @@ def family(recipe: Recipe) -> str:
 
 def origin(recipe: Recipe) -> str:
     """Say what the first weights were."""
-    return "from scratch" if recipe.training.start_from is None else "from the weights of another run"
+    if recipe.training.start_from is None:
+        return "from scratch"
+    adapter = recipe.training.adapter
+    by = "" if adapter is None else f", by {adapter.kind} of rank {adapter.rank} on {', '.join(adapter.on)}"
+    return f"from the weights of another run{by}"
 
 
 def layers(recipe: Recipe) -> str:
@@ -153,7 +157,7 @@ def files(part: object) -> list[str]:
         case TextFiles():
             span = [f"{part.start:g} to {part.end:g} of it"] if (part.start, part.end) != (0.0, 1.0) else []
             return [*([part.files] if isinstance(part.files, str) else part.files), *span]
-        case LabelledFiles():
+        case LabelledFiles() | InstructionFiles():
             return [part.file]
         case ImageFiles():
             return [part.images]

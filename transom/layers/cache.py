@@ -50,6 +50,7 @@ class DecoderCache:
         blocks: one self-attention cache a block; rows are source-major, ``n_beams`` a source.
         memories: one block's cross-attention keys and values, kept once a source and never copied a beam; none where there is no source.
         memory_mask: True where a memory key is not padding.
+        n_prefix: tokens that were read first and in one piece, as the prefix of what follows.
     """
 
     def __init__(self, blocks: list[KeyValueCache], memories: Sequence[KeyValues] = (), memory_mask: Tensor | None = None) -> None:
@@ -57,6 +58,7 @@ class DecoderCache:
         self.blocks = blocks
         self.memories = list(memories)
         self.memory_mask = memory_mask
+        self.n_prefix = 0
 
     @property
     def length(self) -> int:

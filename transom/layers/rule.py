@@ -34,14 +34,16 @@ class Places(NamedTuple):
     Attributes:
         positions: place in its own sequence, from 0.
         segments: number of its sequence in the row; 0 is padding.
+        prefix: True where it is in its sequence's prefix; None where there is none.
     """
 
     positions: Int[Tensor, "..."]
     segments: Int[Tensor, "..."]
+    prefix: Bool[Tensor, "..."] | None = None
 
     def each(self, change: Callable[[Tensor], Tensor]) -> "Places":
-        """Change both in the same way."""
-        return Places(change(self.positions), change(self.segments))
+        """Change all in the same way."""
+        return Places(change(self.positions), change(self.segments), None if self.prefix is None else change(self.prefix))
 
 
 class Verdict(NamedTuple):
@@ -325,6 +327,23 @@ class First(Rule):
 
 
 @dataclass(frozen=True)
+class InPrefix(Rule):
+    """All attend to their own sequence's prefix (Raffel et al. 2020, section 3.2.1); to be joined with ``SAME_SEGMENT``."""
+
+    def allows(self, query: Places, key: Places) -> Bool[Tensor, "..."]:
+        """Look at the key."""
+        return (query.positions >= 0) & self._inside(key)
+
+    def _inside(self, places: Places) -> Tensor:
+        return places.positions < 0 if places.prefix is None else places.prefix
+
+    def judge(self, queries: Places, keys: Places) -> Verdict:
+        """Look for keys in it."""
+        _, k = _bounds(queries.positions, self._inside(keys).long())
+        return Verdict(k.high > 0, k.low > 0)
+
+
+@dataclass(frozen=True)
 class RandomBlocks(Rule):
     """Each block of ``size`` tokens and ``blocks`` of those before it attend to each other, drawn by their numbers and the seed."""
 
@@ -371,6 +390,9 @@ CAUSAL = Distance(least=0)
 LOOKING_BACK = SAME_SEGMENT & CAUSAL
 """What decoders let a token see: itself and what came before it in its own sequence."""
 
+BOTH_WAYS_IN_PREFIX = SAME_SEGMENT & (CAUSAL | InPrefix())
+"""What a prefix-LM lets a token see: beside these, all of its sequence's prefix."""
+
 RULES: dict[type[patterns.Leaf], Callable[..., Rule]] = {
     patterns.Full: lambda p, width: EVERYWHERE,
     patterns.Window: lambda p, width: Distance(1 - p.size, p.size - 1),
@@ -381,6 +403,7 @@ RULES: dict[type[patterns.Leaf], Callable[..., Rule]] = {
     patterns.Logarithmic: lambda p, width: Powers(p.local),
     patterns.Global: lambda p, width: First(p.size),
     patterns.Random: lambda p, width: RandomBlocks(p.blocks, p.size, p.seed),
+    patterns.Prefix: lambda p, width: InPrefix(),
 }
 """The rule of each pattern, in an image of so many patches a row."""
 

@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from transom.layers.position import Position, Rotation
-from transom.layers.rule import LOOKING_BACK, Places, Rule
+from transom.layers.rule import BOTH_WAYS_IN_PREFIX, LOOKING_BACK, Places, Rule
 from transom.layers.tiles import Part, Tiles, plan
 
 LONG = 1024
@@ -71,7 +71,7 @@ def look(position: Position, queries: Places, keys: Places, rules: Sequence[Rule
     ]
 
 
-def look_back(position: Position, rules: Sequence[Rule], n_read: int, n_new: int, device: torch.device) -> list[Sight]:
+def look_back(position: Position, rules: Sequence[Rule], n_read: int, n_new: int, device: torch.device, n_prefix: int = 0) -> list[Sight]:
     """Let new tokens of sequences that are read step by step see those before them that rules allow.
 
     Args:
@@ -80,12 +80,13 @@ def look_back(position: Position, rules: Sequence[Rule], n_read: int, n_new: int
         n_read: tokens that were read before.
         n_new: tokens that are read now.
         device: where they are.
+        n_prefix: tokens at the start that are the sequences' prefix.
 
     Returns:
         What the blocks see in turn.
     """
     positions = torch.arange(n_read + n_new, device=device)[None]
-    every = Places(positions, torch.ones_like(positions))
+    every = Places(positions, torch.ones_like(positions), positions < n_prefix)
     new = every.each(lambda x: x[:, n_read:])
     if n_new > 1:
         return [sight._replace(real=None) for sight in look(position, new, every, rules)]  # all of them are tokens, in every row
@@ -96,7 +97,7 @@ def look_back(position: Position, rules: Sequence[Rule], n_read: int, n_new: int
 def _last(position: Position, rule: Rule, new: Places, every: Places, rotation: Rotation | None) -> Sight:
     """Let the last token look back, at the rare keys that it may see or, if they are many, at all."""
     mask, keys, seen = None, every.positions, None
-    if rule != LOOKING_BACK:
+    if rule not in (LOOKING_BACK, BOTH_WAYS_IN_PREFIX):
         mask = rule.matrix(new, every)
         places = mask.flatten().nonzero()[:, 0]
         if 0 < len(places) <= RARE * mask.numel():

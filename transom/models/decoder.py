@@ -8,15 +8,21 @@ from transom.config.model import Decoder
 from transom.layers.cache import DecoderCache, KeyValueCache
 from transom.layers.embedding import Embedding
 from transom.layers.position import build_position
-from transom.layers.rule import LOOKING_BACK, Places, build_rules
+from transom.layers.rule import BOTH_WAYS_IN_PREFIX, LOOKING_BACK, Places, build_rules
 from transom.layers.sight import Sight, look, look_back, of_block
 from transom.layers.stack import Stack
 from transom.layers.tap import Scope, scope
 from transom.models.network import LanguageNetwork, Sequences, TextBatch
 
+FAMILIES = {"causal": LOOKING_BACK, "prefix": BOTH_WAYS_IN_PREFIX}
+"""What a decoder lets a token see, by the kind of its mask."""
+
 
 class DecoderTransformer(LanguageNetwork):
-    """A language model: p(y) = prod_t p(y_t | y_<t) (Radford et al. 2018, eq. 1 and 2)."""
+    """A language model: p(y) = prod_t p(y_t | y_<t) (Radford et al. 2018, eq. 1 and 2).
+
+    With a prefix that is read both ways, p(y | x) = prod_t p(y_t | x, y_<t) of what follows it, x (Raffel et al. 2020, section 3.2.1).
+    """
 
     def __init__(self, config: Decoder) -> None:
         """Build from a configuration whose vocabulary size is known."""
@@ -26,7 +32,7 @@ class DecoderTransformer(LanguageNetwork):
         tokens = nn.Embedding(config.vocab_size, config.d_model)
         self.embedding = Embedding(tokens, build_position(config, causal=True), config.scale_embeddings, config.dropout)
         self.decoder = Stack(config, config.n_layers, cross=False)
-        self.rules = build_rules(config.attention.pattern, LOOKING_BACK)
+        self.rules = build_rules(config.attention.pattern, FAMILIES[config.mask.kind])
         self.unembedding = nn.Linear(config.d_model, config.vocab_size, bias=False)
         if config.tie:
             self.unembedding.weight = tokens.weight
@@ -42,8 +48,8 @@ class DecoderTransformer(LanguageNetwork):
         return of_block(self.target_sight(batch.target, written_out=True), attention)
 
     def target_sight(self, text: Sequences, written_out: bool = False) -> list[Sight]:
-        """Let tokens see themselves and those before them in their own document, as each block's pattern has it."""
-        places = Places(text.positions, text.segments)
+        """Let tokens see what mask and each block's pattern let them see of their own document."""
+        places = Places(text.positions, text.segments, text.prefix)
         return look(self.embedding.position, places, places, self.rules, written_out)
 
     def encode(self, prompt: Sequences) -> Sequences:
@@ -52,6 +58,8 @@ class DecoderTransformer(LanguageNetwork):
 
     def start(self, prompt: Sequences, n_beams: int, max_length: int) -> DecoderCache:
         """Prepare step-by-step decoding: read all but the last token of each prompt, which the first step reads.
+
+        What is read here is the prefix of all that follows.
 
         Args:
             prompt: prompts of one length, the start symbol first, nothing padded.
@@ -62,6 +70,7 @@ class DecoderTransformer(LanguageNetwork):
         sizes = len(read), c.key_heads, read.shape[1] + max_length, c.width_of_head, c.width_of_value
         like = self.unembedding.weight
         cache = DecoderCache([KeyValueCache(*sizes, like=like) for _ in self.decoder.blocks])
+        cache.n_prefix = read.shape[1]
         if read.shape[1]:
             self._read(read, cache)
         return cache
@@ -73,5 +82,5 @@ class DecoderTransformer(LanguageNetwork):
     def _read(self, tokens: Int[Tensor, "rows new"], cache: DecoderCache) -> Float[Tensor, "rows new d_model"]:
         read, new = cache.length, tokens.shape[1]
         now = torch.arange(read, read + new, device=tokens.device)[None]
-        sight = look_back(self.embedding.position, self.rules, read, new, tokens.device)
+        sight = look_back(self.embedding.position, self.rules, read, new, tokens.device, cache.n_prefix)
         return self.decoder(self.embedding(tokens, now), sight, caches=cache.blocks)

@@ -13,6 +13,10 @@ from transom.layers.grid import image_places, image_rules
 from transom.layers.rule import LOOKING_BACK, SAME_SEGMENT, Places, Rule, build_rules
 from transom.layers.sight import visible_tiles
 
+OF_FROZEN_MAPS = 2 / 3
+"""Part of a training's operations that is left where maps are frozen: those for their gradients are not made. The few of what is adapted
+and those of scores, whose two sides both have gradients, are not told apart."""
+
 
 @dataclass(frozen=True)
 class Flops:

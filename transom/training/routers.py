@@ -95,7 +95,8 @@ class Routers:
         (dropped,) = self._world.totals(self._dropped)
         every = [counts.double() for counts in self._world.summed(list(self._counts.values()))]
         for mixture, counts in zip(self._mixtures.values(), every, strict=True):
-            if updated and isinstance(mixture.brick.balance, BiasBalance) and mixture.bias is not None:
+            learns = updated and mixture.router.weight.requires_grad
+            if learns and isinstance(mixture.brick.balance, BiasBalance) and mixture.bias is not None:
                 mixture.bias.copy_(moved_bias(mixture.bias, counts, mixture.brick.balance.rate))
         return Load(max((counts.max() / counts.mean()).item() for counts in every), int(dropped))
 

@@ -14,6 +14,7 @@ from transom.inputs.batch import Batch, ImageBatch
 from transom.layers.tap import Scope
 from transom.models.network import Network
 from transom.parallel.world import ALONE, World
+from transom.planning.flops import OF_FROZEN_MAPS
 from transom.training.events import Load
 from transom.training.loss import linear_cross_entropy, mixed_cross_entropy
 from transom.training.routers import Routers
@@ -83,6 +84,7 @@ class Stepper:
         self.training = training
         self.dtype = dtype
         self.flops = flops
+        self.share = 1.0 if all(p.requires_grad for p in model.parameters()) else OF_FROZEN_MAPS
         self.world = world
         self.device = next(model.parameters()).device
         self.routers = Routers(model, world)
@@ -93,7 +95,8 @@ class Stepper:
 
         A non-finite loss or gradient leaves weights and optimizer as they were, and the samples that caused it are named.
         """
-        n_target_tokens, flops = self.world.totals(sum(batch.n_target_tokens for batch in slices), sum(map(self.flops, slices)))
+        flops = self.share * sum(map(self.flops, slices))
+        n_target_tokens, flops = self.world.totals(sum(batch.n_target_tokens for batch in slices), flops)
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
         loss = nll = 0.0
