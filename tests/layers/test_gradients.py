@@ -200,6 +200,10 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], Call]] = {
         for name, attention in DECODERS.items()
     },
     "encoder": (lambda: Stack(config("pre"), 2, cross=False), lambda layer, x, memory: layer(x)),
+    "mixed values": (
+        lambda: Stack(config("pre", attention={"value_residual": "learned"}), 3, cross=True),
+        lambda layer, x, memory: layer(x, CAUSAL, memory, MEMORY),
+    ),
     "decoder": (lambda: Stack(config(), 2, cross=True), lambda layer, x, memory: layer(x, CAUSAL, memory, MEMORY)),
 }
 

@@ -72,6 +72,7 @@ ATTENTION = st.fixed_dictionaries(
         "qk_norm": st.sampled_from(["none", "rmsnorm", "layernorm"]),
         "softcap": st.sampled_from(["none", 1.5]),
         "sinks": st.booleans(),
+        "value_residual": st.sampled_from(["none", "none", "learned", {"kind": "fixed", "first": 0.7, "own": -0.4}]),
     }
 )
 NETWORK = st.tuples(
@@ -176,7 +177,7 @@ def batch_for(config: TextNetwork, target: Sequences = TARGET, source: Sequences
         case MaskedEncoder():
             return MaskedBatch(source, source.tokens, source.tokens > 4, (0, 1))
         case TextEmbedder():
-            return MatchedBatch(source, TARGET, (0, 1))
+            return MatchedBatch(source, target, (0, 1))
         case TextClassifier():
             return LabelledBatch(source, torch.tensor([2, 0]), (0, 1))
         case _:

@@ -26,7 +26,7 @@ from tests.models.combinations import (
 )
 from transom.config.architecture import Architecture, Transformer, TwoSided
 from transom.config.model import Encoder, MaskedEncoder, TextEmbedder
-from transom.config.recurrent import Recurrent, RecurrentDecoder
+from transom.config.recurrent import Recurrent
 from transom.config.training import Adam, Training
 from transom.decoding.flat import searcher_of
 from transom.decoding.roles import StepModel
@@ -44,7 +44,7 @@ from transom.training.step import Stepper
 from transom.weights.tensors import load_into, pack
 
 REAL = TARGET.segments > 0
-FULL = Sequences.pad([[1, 5, 8, 4], [1, 7, 3, 6]])
+FULL, FULL_SOURCE = Sequences.pad([[1, 5, 8, 4], [1, 7, 3, 6]]), Sequences.pad([[3, 4, 5, 6, 2], [7, 2, 8, 3, 2]])
 CLOSE = {"rtol": 0, "atol": 1e-10}
 
 
@@ -130,7 +130,7 @@ def test_it_learns_and_is_counted_right(fields: dict[str, Any]) -> None:
     batch, n_source = batch_for(config), 5 if isinstance(config, TwoSided | Encoder) else 0
     n_target = 5 if isinstance(config, MaskedEncoder) else 1 if isinstance(config, Encoder) else 4
     with FlopCounterMode(display=False, custom_mapping=KERNELS) as counter:
-        model(batch_for(config, FULL) if isinstance(config, RecurrentDecoder) else batch)  # which does not compute all of the padding
+        model(batch_for(config, FULL, FULL_SOURCE))  # some bricks do not compute all of the padding
     if isinstance(config, TextEmbedder):  # both sides, and the products of their vectors
         expected = sum(count_flops(config, 2, length, 0).forward for length in (5, 4)) + 2 * 12 * 2 * 2
     else:

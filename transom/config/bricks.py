@@ -174,6 +174,39 @@ class NoPosition(PositionBrick):
 Position = Annotated[Sinusoidal | Learned | Rotary | Alibi | Relative | NoPosition, Field(discriminator="kind")]
 
 
+class NoValueResidual(Brick):
+    """Each block's own values."""
+
+    advice: ClassVar[str] = "The usual one."
+    kind: Literal["none"] = "none"
+
+    def parameters(self, n_layers: int) -> int:
+        """Count nothing."""
+        return 0
+
+
+class ValueResidual(Brick):
+    """Values mixed with those of the stack's first block (Zhou et al. 2024, ResFormer): V'_n = lambda_1 V_1 + lambda_2 V_n, n > 1.
+
+    ``fixed`` keeps the two factors, ``learned`` starts from them, a pair a block. V_1 is as the first block projects it, and the mix is
+    what the cache keeps. Cross-attention's values stay as they are.
+    """
+
+    advice: ClassVar[str] = (
+        "Two products a value and no larger cache; for deep stacks, whose last blocks otherwise hardly know what their tokens were."
+    )
+    kind: Literal["fixed", "learned"] = "learned"
+    first: float = Field(0.5, description="lambda_1, of the first block's values")
+    own: float = Field(0.5, description="lambda_2, of the block's own values")
+
+    def parameters(self, n_layers: int) -> int:
+        """Count the learned pairs: one a block behind the first."""
+        return 2 * (n_layers - 1) * (self.kind == "learned")
+
+
+AnyValueResidual = NoValueResidual | ValueResidual
+
+
 class MultiHead(Brick):
     """Scaled dot-product attention in several heads (Vaswani et al. 2017, section 3.2).
 
@@ -204,6 +237,9 @@ class MultiHead(Brick):
     sinks: bool = Field(
         False,
         description="a learned score a head for attending to nothing (Agarwal et al. 2025, gpt-oss); attention is then computed explicitly",
+    )
+    value_residual: Annotated[AnyValueResidual, Field(discriminator="kind")] = Field(
+        NoValueResidual(), description="whether a stack's later blocks mix their values with those of its first (self-attention only)"
     )
 
     @field_validator("pattern", mode="before")

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import get_args
 
 from transom.config.brick import Schema, schemas
-from transom.config.bricks import PLACEMENTS
+from transom.config.bricks import PLACEMENTS, AnyValueResidual
 from transom.config.model import TextTransformer
 from transom.config.patterns import AnyPattern
 from transom.config.recurrent import RecurrentSeq2Seq
@@ -47,6 +47,8 @@ def catalogue() -> str:
         parts += _table(title, field, (_row(brick) for brick in found))
         if field == "attention":
             parts += _table("Attention patterns", "attention.pattern", (_row(brick) for brick in schemas(AnyPattern)))
+            values = (_row(brick) for brick in schemas(AnyValueResidual))
+            parts += _table("Values of a stack's later blocks", "attention.value_residual", values)
     parts += _table(
         "Where the norm stands",
         "norm_placement",

@@ -113,9 +113,15 @@ def _looks(model: RecurrentSeq2Seq) -> str:
 def _heads(model: Transformer) -> str:
     """Describe the attention heads."""
     shared = f", {model.key_heads} of keys and values" if model.key_heads != model.n_heads else ""
-    extras = [name for name, there in (("QK-norm", model.attention.qk_norm.kind != "none"), ("sinks", model.attention.sinks)) if there]
-    if model.attention.softcap is not None:
-        extras.append(f"scores bounded at {model.attention.softcap:g}")
+    brick = model.attention
+    there = {
+        "QK-norm": brick.qk_norm.kind != "none",
+        "sinks": brick.sinks,
+        "values mixed with the first block's": brick.value_residual.kind != "none",
+    }
+    extras = [name for name, is_there in there.items() if is_there]
+    if brick.softcap is not None:
+        extras.append(f"scores bounded at {brick.softcap:g}")
     return f"{model.n_heads} heads of width {model.width_of_head}{shared}{''.join(f', {extra}' for extra in extras)}"
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from transom.layers.position import Position, Rotation
 from transom.layers.rule import LOOKING_BACK, Places, Rule
 from transom.layers.tiles import Part, Tiles, plan
+from transom.layers.values import Values
 
 LONG = 1024
 """From this many queries on, a CPU looks for tiles that it need not compute: below, all of them take less time than a choice."""
@@ -32,6 +33,7 @@ class Sight(NamedTuple):
         real: True at queries that are tokens, False at padding; None where all are tokens.
         tiles: mask and bias by visible tiles, in place of both.
         seen: numbers of the only keys that any query sees; None for all.
+        values: what becomes of the values of what is seen; None where they stay as they are.
     """
 
     mask: Bool[Tensor, "..."] | None = None
@@ -40,6 +42,7 @@ class Sight(NamedTuple):
     real: Bool[Tensor, "#batch query"] | None = None
     tiles: Tiles | None = None
     seen: Int[Tensor, "seen"] | None = None
+    values: Values | None = None
 
 
 EVERYTHING = Sight()

@@ -6,6 +6,7 @@ from typing import cast
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from transom.config import bricks
 from transom.config.architecture import Transformer
 from transom.config.bricks import PLACEMENTS
 from transom.layers.block import Block, ParallelBlock, build_block
@@ -13,6 +14,7 @@ from transom.layers.cache import KeyValueCache, KeyValues
 from transom.layers.norm import build_norm
 from transom.layers.sight import EVERYTHING, Sight
 from transom.layers.tap import Scope, scope
+from transom.layers.values import FirstValues, ValueResidual, Values
 
 
 class Stack(nn.Module):
@@ -23,6 +25,9 @@ class Stack(nn.Module):
         super().__init__()
         self.blocks = cast(Sequence[Block | ParallelBlock], nn.ModuleList(build_block(config, cross) for _ in range(n_layers)))
         self.norm = build_norm(config.norm, config.d_model) if PLACEMENTS[config.norm_placement].final_norm else None
+        brick = config.attention.value_residual
+        mixes = [ValueResidual(brick) for _ in range(n_layers - 1)] if isinstance(brick, bricks.ValueResidual) else []
+        self.mixes = cast(Sequence[ValueResidual], nn.ModuleList(mixes))
 
     def forward(
         self,
@@ -43,10 +48,13 @@ class Stack(nn.Module):
             caches: earlier tokens' keys and values, block by block.
             taps: observer.
         """
+        first = FirstValues()
         for i, block in enumerate(self.blocks):
             block_memory = memory if memory is None or isinstance(memory, Tensor) else memory[i]
             cache = None if caches is None else caches[i]
             block_sight = sight if isinstance(sight, Sight) else sight[i % len(sight)]
+            if self.mixes:
+                block_sight = block_sight._replace(values=Values(first, self.mixes[i - 1] if i else None))
             x = block(x, block_sight, block_memory, memory_sight, cache, scope(taps, f"blocks.{i}"))
         return x if self.norm is None else self.norm(x, scope(taps, "norm"))
 
