@@ -120,6 +120,10 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], Call]] = {
     "layer norm without a shift": (lambda: build_norm(bricks.LayerNorm(bias=False), D_MODEL), lambda layer, x, memory: layer(x)),
     "rms norm": (lambda: build_norm(bricks.RmsNorm(), D_MODEL), lambda layer, x, memory: layer(x)),
     "dynamic tanh": (lambda: build_norm(bricks.DynamicTanh(), D_MODEL), lambda layer, x, memory: layer(x)),
+    "batch norm": (
+        lambda: build_norm(bricks.BatchNorm(), D_MODEL),
+        lambda layer, x, memory: layer(x, real=torch.tensor([[True, True, True], [True, False, False]])),
+    ),
     "no norm": (lambda: build_norm(bricks.NoNorm(), D_MODEL), lambda layer, x, memory: layer(x)),
     "dropout": (lambda: Dropout(0.4), lambda layer, x, memory: layer(x)),
     "dropout added": (lambda: Dropout(0.4), lambda layer, x, memory: layer.add(x, x * x)),

@@ -41,7 +41,7 @@ ENCODERS: list[dict[str, Any]] = [
     {"kind": "text-embedder", "n_layers": 2, "vocab_size": VOCAB, "temperature": 0.5},
 ]
 
-NORMS = st.sampled_from(["layernorm", "rmsnorm", "dyt", {"kind": "layernorm", "bias": False}])
+NORMS = st.sampled_from(["layernorm", "rmsnorm", "dyt", {"kind": "layernorm", "bias": False}, "batchnorm"])
 POSITIONS = st.sampled_from(
     [
         *("sinusoidal", "learned", "rotary", "alibi", "relative", "none"),

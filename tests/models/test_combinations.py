@@ -35,6 +35,7 @@ from transom.inputs.windows import language_batch
 from transom.inspection.names import Recorder, sites
 from transom.inspection.recompute import attention_pattern
 from transom.layers.attention import Attends, per_query_head
+from transom.layers.norm import BatchNorm
 from transom.models.build import build_model
 from transom.models.network import Network
 from transom.planning.flops import count_flops
@@ -63,6 +64,10 @@ def built(config: Architecture) -> Network:
     for parameter in model.parameters():
         if parameter.dim() == 1:
             torch.nn.init.normal_(parameter, 1.0, 0.3)
+    for module in model.modules():
+        if isinstance(module, BatchNorm):
+            module.mean.normal_(0.0, 0.3)
+            module.variance.uniform_(0.5, 2.0)
     return model.double().eval()
 
 

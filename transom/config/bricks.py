@@ -49,6 +49,28 @@ class DynamicTanh(Brick):
         return 2 * width + 1
 
 
+class BatchNorm(Brick):
+    """Batch normalisation (Ioffe & Szegedy 2015): gamma * (x - mean) / sqrt(variance + eps) + beta, a column's statistics over tokens.
+
+    In training they are those of all true tokens that are computed together, padding left out. In evaluation they are running ones, which
+    each step moves by ``momentum`` towards those of its whole batch; they are saved with the weights.
+    """
+
+    advice: ClassVar[str] = (
+        "The counter-example that LayerNorm is compared with, not for use on text. In training what a token gives depends on later"
+        " tokens and on other rows, so that a decoder is causal in evaluation only; rows of other lengths give other statistics than those that"
+        " evaluation has. Slices (training.accumulate) are normalised apart, so their number changes the result; training.average averages"
+        " statistics too, which are then no model's own; training.processes must be 1."
+    )
+    kind: Literal["batchnorm"] = "batchnorm"
+    eps: float = Field(1e-5, gt=0, description="added to the variance before the square root")
+    momentum: float = Field(0.1, gt=0, le=1, description="share of a step's statistics in the running ones")
+
+    def parameters(self, width: int) -> int:
+        """Count gamma and beta; the running statistics are not learned."""
+        return 2 * width
+
+
 class NoNorm(Brick):
     """No normalisation: x."""
 
@@ -60,7 +82,10 @@ class NoNorm(Brick):
         return 0
 
 
-AnyNorm = LayerNorm | RmsNorm | DynamicTanh | NoNorm
+TokenNorm = LayerNorm | RmsNorm | DynamicTanh | NoNorm
+"""The norms that know one vector at a time."""
+
+AnyNorm = TokenNorm | BatchNorm
 Norm = Annotated[AnyNorm, Field(discriminator="kind")]
 
 
@@ -222,7 +247,7 @@ class MultiHead(Brick):
     bias: bool = Field(True, description="biases on W_Q, W_K and W_V")
     output: bool = Field(True, description="mix the heads with W_O; without it n_heads * d_value must equal d_model")
     output_bias: bool = Field(True, description="a bias on W_O")
-    qk_norm: Norm = Field(
+    qk_norm: Annotated[TokenNorm, Field(discriminator="kind")] = Field(
         NoNorm(),
         description="a norm of each head's queries and keys, before positions turn them (Dehghani et al. 2023, after Henry et al. 2020)",
     )

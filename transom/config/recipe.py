@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, Self
 import tomli_w
 from pydantic import Field, model_validator
 
-from transom.config.architecture import Architecture
+from transom.config.architecture import Architecture, Transformer
 from transom.config.brick import Schema
 from transom.config.data import Data, ImageData, LabelledData, PairData, PairTokenizer, TextData, Tokenizer
 from transom.config.decoding import Decoding, ImageReading, Reading, Sampling
@@ -38,6 +38,15 @@ class Recipe(Schema):
     model: Architecture
     training: Training
     decoding: Schema
+
+    @model_validator(mode="after")
+    def _statistics_of_one_process(self) -> Self:
+        if isinstance(self.model, Transformer) and self.model.norm.kind == "batchnorm" and self.training.processes > 1:
+            raise ValueError(
+                "model.norm = 'batchnorm' takes its statistics in one process: expected training.processes = 1, found"
+                f" {self.training.processes}; change one of them"
+            )
+        return self
 
 
 class TextRecipe(Recipe):

@@ -92,7 +92,11 @@ class Training(Schema):
 
     max_steps: int = Field(20000, ge=1, description="optimizer steps")
     max_minutes: float | None = Field(None, gt=0, description="stop, with everything saved, after this many minutes of training")
-    accumulate: int = Field(1, ge=1, description="slices a batch is computed in, to save memory; the result is the same")
+    accumulate: int = Field(
+        1,
+        ge=1,
+        description="slices a batch is computed in, to save memory; the result is the same, but with batch norm or an expert's capacity",
+    )
     optimizer: Optimizer = Field(Adam(), description="the optimizer brick")
     learning_rate: Peak = Field("paper", description=_PEAK)
     schedule: Schedule = Field(PaperSchedule(), description="the learning-rate schedule brick")

@@ -44,12 +44,14 @@ class Block(nn.Module):
     ) -> Float[Tensor, "rows query d_model"]:
         """Pass the residual stream through the sub-layers; arguments as in ``Attention``, ``memory_sight`` of the memory."""
         x = tap(taps, "resid_pre", x)
-        x = self.attn_residual(x, lambda y: self.attn(y, sight, None, cache, scope(taps, "attn")), scope(taps, "attn_residual"))
+        x = self.attn_residual(x, lambda y: self.attn(y, sight, None, cache, scope(taps, "attn")), scope(taps, "attn_residual"), sight.real)
         x = tap(taps, "resid_mid", x)
         if (cross := self.cross) is not None and self.cross_residual is not None:
-            x = self.cross_residual(x, lambda y: cross(y, memory_sight, memory, None, scope(taps, "cross")), scope(taps, "cross_residual"))
+            x = self.cross_residual(
+                x, lambda y: cross(y, memory_sight, memory, None, scope(taps, "cross")), scope(taps, "cross_residual"), sight.real
+            )
             x = tap(taps, "resid_cross", x)
-        x = self.ff_residual(x, lambda y: self.ff(y, scope(taps, "ff"), sight.real), scope(taps, "ff_residual"))
+        x = self.ff_residual(x, lambda y: self.ff(y, scope(taps, "ff"), sight.real), scope(taps, "ff_residual"), sight.real)
         x = tap(taps, "resid_post", x)
         return x
 
@@ -80,7 +82,7 @@ class ParallelBlock(nn.Module):
     ) -> Float[Tensor, "rows query d_model"]:
         """Add every sub-layer's output on the same input; arguments as in ``Block``."""
         x = tap(taps, "resid_pre", x)
-        y = self.norm(x, scope(taps, "norm"))
+        y = self.norm(x, scope(taps, "norm"), sight.real)
         x = self.dropout.add(x, self.attn(y, sight, None, cache, scope(taps, "attn")))
         if self.cross is not None:
             x = self.dropout.add(x, self.cross(y, memory_sight, memory, None, scope(taps, "cross")))

@@ -56,7 +56,8 @@ class Stack(nn.Module):
             if self.mixes:
                 block_sight = block_sight._replace(values=Values(first, self.mixes[i - 1] if i else None))
             x = block(x, block_sight, block_memory, memory_sight, cache, scope(taps, f"blocks.{i}"))
-        return x if self.norm is None else self.norm(x, scope(taps, "norm"))
+        real = sight.real if isinstance(sight, Sight) else sight[0].real
+        return x if self.norm is None else self.norm(x, scope(taps, "norm"), real)
 
     def keys_values(self, memory: Float[Tensor, "batch key d_model"]) -> list[KeyValues]:
         """Project a memory to each block's cross-attention keys and values, once for all steps."""

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from transom.config.training import Training
 from transom.inputs.batch import Batch, ImageBatch
+from transom.layers.norm import BatchNorm
 from transom.layers.tap import Scope
 from transom.models.network import Network
 from transom.parallel.world import ALONE, World
@@ -86,6 +87,7 @@ class Stepper:
         self.world = world
         self.device = next(model.parameters()).device
         self.routers = Routers(model, world)
+        self.batch_norms = [module for module in model.modules() if isinstance(module, BatchNorm)]
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=dtype == torch.float16)
 
     def step(self, slices: Sequence[Batch], learning_rate: float) -> StepResult:
@@ -114,6 +116,8 @@ class Stepper:
             self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
         load = self.routers.end(updated=finite)
+        for norm in self.batch_norms:
+            norm.end_step(updated=finite)
         return StepResult(loss, nll, int(n_target_tokens), grad_norm, flops, () if finite else self._culprits(slices), load)
 
     def autocast(self) -> torch.autocast:
