@@ -107,6 +107,18 @@ WIDTHS: list[dict[str, Any]] = [{"tie": "all"}, {"tie": "decoder"}, {"tie": "non
 """Tables that may be shared, and those that may not."""
 
 
+DEPTHS = st.sampled_from(["full", *({"kind": "mixture", "capacity": 0.5, "every": every} for every in (1, 2))])
+
+
+def fitting(fields: dict[str, Any]) -> dict[str, Any]:
+    """Leave out what the schema does not let stand beside a mixture of depths."""
+    if fields["depth"] == "full":
+        return fields
+    every = fields["depth"]["every"] if fields["attention"]["value_residual"] == "none" else 2
+    experts = fields["feed_forward"]["kind"] == "mixture"
+    return fields | {"depth": {**fields["depth"], "every": every}, **({"feed_forward": "swiglu"} if experts else {})}
+
+
 def bricks() -> st.SearchStrategy[dict[str, Any]]:
     """Draw the fields that all families share."""
     return st.fixed_dictionaries(
@@ -123,10 +135,11 @@ def bricks() -> st.SearchStrategy[dict[str, Any]]:
             "position": POSITIONS,
             "attention": ATTENTION,
             "feed_forward": FEED_FORWARD,
+            "depth": DEPTHS,
             "scale_embeddings": st.booleans(),
             "dropout": st.sampled_from([0.0, 0.2]),
         }
-    )
+    ).map(fitting)
 
 
 def recurrent(*kinds: str) -> st.SearchStrategy[dict[str, Any]]:

@@ -85,8 +85,8 @@ def test_it_looks_back_only_and_ignores_padding(fields: dict[str, Any]) -> None:
     tokens[0, 2] = 3
     changed = model(batch_for(config, with_tokens(TARGET, tokens)))
     assert torch.allclose(changed[0, :2], whole[0, :2], **CLOSE)
-    mixture = isinstance(config, Transformer) and config.feed_forward.kind == "mixture"
-    if not mixture:  # whose products have as many rows as there are tokens for an expert
+    mixture = isinstance(config, Transformer) and "mixture" in (config.feed_forward.kind, config.depth.kind)
+    if not mixture:  # whose products have as many rows as there are tokens for an expert or a block
         assert torch.equal(changed[0, :2], whole[0, :2])
     assert not torch.allclose(changed[0, 2], whole[0, 2])
 
@@ -162,7 +162,9 @@ def test_every_site_is_named_and_patterns_are_those_that_were_used(fields: dict[
     logits = model(batch, recorder.taps)
     assert torch.equal(logits, model(batch))
     known = [site.address for site in sites(config)]
-    assert [address for address in known if ".experts." not in address or address in recorder.kept] == list(recorder.kept)
+    routed = {name for name, module in model.named_modules() if getattr(module, "depth", None) is not None}  # which no token may choose
+    may_rest = [address for address in known if ".experts." in address or address.split(".depth.")[0].rsplit(".attn")[0] in routed]
+    assert [address for address in known if address not in may_rest or address in recorder.kept] == list(recorder.kept)
     attentions = [name for name, module in model.named_modules() if isinstance(module, Attends)]
     if isinstance(config, Recurrent):
         assert len(attentions) == (fields.get("attention", "none") != "none")

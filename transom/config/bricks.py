@@ -58,9 +58,9 @@ class BatchNorm(Brick):
 
     advice: ClassVar[str] = (
         "The counter-example that LayerNorm is compared with, not for use on text. In training what a token gives depends on later"
-        " tokens and on other rows, so that a decoder is causal in evaluation only; rows of other lengths give other statistics than those that"
-        " evaluation has. Slices (training.accumulate) are normalised apart, so their number changes the result; training.average averages"
-        " statistics too, which are then no model's own; training.processes must be 1."
+        " tokens and on other rows, so that a decoder is causal in evaluation only; rows of other lengths give other statistics than"
+        " those that evaluation has. Slices (training.accumulate) are normalised apart, so their number changes the result;"
+        " training.average averages statistics too, which are then no model's own; training.processes must be 1."
     )
     kind: Literal["batchnorm"] = "batchnorm"
     eps: float = Field(1e-5, gt=0, description="added to the variance before the square root")

@@ -23,6 +23,7 @@ TITLES = {
     "attention": "Attention",
     "feed_forward": "Feed-forward networks",
     "norm": "Norms",
+    "depth": "How many blocks a token passes",
     "stem": "In front of an image's patches",
     "stem.attention": "Attention over channels and places, in a stem",
 }

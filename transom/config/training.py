@@ -95,7 +95,7 @@ class Training(Schema):
     accumulate: int = Field(
         1,
         ge=1,
-        description="slices a batch is computed in, to save memory; the result is the same, but with batch norm or an expert's capacity",
+        description="slices a batch is computed in, to save memory; the result is the same, but for batch norm and full experts",
     )
     optimizer: Optimizer = Field(Adam(), description="the optimizer brick")
     learning_rate: Peak = Field("paper", description=_PEAK)

@@ -4,6 +4,7 @@ import shlex
 
 from transom.config.architecture import Architecture, Transformer, TwoSided
 from transom.config.data import ImageFiles, LabelledFiles, PairFiles, TextFiles
+from transom.config.depth import MixtureOfDepths
 from transom.config.mixture import Mixture
 from transom.config.model import Decoder, Encoder, TextTransformer
 from transom.config.recipe import ImageRecipe, Recipe, TextRecipe, TranslationRecipe
@@ -58,9 +59,15 @@ def sizes(recipe: Recipe) -> list[str]:
     match recipe.model:
         case Transformer() as model:
             bricks = f"positions {model.position.kind}; feed-forward {_feed_forward(model)}"
+            chosen = (
+                [f"of every {depth.every} blocks one for {100 * depth.capacity:g} % of the tokens"]
+                if (isinstance(depth := model.depth, MixtureOfDepths))
+                else []
+            )
             return [
                 f"{model.norm.kind}, placed {model.norm_placement}; {bricks}",
                 f"width {model.d_model}, {_heads(model)}, feed-forward width {model.d_ff}",
+                *chosen,
                 *([symbols(recipe)] if isinstance(recipe, TextRecipe) else []),
                 *_of_images(model),
                 *([f"sequences of at most {whole(model.max_seq_len)} tokens"] if isinstance(model, TextTransformer) else []),

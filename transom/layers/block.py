@@ -4,8 +4,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from transom.config.architecture import Transformer
+from transom.config.depth import MixtureOfDepths
 from transom.layers.attention import Attention
 from transom.layers.cache import KeyValueCache, KeyValues
+from transom.layers.depth import DepthRouter
 from transom.layers.dropout import Dropout
 from transom.layers.feed_forward import build_feed_forward
 from transom.layers.norm import Norm, build_norm
@@ -32,6 +34,7 @@ class Block(nn.Module):
         self.cross_residual = residual() if cross else None
         self.ff = build_feed_forward(config.feed_forward, config.d_model, config.d_ff, config.feed_forward_dropout)
         self.ff_residual = residual()
+        self.depth: DepthRouter | None = None
 
     def forward(
         self,
@@ -70,6 +73,7 @@ class ParallelBlock(nn.Module):
         self.cross = Attention(config) if cross else None
         self.ff = build_feed_forward(config.feed_forward, config.d_model, config.d_ff, config.feed_forward_dropout)
         self.dropout = Dropout(config.dropout)
+        self.depth: DepthRouter | None = None
 
     def forward(
         self,
@@ -91,6 +95,9 @@ class ParallelBlock(nn.Module):
         return x
 
 
-def build_block(config: Transformer, cross: bool) -> Block | ParallelBlock:
-    """Build the block that a configuration describes."""
-    return ParallelBlock(config, cross) if config.norm_placement == "parallel" else Block(config, cross)
+def build_block(config: Transformer, cross: bool, place: int = 0) -> Block | ParallelBlock:
+    """Build the block that a configuration describes for a place of its stack; one that only chosen tokens pass has a router, ``depth``."""
+    block = ParallelBlock(config, cross) if config.norm_placement == "parallel" else Block(config, cross)
+    if isinstance(config.depth, MixtureOfDepths) and config.depth.routed(place):
+        block.depth = DepthRouter(config.depth, config.d_model)
+    return block

@@ -74,7 +74,9 @@ def look(position: Position, queries: Places, keys: Places, rules: Sequence[Rule
     ]
 
 
-def look_back(position: Position, rules: Sequence[Rule], n_read: int, n_new: int, device: torch.device) -> list[Sight]:
+def look_back(
+    position: Position, rules: Sequence[Rule], n_read: int, n_new: int, device: torch.device, written_out: bool = False
+) -> list[Sight]:
     """Let new tokens of sequences that are read step by step see those before them that rules allow.
 
     Args:
@@ -83,6 +85,7 @@ def look_back(position: Position, rules: Sequence[Rule], n_read: int, n_new: int
         n_read: tokens that were read before.
         n_new: tokens that are read now.
         device: where they are.
+        written_out: give masks and biases as matrices, however long.
 
     Returns:
         What the blocks see in turn.
@@ -91,7 +94,7 @@ def look_back(position: Position, rules: Sequence[Rule], n_read: int, n_new: int
     every = Places(positions, torch.ones_like(positions))
     new = every.each(lambda x: x[:, n_read:])
     if n_new > 1:
-        return [sight._replace(real=None) for sight in look(position, new, every, rules)]  # all of them are tokens, in every row
+        return [sight._replace(real=None) for sight in look(position, new, every, rules, written_out)]  # all are tokens
     rotation = position.rotation(new.positions)
     return [_last(position, rule, new, every, rotation) for rule in rules]
 

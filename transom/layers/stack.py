@@ -10,7 +10,8 @@ from transom.config import bricks
 from transom.config.architecture import Transformer
 from transom.config.bricks import PLACEMENTS
 from transom.layers.block import Block, ParallelBlock, build_block
-from transom.layers.cache import KeyValueCache, KeyValues
+from transom.layers.cache import KeyValueCache, KeyValues, RoutedCache
+from transom.layers.depth import PassBlock
 from transom.layers.norm import build_norm
 from transom.layers.sight import EVERYTHING, Sight
 from transom.layers.tap import Scope, scope
@@ -23,11 +24,16 @@ class Stack(nn.Module):
     def __init__(self, config: Transformer, n_layers: int, cross: bool) -> None:
         """Make ``n_layers`` blocks, with cross-attention or without."""
         super().__init__()
-        self.blocks = cast(Sequence[Block | ParallelBlock], nn.ModuleList(build_block(config, cross) for _ in range(n_layers)))
+        self.blocks = cast(Sequence[Block | ParallelBlock], nn.ModuleList(build_block(config, cross, place) for place in range(n_layers)))
         self.norm = build_norm(config.norm, config.d_model) if PLACEMENTS[config.norm_placement].final_norm else None
         brick = config.attention.value_residual
         mixes = [ValueResidual(brick) for _ in range(n_layers - 1)] if isinstance(brick, bricks.ValueResidual) else []
         self.mixes = cast(Sequence[ValueResidual], nn.ModuleList(mixes))
+
+    @property
+    def routed(self) -> bool:
+        """Tell whether only chosen tokens pass some of the blocks."""
+        return any(block.depth is not None for block in self.blocks)
 
     def forward(
         self,
@@ -55,10 +61,25 @@ class Stack(nn.Module):
             block_sight = sight if isinstance(sight, Sight) else sight[i % len(sight)]
             if self.mixes:
                 block_sight = block_sight._replace(values=Values(first, self.mixes[i - 1] if i else None))
-            x = block(x, block_sight, block_memory, memory_sight, cache, scope(taps, f"blocks.{i}"))
+            look = scope(taps, f"blocks.{i}")
+            if block.depth is None:
+                x = block(x, block_sight, block_memory, memory_sight, cache, look)
+            else:
+                x = block.depth(x, _bound(block, block_memory, look), block_sight, memory_sight, cache, scope(look, "depth"))
         real = sight.real if isinstance(sight, Sight) else sight[0].real
         return x if self.norm is None else self.norm(x, scope(taps, "norm"), real)
 
     def keys_values(self, memory: Float[Tensor, "batch key d_model"]) -> list[KeyValues]:
         """Project a memory to each block's cross-attention keys and values, once for all steps."""
         return [block.cross.keys_values(memory) for block in self.blocks if block.cross is not None]
+
+    def caches(self, n_rows: int, max_length: int, like: Tensor) -> list[KeyValueCache]:
+        """Reserve room for ``max_length`` tokens a row in each block's cache, in the type and on the device of ``like``."""
+        kinds = [KeyValueCache if block.depth is None else RoutedCache for block in self.blocks]
+        widths = [(block.attn.n_kv_heads, max_length, block.attn.d_head, block.attn.d_value) for block in self.blocks]
+        return [kind(n_rows, *sizes, like=like) for kind, sizes in zip(kinds, widths, strict=True)]
+
+
+def _bound(block: Block | ParallelBlock, memory: Tensor | KeyValues | None, taps: Scope | None) -> PassBlock:
+    """Give a block as a function of what changes where tokens are chosen."""
+    return lambda x, sight, memory_sight, cache: block(x, sight, memory, memory_sight, cache, taps)

@@ -5,7 +5,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from transom.config.model import Decoder
-from transom.layers.cache import DecoderCache, KeyValueCache
+from transom.layers.cache import DecoderCache
 from transom.layers.embedding import Embedding
 from transom.layers.position import build_position
 from transom.layers.rule import LOOKING_BACK, Places, build_rules
@@ -44,7 +44,7 @@ class DecoderTransformer(LanguageNetwork):
     def target_sight(self, text: Sequences, written_out: bool = False) -> list[Sight]:
         """Let tokens see themselves and those before them in their own document, as each block's pattern has it."""
         places = Places(text.positions, text.segments)
-        return look(self.embedding.position, places, places, self.rules, written_out)
+        return look(self.embedding.position, places, places, self.rules, written_out or self.decoder.routed)
 
     def encode(self, prompt: Sequences) -> Sequences:
         """Take the prompts as they are: this family has no encoder, and reads them in ``start``."""
@@ -58,10 +58,8 @@ class DecoderTransformer(LanguageNetwork):
             n_beams: rows a prompt; row ``prompt * n_beams + beam``.
             max_length: most new tokens.
         """
-        c, read = self.config, prompt.tokens[:, :-1].repeat_interleave(n_beams, 0)
-        sizes = len(read), c.key_heads, read.shape[1] + max_length, c.width_of_head, c.width_of_value
-        like = self.unembedding.weight
-        cache = DecoderCache([KeyValueCache(*sizes, like=like) for _ in self.decoder.blocks])
+        read = prompt.tokens[:, :-1].repeat_interleave(n_beams, 0)
+        cache = DecoderCache(self.decoder.caches(len(read), read.shape[1] + max_length, self.unembedding.weight))
         if read.shape[1]:
             self._read(read, cache)
         return cache
@@ -73,5 +71,5 @@ class DecoderTransformer(LanguageNetwork):
     def _read(self, tokens: Int[Tensor, "rows new"], cache: DecoderCache) -> Float[Tensor, "rows new d_model"]:
         read, new = cache.length, tokens.shape[1]
         now = torch.arange(read, read + new, device=tokens.device)[None]
-        sight = look_back(self.embedding.position, self.rules, read, new, tokens.device)
+        sight = look_back(self.embedding.position, self.rules, read, new, tokens.device, self.decoder.routed)
         return self.decoder(self.embedding(tokens, now), sight, caches=cache.blocks)

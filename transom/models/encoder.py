@@ -63,7 +63,7 @@ class EncoderTransformer(Network):
     def source_sight(self, text: Sequences, written_out: bool = False) -> list[Sight]:
         """Let tokens see their own text, as each block's pattern has it."""
         places = Places(text.positions, text.segments)
-        return look(self.embedding.position, places, places, self.rules, written_out)
+        return look(self.embedding.position, places, places, self.rules, written_out or self.encoder.routed)
 
 
 class MaskedEncoderTransformer(EncoderTransformer):

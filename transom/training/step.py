@@ -15,7 +15,7 @@ from transom.layers.norm import BatchNorm
 from transom.layers.tap import Scope
 from transom.models.network import Network
 from transom.parallel.world import ALONE, World
-from transom.training.events import Load
+from transom.training.events import Load, Passed
 from transom.training.loss import linear_cross_entropy, mixed_cross_entropy
 from transom.training.routers import Routers
 
@@ -33,6 +33,7 @@ class StepResult:
         flops: floating-point operations of forward and backward, padding included.
         skipped: samples that made loss or gradient non-finite; empty when the update was made.
         load: how busy the experts were, where the model has a mixture of them; the loss above is without what balances them.
+        passed: how many tokens passed the blocks that only chosen ones pass, where there are such blocks.
     """
 
     loss: float
@@ -42,6 +43,7 @@ class StepResult:
     flops: float
     skipped: tuple[int, ...] = ()
     load: Load | None = None
+    passed: Passed | None = None
 
 
 def batch_loss(model: Network, batch: Batch, smoothing: float, taps: Scope | None = None) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
@@ -115,10 +117,10 @@ class Stepper:
             self.scaler.step(self.optimizer)
             self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
-        load = self.routers.end(updated=finite)
+        load, passed = self.routers.end(updated=finite), self.routers.passed()
         for norm in self.batch_norms:
             norm.end_step(updated=finite)
-        return StepResult(loss, nll, int(n_target_tokens), grad_norm, flops, () if finite else self._culprits(slices), load)
+        return StepResult(loss, nll, int(n_target_tokens), grad_norm, flops, () if finite else self._culprits(slices), load, passed)
 
     def autocast(self) -> torch.autocast:
         """Run matrix products in ``dtype``; weights, residual stream and statistics stay in float32."""
