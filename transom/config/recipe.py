@@ -86,6 +86,16 @@ class LanguageRecipe(TextRecipe):
     training: LanguageTraining = Field(LanguageTraining(), description="the run")
     decoding: Sampling = Field(Sampling(), description="how text is gone on with")
 
+    @model_validator(mode="after")
+    def _exits_need_blocks_for_all(self) -> Self:
+        early = self.training.exits.kind != "none" or self.decoding.exit_threshold < 1
+        if early and not (isinstance(self.model, Decoder) and self.model.depth.kind == "full"):
+            raise ValueError(
+                "training.exits and decoding.exit_threshold need model.kind = 'decoder' with model.depth = 'full'; change these, or set"
+                " exits = 'none' and exit_threshold = 1"
+            )
+        return self
+
 
 class MaskedRecipe(TextRecipe):
     """A masked language model: an encoder that learns to name the tokens behind masks."""

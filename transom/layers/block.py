@@ -58,6 +58,10 @@ class Block(nn.Module):
         x = tap(taps, "resid_post", x)
         return x
 
+    def remember(self, x: Float[Tensor, "rows query d_model"], sight: Sight, cache: KeyValueCache) -> None:
+        """Keep the keys and values of tokens that go past the block, for later ones to see."""
+        cache.append(self.attn.keys_values(self.attn_residual.before(x), sight))
+
 
 class ParallelBlock(nn.Module):
     """The sub-layers side by side on one norm: x' = x + Attention(Norm(x)) + FFN(Norm(x)) (Wang & Komatsuzaki 2021; PaLM, 2022, section 2).
@@ -93,6 +97,10 @@ class ParallelBlock(nn.Module):
         x = self.dropout.add(x, self.ff(y, scope(taps, "ff"), sight.real))
         x = tap(taps, "resid_post", x)
         return x
+
+    def remember(self, x: Float[Tensor, "rows query d_model"], sight: Sight, cache: KeyValueCache) -> None:
+        """Keep the keys and values of tokens that go past the block, for later ones to see."""
+        cache.append(self.attn.keys_values(self.norm(x), sight))
 
 
 def build_block(config: Transformer, cross: bool, place: int = 0) -> Block | ParallelBlock:

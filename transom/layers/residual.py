@@ -21,9 +21,17 @@ class Residual(nn.Module):
         self.norm = make_norm()
         self.dropout = Dropout(dropout)
 
+    def before(self, x: Float[Tensor, "rows query d_model"]) -> Float[Tensor, "rows query d_model"]:
+        """Give what the sub-layer reads of the stream."""
+        return self.norm(x)
+
 
 class PostNorm(Residual):
     """x' = Norm(x + Dropout(f(x))) (Vaswani et al. 2017, section 5.4)."""
+
+    def before(self, x: Float[Tensor, "rows query d_model"]) -> Float[Tensor, "rows query d_model"]:
+        """Give the stream itself."""
+        return x
 
     def forward(
         self, x: Float[Tensor, "rows query d_model"], f: SubLayer, taps: Scope | None = None, real: Bool[Tensor, "..."] | None = None

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import cast
 
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from transom.config import bricks
@@ -54,20 +54,29 @@ class Stack(nn.Module):
             caches: earlier tokens' keys and values, block by block.
             taps: observer.
         """
-        first = FirstValues()
-        for i, block in enumerate(self.blocks):
+        for i, (block, block_sight) in enumerate(zip(self.blocks, self.sights(sight), strict=True)):
             block_memory = memory if memory is None or isinstance(memory, Tensor) else memory[i]
             cache = None if caches is None else caches[i]
-            block_sight = sight if isinstance(sight, Sight) else sight[i % len(sight)]
-            if self.mixes:
-                block_sight = block_sight._replace(values=Values(first, self.mixes[i - 1] if i else None))
             look = scope(taps, f"blocks.{i}")
             if block.depth is None:
                 x = block(x, block_sight, block_memory, memory_sight, cache, look)
             else:
                 x = block.depth(x, _bound(block, block_memory, look), block_sight, memory_sight, cache, scope(look, "depth"))
-        real = sight.real if isinstance(sight, Sight) else sight[0].real
+        return self.ended(x, sight.real if isinstance(sight, Sight) else sight[0].real, taps)
+
+    def ended(
+        self, x: Float[Tensor, "rows query d_model"], real: Bool[Tensor, "#rows query"] | None = None, taps: Scope | None = None
+    ) -> Float[Tensor, "rows query d_model"]:
+        """Give the stack's output if the stream ends here."""
         return x if self.norm is None else self.norm(x, scope(taps, "norm"), real)
+
+    def sights(self, sight: Sight | list[Sight]) -> list[Sight]:
+        """Give what each block sees in one pass, and what it does with values."""
+        cycle, first = [sight] if isinstance(sight, Sight) else sight, FirstValues()
+        seen = [cycle[i % len(cycle)] for i in range(len(self.blocks))]
+        if not self.mixes:
+            return seen
+        return [each._replace(values=Values(first, mix)) for each, mix in zip(seen, (None, *self.mixes), strict=True)]
 
     def keys_values(self, memory: Float[Tensor, "batch key d_model"]) -> list[KeyValues]:
         """Project a memory to each block's cross-attention keys and values, once for all steps."""

@@ -16,6 +16,7 @@ from transom.layers.tap import Scope
 from transom.models.network import Network
 from transom.parallel.world import ALONE, World
 from transom.training.events import Load, Passed
+from transom.training.exits import Exits
 from transom.training.loss import linear_cross_entropy, mixed_cross_entropy
 from transom.training.routers import Routers
 
@@ -89,6 +90,7 @@ class Stepper:
         self.world = world
         self.device = next(model.parameters()).device
         self.routers = Routers(model, world)
+        self.exits = Exits(model, training)
         self.batch_norms = [module for module in model.modules() if isinstance(module, BatchNorm)]
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=dtype == torch.float16)
 
@@ -105,8 +107,9 @@ class Stepper:
         self.routers.begin(slices, self.autocast())
         for batch in slices:
             with self.autocast():
-                slice_loss, slice_nll = batch_loss(self.model, batch, self.training.label_smoothing, self.routers.taps)
-            self.scaler.scale(slice_loss / n_target_tokens + self.routers.loss(batch)).backward()
+                slice_loss, slice_nll = batch_loss(self.model, batch, self.training.label_smoothing, self.exits.taps(self.routers.taps))
+                learnt = self.exits.loss(slice_loss, batch, self.training.label_smoothing)
+            self.scaler.scale(learnt / n_target_tokens + self.routers.loss(batch)).backward()
             loss, nll = loss + slice_loss.item(), nll + slice_nll.item()
         loss, nll = self.world.totals(loss, nll)
         self._share_gradients()
