@@ -2,6 +2,7 @@
 
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -102,6 +103,12 @@ def generate(
         return
     with counting("texts", quiet=as_json or input_file is None) as tell:
         found = generator.continuations(prompts, samples, **options, tell=tell)
+    _told(prompts, found, generator, as_json)
+    _exited(generator, time.perf_counter() - start, as_json)
+
+
+def _told(prompts: Sequence[str], found: Sequence[Sequence[Any]], generator: Any, as_json: bool) -> None:
+    """Print the texts of each prompt."""
     records = [
         {"prompt": text, "continuations": [each._asdict() for each in of_prompt]} for text, of_prompt in zip(prompts, found, strict=True)
     ]
@@ -109,7 +116,6 @@ def generate(
     answer(records, as_json, lines[:-1])
     if grown := sum(each.windows > 0 for of_prompt in found for each in of_prompt):
         _outgrew(f"{grown:,} texts", generator, as_json)
-    _exited(generator, time.perf_counter() - start, as_json)
 
 
 def _streamed(generator: Any, prompt: str, options: dict[str, Any]) -> None:

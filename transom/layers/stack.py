@@ -57,11 +57,11 @@ class Stack(nn.Module):
         for i, (block, block_sight) in enumerate(zip(self.blocks, self.sights(sight), strict=True)):
             block_memory = memory if memory is None or isinstance(memory, Tensor) else memory[i]
             cache = None if caches is None else caches[i]
-            look = scope(taps, f"blocks.{i}")
             if block.depth is None:
-                x = block(x, block_sight, block_memory, memory_sight, cache, look)
+                x = block(x, block_sight, block_memory, memory_sight, cache, scope(taps, f"blocks.{i}"))
             else:
-                x = block.depth(x, _bound(block, block_memory, look), block_sight, memory_sight, cache, scope(look, "depth"))
+                passed = _bound(block, block_memory, scope(taps, f"blocks.{i}"))
+                x = block.depth(x, passed, block_sight, memory_sight, cache, scope(taps, f"blocks.{i}.depth"))
         return self.ended(x, sight.real if isinstance(sight, Sight) else sight[0].real, taps)
 
     def ended(
