@@ -42,7 +42,7 @@ ENCODERS: list[dict[str, Any]] = [
     {"kind": "text-embedder", "n_layers": 2, "vocab_size": VOCAB, "temperature": 0.5},
 ]
 
-NORMS = st.sampled_from(["layernorm", "rmsnorm", "dyt", {"kind": "layernorm", "bias": False}])
+NORMS = st.sampled_from(["layernorm", "rmsnorm", "dyt", {"kind": "layernorm", "bias": False}, "batchnorm"])
 POSITIONS = st.sampled_from(
     [
         *("sinusoidal", "learned", "rotary", "alibi", "relative", "none"),
@@ -74,6 +74,7 @@ ATTENTION = st.fixed_dictionaries(
         "qk_norm": st.sampled_from(["none", "rmsnorm", "layernorm"]),
         "softcap": st.sampled_from(["none", 1.5]),
         "sinks": st.booleans(),
+        "value_residual": st.sampled_from(["none", "none", "learned", {"kind": "fixed", "first": 0.7, "own": -0.4}]),
     }
 )
 NETWORK = st.tuples(
@@ -108,6 +109,18 @@ WIDTHS: list[dict[str, Any]] = [{"tie": "all"}, {"tie": "decoder"}, {"tie": "non
 """Tables that may be shared, and those that may not."""
 
 
+DEPTHS = st.sampled_from(["full", *({"kind": "mixture", "capacity": 0.5, "every": every} for every in (1, 2))])
+
+
+def fitting(fields: dict[str, Any]) -> dict[str, Any]:
+    """Leave out what the schema does not let stand beside a mixture of depths."""
+    if fields["depth"] == "full":
+        return fields
+    every = fields["depth"]["every"] if fields["attention"]["value_residual"] == "none" else 2
+    experts = fields["feed_forward"]["kind"] == "mixture"
+    return fields | {"depth": {**fields["depth"], "every": every}, **({"feed_forward": "swiglu"} if experts else {})}
+
+
 def bricks() -> st.SearchStrategy[dict[str, Any]]:
     """Draw the fields that all families share."""
     return st.fixed_dictionaries(
@@ -124,10 +137,11 @@ def bricks() -> st.SearchStrategy[dict[str, Any]]:
             "position": POSITIONS,
             "attention": ATTENTION,
             "feed_forward": FEED_FORWARD,
+            "depth": DEPTHS,
             "scale_embeddings": st.booleans(),
             "dropout": st.sampled_from([0.0, 0.2]),
         }
-    )
+    ).map(fitting)
 
 
 def recurrent(*kinds: str) -> st.SearchStrategy[dict[str, Any]]:
@@ -178,7 +192,7 @@ def batch_for(config: TextNetwork, target: Sequences = TARGET, source: Sequences
         case MaskedEncoder():
             return MaskedBatch(source, source.tokens, source.tokens > 4, (0, 1))
         case TextEmbedder():
-            return MatchedBatch(source, TARGET, (0, 1))
+            return MatchedBatch(source, target, (0, 1))
         case TextClassifier():
             return LabelledBatch(source, torch.tensor([2, 0]), (0, 1))
         case _:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import get_args
 
 from transom.config.brick import Schema, schemas
-from transom.config.bricks import PLACEMENTS
+from transom.config.bricks import PLACEMENTS, AnyValueResidual
 from transom.config.model import Decoder, TextTransformer
 from transom.config.patterns import AnyPattern
 from transom.config.recurrent import RecurrentSeq2Seq
@@ -25,6 +25,7 @@ TITLES = {
     "attention": "Attention",
     "feed_forward": "Feed-forward networks",
     "norm": "Norms",
+    "depth": "How many blocks a token passes",
     "stem": "In front of an image's patches",
     "stem.attention": "Attention over channels and places, in a stem",
 }
@@ -49,6 +50,8 @@ def catalogue() -> str:
         parts += _table(title, field, (_row(brick) for brick in found))
         if field == "attention":
             parts += _table("Attention patterns", "attention.pattern", (_row(brick) for brick in schemas(AnyPattern)))
+            values = (_row(brick) for brick in schemas(AnyValueResidual))
+            parts += _table("Values of a stack's later blocks", "attention.value_residual", values)
     parts += _table(
         "Where the norm stands",
         "norm_placement",

@@ -59,6 +59,13 @@ class Sampling(Schema):
     )
     frequency_penalty: float = Field(0.0, ge=-100, le=100, description="taken from a token's log p for each time it was drawn")
     presence_penalty: float = Field(0.0, ge=-100, le=100, description="taken from a token's log p once it was drawn")
+    exit_threshold: float = Field(
+        1.0,
+        ge=0,
+        le=1,
+        description="a token stops at the first block behind which the two likeliest next tokens are this far apart in probability"
+        " (Schuster et al. 2022); 1 passes all blocks; for models trained with training.exits",
+    )
     seed: int = Field(1, ge=0, lt=2**63, description="seed of the draws")
     max_new_tokens: int = Field(256, ge=1, description="most tokens that are drawn, the end symbol not counted")
     min_new_tokens: int = Field(0, ge=0, description="fewest tokens before the end symbol")

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 import tomli_w
 from pydantic import Field, model_validator
 
-from transom.config.architecture import Architecture
+from transom.config.architecture import Architecture, Transformer
 from transom.config.brick import Schema
 from transom.config.data import (
     Data,
@@ -59,6 +59,15 @@ class Recipe(Schema):
     training: Training
     decoding: Schema
 
+    @model_validator(mode="after")
+    def _statistics_of_one_process(self) -> Self:
+        if isinstance(self.model, Transformer) and self.model.norm.kind == "batchnorm" and self.training.processes > 1:
+            raise ValueError(
+                "model.norm = 'batchnorm' takes its statistics in one process: expected training.processes = 1, found"
+                f" {self.training.processes}; change one of them"
+            )
+        return self
+
 
 class TextRecipe(Recipe):
     """What the recipes of tasks on text have beside that: a tokenizer."""
@@ -104,6 +113,16 @@ class LanguageRecipe(TextRecipe):
     )
     training: LanguageTraining = Field(LanguageTraining(), description="the run")
     decoding: Sampling = Field(Sampling(), description="how text is gone on with")
+
+    @model_validator(mode="after")
+    def _exits_need_blocks_for_all(self) -> Self:
+        early = self.training.exits.kind != "none" or self.decoding.exit_threshold < 1
+        if early and not (isinstance(self.model, Decoder) and self.model.depth.kind == "full"):
+            raise ValueError(
+                "training.exits and decoding.exit_threshold need model.kind = 'decoder' with model.depth = 'full'; change these, or set"
+                " exits = 'none' and exit_threshold = 1"
+            )
+        return self
 
 
 class InstructionRecipe(TextRecipe):

@@ -4,6 +4,7 @@ import shlex
 
 from transom.config.architecture import Architecture, Transformer, TwoSided
 from transom.config.data import ImageFiles, InstructionFiles, LabelledFiles, PairFiles, TextFiles
+from transom.config.depth import MixtureOfDepths
 from transom.config.mixture import Mixture
 from transom.config.model import Decoder, Encoder, TextTransformer
 from transom.config.patterns import spelled
@@ -63,9 +64,15 @@ def sizes(recipe: Recipe) -> list[str]:
     match recipe.model:
         case Transformer() as model:
             bricks = f"positions {model.position.kind}; feed-forward {_feed_forward(model)}"
+            chosen = (
+                [f"of every {depth.every} blocks one for {100 * depth.capacity:g} % of the tokens"]
+                if (isinstance(depth := model.depth, MixtureOfDepths))
+                else []
+            )
             return [
                 f"{model.norm.kind}, placed {model.norm_placement}; {bricks}",
                 f"width {model.d_model}, {_heads(model)}, feed-forward width {model.d_ff}",
+                *chosen,
                 *([symbols(recipe)] if isinstance(recipe, TextRecipe) else []),
                 *_of_images(model),
                 *([f"sequences of at most {whole(model.max_seq_len)} tokens"] if isinstance(model, TextTransformer) else []),
@@ -118,11 +125,17 @@ def _looks(model: RecurrentSeq2Seq) -> str:
 def _heads(model: Transformer) -> str:
     """Describe the attention heads."""
     shared = f", {model.key_heads} of keys and values" if model.key_heads != model.n_heads else ""
-    extras = [name for name, there in (("QK-norm", model.attention.qk_norm.kind != "none"), ("sinks", model.attention.sinks)) if there]
-    if model.attention.softcap is not None:
-        extras.append(f"scores bounded at {model.attention.softcap:g}")
-    if model.attention.pattern.kind != "full":
-        extras.append(f"pattern {spelled(model.attention.pattern)}")
+    brick = model.attention
+    there = {
+        "QK-norm": brick.qk_norm.kind != "none",
+        "sinks": brick.sinks,
+        "values mixed with the first block's": brick.value_residual.kind != "none",
+    }
+    extras = [name for name, is_there in there.items() if is_there]
+    if brick.softcap is not None:
+        extras.append(f"scores bounded at {brick.softcap:g}")
+    if brick.pattern.kind != "full":
+        extras.append(f"pattern {spelled(brick.pattern)}")
     return f"{model.n_heads} heads of width {model.width_of_head}{shared}{''.join(f', {extra}' for extra in extras)}"
 
 

@@ -13,7 +13,7 @@ from transom.layers.cache import KeyValueCache, KeyValues
 from transom.layers.dropout import dropout as dropped
 from transom.layers.dropout import keep_mask, rounded
 from transom.layers.norm import build_norm
-from transom.layers.position import Rotation, turn
+from transom.layers.position import turn
 from transom.layers.sight import EVERYTHING, Sight
 from transom.layers.tap import Scope, scope, tap
 from transom.layers.tiles import Tiles, over_tiles
@@ -267,7 +267,7 @@ class Attention(nn.Module):
         if isinstance(memory, KeyValues):
             k, v = memory
         else:
-            k, v = self.keys_values(x if memory is None else memory, sight.rotation, taps)
+            k, v = self.keys_values(x if memory is None else memory, sight, taps)
             if cache is not None:
                 k, v = cache.append(KeyValues(k, v))
         q = self.q(x).view(k.shape[0], -1, self.n_heads, self.d_head).transpose(1, 2)  # (batch, n_heads, query, d_head)
@@ -282,14 +282,16 @@ class Attention(nn.Module):
         z = tap(taps, "z", z)
         return self.o(z.transpose(1, 2).reshape(*x.shape[:2], -1))
 
-    def keys_values(self, x: Float[Tensor, "batch key d_model"], rotation: Rotation | None = None, taps: Scope | None = None) -> KeyValues:
-        """Project ``x`` to keys and values in heads."""
+    def keys_values(self, x: Float[Tensor, "batch key d_model"], sight: Sight = EVERYTHING, taps: Scope | None = None) -> KeyValues:
+        """Project ``x`` to keys and values in heads, turned and mixed as the sight has it."""
         k = self.k(x).view(*x.shape[:2], self.n_kv_heads, self.d_head).transpose(1, 2)  # (batch, kv_heads, key, d_head)
         v = self.v(x).view(*x.shape[:2], self.n_kv_heads, self.d_value).transpose(1, 2)  # (batch, kv_heads, key, d_value)
         if self.k_norm is not None:
             k = self.k_norm(k, scope(taps, "k_norm"))
-        k = turn(k, rotation)
+        k = turn(k, sight.rotation)
         k = tap(taps, "k", k)
+        if sight.values is not None:
+            v = sight.values(v)
         v = tap(taps, "v", v)
         return KeyValues(k, v)
 

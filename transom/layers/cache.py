@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from jaxtyping import Float, Int
+import torch
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 
@@ -41,6 +42,42 @@ class KeyValueCache:
         for buffer in (self._k, self._v):
             buffer[: len(rows), :, : self.length] = buffer[rows, :, : self.length]
         self._k, self._v = self._k[: len(rows)], self._v[: len(rows)]
+
+
+class RoutedCache(KeyValueCache):
+    """That of a block which only chosen tokens pass: a place for every token, of which those of the others are not to be seen.
+
+    Attributes:
+        chosen: True at the places of chosen tokens.
+    """
+
+    def __init__(self, n_rows: int, kv_heads: int, max_length: int, d_head: int, d_value: int, like: Tensor) -> None:
+        """Reserve room; places that stay empty hold zeros, so that a weight of 0 makes nothing of them."""
+        super().__init__(n_rows, kv_heads, max_length, d_head, d_value, like)
+        self._k.zero_()
+        self._v.zero_()
+        self.chosen = like.new_zeros(n_rows, max_length, dtype=torch.bool)
+        self._places: Tensor | None = None
+
+    def expect(self, chosen: Bool[Tensor, "rows new"], places: Int[Tensor, "rows chosen"]) -> Bool[Tensor, "rows key"]:
+        """Make room for the next tokens, of which those at ``places`` are to be appended; tell for all tokens whether they were chosen."""
+        begin, self.length = self.length, self.length + chosen.shape[1]
+        assert self.length <= self._k.shape[2], f"the cache holds {self._k.shape[2]} tokens, asked for {self.length}"
+        self.chosen[:, begin : self.length] = chosen
+        self._places = begin + places
+        return self.chosen[:, : self.length]
+
+    def append(self, new: KeyValues) -> KeyValues:
+        """Store keys and values at the expected places and return those of all places."""
+        assert self._places is not None, "places are told before"
+        for buffer, x in zip((self._k, self._v), new, strict=True):
+            buffer.scatter_(2, self._places[:, None, :, None].expand_as(x), x)
+        return self.read()
+
+    def reorder(self, rows: Int[Tensor, "rows"]) -> None:
+        """Let row i continue from old row ``rows[i]``; fewer rows than before drop the rest."""
+        super().reorder(rows)
+        self.chosen = self.chosen[rows]
 
 
 class DecoderCache:

@@ -10,6 +10,7 @@ from torch import Tensor
 from transom.layers.position import Position, Rotation
 from transom.layers.rule import BOTH_WAYS_IN_PREFIX, LOOKING_BACK, Places, Rule
 from transom.layers.tiles import Part, Tiles, plan
+from transom.layers.values import Values
 
 LONG = 1024
 """From this many queries on, a CPU looks for tiles that it need not compute: below, all of them take less time than a choice."""
@@ -32,6 +33,7 @@ class Sight(NamedTuple):
         real: True at queries that are tokens, False at padding; None where all are tokens.
         tiles: mask and bias by visible tiles, in place of both.
         seen: numbers of the only keys that any query sees; None for all.
+        values: what becomes of the values of what is seen; None where they stay as they are.
     """
 
     mask: Bool[Tensor, "..."] | None = None
@@ -40,6 +42,7 @@ class Sight(NamedTuple):
     real: Bool[Tensor, "#batch query"] | None = None
     tiles: Tiles | None = None
     seen: Int[Tensor, "seen"] | None = None
+    values: Values | None = None
 
 
 EVERYTHING = Sight()
@@ -71,7 +74,15 @@ def look(position: Position, queries: Places, keys: Places, rules: Sequence[Rule
     ]
 
 
-def look_back(position: Position, rules: Sequence[Rule], n_read: int, n_new: int, device: torch.device, n_prefix: int = 0) -> list[Sight]:
+def look_back(
+    position: Position,
+    rules: Sequence[Rule],
+    n_read: int,
+    n_new: int,
+    device: torch.device,
+    n_prefix: int = 0,
+    written_out: bool = False,
+) -> list[Sight]:
     """Let new tokens of sequences that are read step by step see those before them that rules allow.
 
     Args:
@@ -81,6 +92,7 @@ def look_back(position: Position, rules: Sequence[Rule], n_read: int, n_new: int
         n_new: tokens that are read now.
         device: where they are.
         n_prefix: tokens at the start that are the sequences' prefix.
+        written_out: give masks and biases as matrices, however long.
 
     Returns:
         What the blocks see in turn.
@@ -89,7 +101,7 @@ def look_back(position: Position, rules: Sequence[Rule], n_read: int, n_new: int
     every = Places(positions, torch.ones_like(positions), positions < n_prefix)
     new = every.each(lambda x: x[:, n_read:])
     if n_new > 1:
-        return [sight._replace(real=None) for sight in look(position, new, every, rules)]  # all of them are tokens, in every row
+        return [sight._replace(real=None) for sight in look(position, new, every, rules, written_out)]  # all are tokens
     rotation = position.rotation(new.positions)
     return [_last(position, rule, new, every, rotation) for rule in rules]
 

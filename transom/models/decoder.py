@@ -1,11 +1,13 @@
 """The decoder alone: text in, what follows each token out, as in GPT and Llama."""
 
+from collections.abc import Callable
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from transom.config.model import Decoder
-from transom.layers.cache import DecoderCache, KeyValueCache
+from transom.layers.cache import DecoderCache
 from transom.layers.embedding import Embedding
 from transom.layers.position import build_position
 from transom.layers.rule import BOTH_WAYS_IN_PREFIX, LOOKING_BACK, Places, build_rules
@@ -50,7 +52,7 @@ class DecoderTransformer(LanguageNetwork):
     def target_sight(self, text: Sequences, written_out: bool = False) -> list[Sight]:
         """Let tokens see what mask and each block's pattern let them see of their own document."""
         places = Places(text.positions, text.segments, text.prefix)
-        return look(self.embedding.position, places, places, self.rules, written_out)
+        return look(self.embedding.position, places, places, self.rules, written_out or self.decoder.routed)
 
     def encode(self, prompt: Sequences) -> Sequences:
         """Take the prompts as they are: this family has no encoder, and reads them in ``start``."""
@@ -66,10 +68,8 @@ class DecoderTransformer(LanguageNetwork):
             n_beams: rows a prompt; row ``prompt * n_beams + beam``.
             max_length: most new tokens.
         """
-        c, read = self.config, prompt.tokens[:, :-1].repeat_interleave(n_beams, 0)
-        sizes = len(read), c.key_heads, read.shape[1] + max_length, c.width_of_head, c.width_of_value
-        like = self.unembedding.weight
-        cache = DecoderCache([KeyValueCache(*sizes, like=like) for _ in self.decoder.blocks])
+        read = prompt.tokens[:, :-1].repeat_interleave(n_beams, 0)
+        cache = DecoderCache(self.decoder.caches(len(read), read.shape[1] + max_length, self.unembedding.weight))
         cache.n_prefix = read.shape[1]
         if read.shape[1]:
             self._read(read, cache)
@@ -79,8 +79,41 @@ class DecoderTransformer(LanguageNetwork):
         """Read the next tokens of each row and return the logits of what follows each."""
         return self.unembedding(self._read(tokens, cache))
 
-    def _read(self, tokens: Int[Tensor, "rows new"], cache: DecoderCache) -> Float[Tensor, "rows new d_model"]:
+    def step_until(
+        self, tokens: Int[Tensor, "rows new"], cache: DecoderCache, sure: Callable[[Tensor], Tensor]
+    ) -> tuple[Float[Tensor, "rows new vocab"], Int[Tensor, "rows new"]]:
+        """Read the next tokens, each through as many blocks as it takes to be sure (Schuster et al. 2022, section 3).
+
+        Behind its last block a token's vector stays as it is, and the blocks that it does not pass take keys and values from that for later
+        tokens to see (state propagation). A block rests once all rows are done.
+
+        Args:
+            tokens: of each row.
+            cache: of what was read.
+            sure: tells of logits behind a block, (rows, new, vocab), at which places they will do.
+
+        Returns:
+            The logits of what follows each token, and the blocks that it passed.
+        """
+        x, seen = self._entering(tokens, cache)
+        done, blocks = torch.zeros_like(tokens, dtype=torch.bool), torch.zeros_like(tokens)
+        for block, sight, kept in zip(self.decoder.blocks, self.decoder.sights(seen), cache.blocks, strict=True):
+            if bool(done.all()):
+                block.remember(x, sight, kept)
+                continue
+            x = torch.where(done[..., None], x, block(x, sight, cache=kept))
+            blocks += ~done
+            logits = self.unembedding(self.decoder.ended(x))
+            done = done | sure(logits)
+        return logits, blocks
+
+    def _entering(self, tokens: Int[Tensor, "rows new"], cache: DecoderCache) -> tuple[Float[Tensor, "rows new d_model"], list[Sight]]:
+        """Embed the next tokens; tell what they see."""
         read, new = cache.length, tokens.shape[1]
         now = torch.arange(read, read + new, device=tokens.device)[None]
-        sight = look_back(self.embedding.position, self.rules, read, new, tokens.device, cache.n_prefix)
-        return self.decoder(self.embedding(tokens, now), sight, caches=cache.blocks)
+        seen = look_back(self.embedding.position, self.rules, read, new, tokens.device, cache.n_prefix, self.decoder.routed)
+        return self.embedding(tokens, now), seen
+
+    def _read(self, tokens: Int[Tensor, "rows new"], cache: DecoderCache) -> Float[Tensor, "rows new d_model"]:
+        x, seen = self._entering(tokens, cache)
+        return self.decoder(x, seen, caches=cache.blocks)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from transom.config.model import Seq2Seq
 from transom.layers import mask as masks
-from transom.layers.cache import DecoderCache, KeyValueCache
+from transom.layers.cache import DecoderCache
 from transom.layers.embedding import Embedding
 from transom.layers.position import build_position
 from transom.layers.rule import LOOKING_BACK, SAME_SEGMENT, Places, build_rules
@@ -76,12 +76,12 @@ class Seq2SeqTransformer(Seq2SeqNetwork):
     def source_sight(self, source: Sequences, written_out: bool = False) -> list[Sight]:
         """Let source tokens see their own sequence, as each block's pattern has it."""
         places = Places(source.positions, source.segments)
-        return look(self.source_embedding.position, places, places, self.source_rules, written_out)
+        return look(self.source_embedding.position, places, places, self.source_rules, written_out or self.encoder.routed)
 
     def target_sight(self, target: Sequences, written_out: bool = False) -> list[Sight]:
         """Let target tokens see themselves and those before them in their own sequence, as each block's pattern has it."""
         places = Places(target.positions, target.segments)
-        return look(self.target_embedding.position, places, places, self.target_rules, written_out)
+        return look(self.target_embedding.position, places, places, self.target_rules, written_out or self.decoder.routed)
 
     def memory_sight(self, target: Sequences, source: Int[Tensor, "batch source"]) -> Sight:
         """Let target tokens see their own source, whose segments are ``source``; there is no distance between the two."""
@@ -95,15 +95,13 @@ class Seq2SeqTransformer(Seq2SeqNetwork):
             n_beams: rows a source; row ``source * n_beams + beam``.
             max_length: most target tokens.
         """
-        c = self.config
-        sizes = n_beams * len(memory.states), c.key_heads, max_length, c.width_of_head, c.width_of_value
-        caches = [KeyValueCache(*sizes, like=memory.states) for _ in self.decoder.blocks]
+        caches = self.decoder.caches(n_beams * len(memory.states), max_length, memory.states)
         return DecoderCache(caches, self.decoder.keys_values(memory.states), masks.not_padding(memory.segments))
 
     def step(self, tokens: Int[Tensor, "rows new"], cache: DecoderCache) -> Float[Tensor, "rows new vocab"]:
         """Read the next target tokens of each row and return the logits of what follows each."""
         read, new = cache.length, tokens.shape[1]
         x = self.target_embedding(tokens, torch.arange(read, read + new, device=tokens.device)[None])
-        sight = look_back(self.target_embedding.position, self.target_rules, read, new, tokens.device)
+        sight = look_back(self.target_embedding.position, self.target_rules, read, new, tokens.device, self.decoder.routed)
         x = self.decoder(x, sight, cache.memories, Sight(cache.memory_mask), cache.blocks)
         return self.unembedding(x)

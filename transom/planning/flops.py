@@ -60,13 +60,16 @@ def count_flops(config: Architecture, batch: int, source: int, target: int) -> F
     if isinstance(c, Seq2Seq | Encoder | VisionTransformer):
         n_layers = c.n_encoder_layers if isinstance(c, Seq2Seq) else c.n_layers
         parts["encoder.attn"] = _self_attention(c, n_layers, batch, source, SAME_SEGMENT)
-        parts["encoder.ff"] = n_layers * feed_forward * n_source
+        parts["encoder.ff"] = batch * feed_forward * sum(_passing(c, n_layers, source))
+        parts["encoder.depth"] = _routers(c, n_layers, n_source)
     if isinstance(c, Seq2Seq | Decoder):
         n_layers = c.n_decoder_layers if isinstance(c, Seq2Seq) else c.n_layers
         if isinstance(c, Seq2Seq):
-            parts["decoder.cross"] = n_layers * _attention(c, n_target, n_source, n_target * source)
+            passing = [batch * n for n in _passing(c, n_layers, target)]
+            parts["decoder.cross"] = sum(_attention(c, n, n_source, n * source) for n in passing)
         parts["decoder.attn"] = _self_attention(c, n_layers, batch, target, LOOKING_BACK)
-        parts["decoder.ff"] = n_layers * feed_forward * n_target
+        parts["decoder.ff"] = batch * feed_forward * sum(_passing(c, n_layers, target))
+        parts["decoder.depth"] = _routers(c, n_layers, n_target)
     if isinstance(c, RecurrentSeq2Seq):
         parts |= _recurrent(c, batch, source, target)
     if isinstance(c, RecurrentDecoder):
@@ -91,12 +94,22 @@ def _logits(c: Architecture) -> int:
 
 
 def _self_attention(c: Transformer, n_layers: int, batch: int, length: int, family: Rule) -> int:
-    """All layers of a stack, each with its pattern."""
-    if isinstance(c, VisionTransformer):
-        pairs = [batch * _pairs(rule, length, c) for rule in image_rules(c)]
-    else:
-        pairs = [batch * _pairs(rule, length) for rule in build_rules(c.attention.pattern, family)]
-    return sum(_attention(c, batch * length, batch * length, pairs[i % len(pairs)]) for i in range(n_layers))
+    """All layers of a stack, each with its pattern; masks are written out where only chosen tokens pass some of the layers."""
+    image = c if isinstance(c, VisionTransformer) else None
+    rules = build_rules(c.attention.pattern, family) if image is None else image_rules(image)
+    passing = _passing(c, n_layers, length)
+    pairs = [_pairs(rules[i % len(rules)], n, image) if c.depth.kind == "full" else n**2 for i, n in enumerate(passing)]
+    return sum(_attention(c, batch * n, batch * n, batch * of_layer) for n, of_layer in zip(passing, pairs, strict=True))
+
+
+def _passing(c: Transformer, n_layers: int, length: int) -> list[int]:
+    """Count the tokens of a sequence that pass each layer of a stack in training."""
+    return [c.depth.n_chosen(length) if c.depth.routed(i) else length for i in range(n_layers)]
+
+
+def _routers(c: Transformer, n_layers: int, n_tokens: int) -> int:
+    """The scores of all tokens in front of each layer that only chosen ones pass."""
+    return 2 * c.d_model * n_tokens * sum(c.depth.routed(i) for i in range(n_layers))
 
 
 def _attention(c: Transformer, n_queries: int, n_keys: int, pairs: int) -> int:

@@ -8,8 +8,8 @@ from typing import Any, Self
 import torch
 
 from transom.config.recipe import InstructionRecipe
-from transom.decoding.searcher import searcher_of
 from transom.decoding.generator import Generator
+from transom.decoding.searcher import searcher_of
 from transom.inputs.batch import LanguageBatch
 from transom.inputs.instruction_report import InstructionReport, report_instructions
 from transom.inputs.instructions import InstructionLoader, Instructions, load_instructions, reading_batches
