@@ -16,7 +16,8 @@ from tests.models.test_vision import described as described_images
 from transom.config.adapter import Lora
 from transom.config.architecture import Architecture
 from transom.config.training import Adam, AdamW, Training
-from transom.decoding.flat import FlatSeq2Seq, searcher_of
+from transom.decoding.flat import FlatSeq2Seq
+from transom.decoding.searcher import searcher_of
 from transom.errors import ConfigError
 from transom.inputs.batch import Batch, ImageBatch
 from transom.inspection.names import Recorder, sites
