@@ -69,7 +69,9 @@ def test_it_starts_as_it_was_and_amounts_to_a_plain_model(fields: dict[str, Any]
         x.copy_(whole[name])
     assert torch.allclose(plain(batch), found, **CLOSE)
     known = {site.address for site in sites(config)}
-    assert set(recorder.kept) <= known and all("experts" in address for address in known - set(recorder.kept))
+    assert set(recorder.kept) <= known
+    idle = known - set(recorder.kept)  # experts that no token chose, and whole blocks, where tokens choose those
+    assert config.depth.kind == "mixture" or all("experts" in address for address in idle)
 
 
 @settings(max_examples=40)
