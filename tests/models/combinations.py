@@ -74,6 +74,19 @@ ATTENTION = st.fixed_dictionaries(
         "sinks": st.booleans(),
     }
 )
+LOOKING_BACK = [
+    "linear",
+    {"kind": "linear", "feature_map": "relu"},
+    "performer",
+    {"kind": "performer", "n_features": 5, "orthogonal": False},
+]
+APPROXIMATIONS = [
+    *LOOKING_BACK,
+    *({"kind": "linformer", "rank": rank} for rank in (2, 7)),
+    *({"kind": "nystrom", "n_landmarks": n} for n in (2, 8)),
+]
+"""Those that decoders may have, and all: of texts of five tokens, some with more landmarks and some with fewer."""
+
 NETWORK = st.tuples(
     st.sampled_from(["relu", "gelu", "gelu-tanh", "silu", "squared-relu", "glu", "reglu", "geglu", "swiglu"]), st.booleans()
 ).map(lambda drawn: {"kind": drawn[0], "bias": drawn[1]})
@@ -158,8 +171,18 @@ def recurrent(*kinds: str) -> st.SearchStrategy[dict[str, Any]]:
 
 
 def combinations(families: list[dict[str, Any]] = FAMILIES) -> st.SearchStrategy[dict[str, Any]]:
-    """Draw a family and its bricks."""
-    return st.tuples(bricks(), st.sampled_from(families)).map(lambda drawn: drawn[0] | drawn[1])
+    """Draw a family and its bricks, a quarter of them with attention approximated."""
+    exact = st.tuples(bricks(), st.sampled_from(families)).map(lambda drawn: drawn[0] | drawn[1])
+    return exact | exact | exact | exact.flatmap(approximated)
+
+
+def approximated(fields: dict[str, Any]) -> st.SearchStrategy[dict[str, Any]]:
+    """Draw an approximation in place of a combination's exact attention, and of what does not go with it something else."""
+    kinds = LOOKING_BACK if fields["kind"] in ("seq2seq", "decoder") else APPROXIMATIONS
+    plain = {name: fields["attention"][name] for name in ("bias", "output_bias", "qk_norm")}
+    biased = (fields["position"] if isinstance(fields["position"], str) else fields["position"]["kind"]) in ("alibi", "relative")
+    others = {"position": "rotary"} if biased else {}
+    return st.sampled_from(kinds).map(lambda kind: fields | others | {"attention": plain | {"approximation": kind}})
 
 
 def described(fields: dict[str, Any]) -> TextNetwork:
@@ -176,7 +199,7 @@ def batch_for(config: TextNetwork, target: Sequences = TARGET, source: Sequences
         case MaskedEncoder():
             return MaskedBatch(source, source.tokens, source.tokens > 4, (0, 1))
         case TextEmbedder():
-            return MatchedBatch(source, TARGET, (0, 1))
+            return MatchedBatch(source, target, (0, 1))
         case TextClassifier():
             return LabelledBatch(source, torch.tensor([2, 0]), (0, 1))
         case _:

@@ -39,6 +39,8 @@ class TextTransformer(Transformer, TextNetwork):
 class Seq2Seq(TextTransformer, TwoSided):
     """The encoder-decoder Transformer of 2017."""
 
+    LOOKS_BACK: ClassVar[bool] = True
+
     kind: Literal["seq2seq"] = "seq2seq"
 
 
@@ -49,6 +51,7 @@ class Decoder(TextTransformer):
     """
 
     VOCABULARIES: ClassVar[tuple[str, ...]] = ("vocab_size",)
+    LOOKS_BACK: ClassVar[bool] = True
 
     kind: Literal["decoder"] = "decoder"
     n_layers: int = Field(6, ge=1, le=1000, description="blocks")

@@ -16,6 +16,7 @@ from transom.config.vision import ImageClassifier
 from transom.errors import ConfigError
 from transom.inputs.batch import Batch, ImageBatch, translation_batch
 from transom.inputs.special import EOS
+from transom.layers.approximation import Approximation
 from transom.layers.mixture import Mixture, every_expert
 from transom.layers.tap import Scope
 from transom.models.build import build_model
@@ -99,6 +100,8 @@ def sites(config: Architecture) -> list[Site]:
         for module in model.modules():
             if isinstance(module, Mixture):
                 module.path = every_expert  # without data nobody knows how many tokens an expert gets: each has all of them
+            if isinstance(module, Approximation):
+                module.packed = False  # nor how many texts lie in a row: one does
         model(_example(config), recorder.taps)
     return [Site(address, tuple(x.shape)) for address, x in recorder.kept.items()]
 

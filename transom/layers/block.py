@@ -4,8 +4,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from transom.config.architecture import Transformer
-from transom.layers.attention import Attention
-from transom.layers.cache import KeyValueCache, KeyValues
+from transom.layers.approximate import build_attention
+from transom.layers.cache import BlockCache, Remembered
 from transom.layers.dropout import Dropout
 from transom.layers.feed_forward import build_feed_forward
 from transom.layers.norm import Norm, build_norm
@@ -27,8 +27,8 @@ class Block(nn.Module):
         def residual() -> Residual:
             return WIRING[config.norm_placement](norm, config.dropout)
 
-        self.attn, self.attn_residual = Attention(config), residual()
-        self.cross = Attention(config) if cross else None
+        self.attn, self.attn_residual = build_attention(config), residual()
+        self.cross = build_attention(config) if cross else None
         self.cross_residual = residual() if cross else None
         self.ff = build_feed_forward(config.feed_forward, config.d_model, config.d_ff, config.feed_forward_dropout)
         self.ff_residual = residual()
@@ -37,9 +37,9 @@ class Block(nn.Module):
         self,
         x: Float[Tensor, "rows query d_model"],
         sight: Sight = EVERYTHING,
-        memory: Float[Tensor, "batch key d_model"] | KeyValues | None = None,
+        memory: Float[Tensor, "batch key d_model"] | Remembered | None = None,
         memory_sight: Sight = EVERYTHING,
-        cache: KeyValueCache | None = None,
+        cache: BlockCache | None = None,
         taps: Scope | None = None,
     ) -> Float[Tensor, "rows query d_model"]:
         """Pass the residual stream through the sub-layers; arguments as in ``Attention``, ``memory_sight`` of the memory."""
@@ -64,8 +64,8 @@ class ParallelBlock(nn.Module):
         """Make the sub-layers and their norm."""
         super().__init__()
         self.norm = build_norm(config.norm, config.d_model)
-        self.attn = Attention(config)
-        self.cross = Attention(config) if cross else None
+        self.attn = build_attention(config)
+        self.cross = build_attention(config) if cross else None
         self.ff = build_feed_forward(config.feed_forward, config.d_model, config.d_ff, config.feed_forward_dropout)
         self.dropout = Dropout(config.dropout)
 
@@ -73,9 +73,9 @@ class ParallelBlock(nn.Module):
         self,
         x: Float[Tensor, "rows query d_model"],
         sight: Sight = EVERYTHING,
-        memory: Float[Tensor, "batch key d_model"] | KeyValues | None = None,
+        memory: Float[Tensor, "batch key d_model"] | Remembered | None = None,
         memory_sight: Sight = EVERYTHING,
-        cache: KeyValueCache | None = None,
+        cache: BlockCache | None = None,
         taps: Scope | None = None,
     ) -> Float[Tensor, "rows query d_model"]:
         """Add every sub-layer's output on the same input; arguments as in ``Block``."""

@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from transom.layers.position import Position, Rotation
-from transom.layers.rule import LOOKING_BACK, Places, Rule
+from transom.layers.rule import LOOKING_BACK, Places, Rule, Unwritten
 from transom.layers.tiles import Part, Tiles, plan
 
 LONG = 1024
@@ -22,6 +22,20 @@ RARE = 0.5
 """Most keys of a step, as a share of all, with which to gather them pays."""
 
 
+class Reach(NamedTuple):
+    """Who sees whom, without a matrix: tokens those of their own sequence, all of them or those that came before. Padding sees nothing.
+
+    Attributes:
+        queries: number of each query's sequence in its row; 0 is padding.
+        keys: the same of each key.
+        causal: whether tokens, which are both, see themselves and what came before only.
+    """
+
+    queries: Int[Tensor, "#batch query"]
+    keys: Int[Tensor, "#batch key"]
+    causal: bool
+
+
 class Sight(NamedTuple):
     """What each query may see and how it stands to it.
 
@@ -32,6 +46,7 @@ class Sight(NamedTuple):
         real: True at queries that are tokens, False at padding; None where all are tokens.
         tiles: mask and bias by visible tiles, in place of both.
         seen: numbers of the only keys that any query sees; None for all.
+        reach: in place of a mask, for attention that needs no matrix; None for everywhere.
     """
 
     mask: Bool[Tensor, "..."] | None = None
@@ -40,6 +55,7 @@ class Sight(NamedTuple):
     real: Bool[Tensor, "#batch query"] | None = None
     tiles: Tiles | None = None
     seen: Int[Tensor, "seen"] | None = None
+    reach: Reach | None = None
 
 
 EVERYTHING = Sight()
@@ -60,9 +76,11 @@ def look(position: Position, queries: Places, keys: Places, rules: Sequence[Rule
         What the blocks see in turn.
     """
     rotation = position.rotation(queries.positions)
+    real = queries.segments > 0
+    if isinstance(rules[0], Unwritten) and not written_out:
+        return [Sight(rotation=rotation, real=real, reach=Reach(queries.segments, keys.segments, rules[0].rule == LOOKING_BACK))]
     parts = [None if written_out else visible_tiles(rule, queries, keys) for rule in rules]
     bias = None if all(parts) else position.bias(queries.positions, keys.positions, *position.learned)
-    real = queries.segments > 0
     return [
         Sight(rotation=rotation, real=real, tiles=Tiles(visible, position.bias, position.learned))
         if visible
@@ -87,7 +105,7 @@ def look_back(position: Position, rules: Sequence[Rule], n_read: int, n_new: int
     positions = torch.arange(n_read + n_new, device=device)[None]
     every = Places(positions, torch.ones_like(positions))
     new = every.each(lambda x: x[:, n_read:])
-    if n_new > 1:
+    if n_new > 1 or isinstance(rules[0], Unwritten):
         return [sight._replace(real=None) for sight in look(position, new, every, rules)]  # all of them are tokens, in every row
     rotation = position.rotation(new.positions)
     return [_last(position, rule, new, every, rotation) for rule in rules]

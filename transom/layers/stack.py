@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 from typing import cast
 
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from transom.config.architecture import Transformer
 from transom.config.bricks import PLACEMENTS
 from transom.layers.block import Block, ParallelBlock, build_block
-from transom.layers.cache import KeyValueCache, KeyValues
+from transom.layers.cache import BlockCache, Remembered
 from transom.layers.norm import build_norm
 from transom.layers.sight import EVERYTHING, Sight
 from transom.layers.tap import Scope, scope
@@ -28,9 +28,9 @@ class Stack(nn.Module):
         self,
         x: Float[Tensor, "rows query d_model"],
         sight: Sight | list[Sight] = EVERYTHING,
-        memory: Float[Tensor, "batch key d_model"] | Sequence[KeyValues] | None = None,
+        memory: Float[Tensor, "batch key d_model"] | Sequence[Remembered] | None = None,
         memory_sight: Sight = EVERYTHING,
-        caches: Sequence[KeyValueCache] | None = None,
+        caches: Sequence[BlockCache] | None = None,
         taps: Scope | None = None,
     ) -> Float[Tensor, "rows query d_model"]:
         """Pass the residual stream through the blocks.
@@ -38,7 +38,7 @@ class Stack(nn.Module):
         Args:
             x: the embedded tokens.
             sight: what a token may see of its own sequence, in all blocks or in the first, second, ..., and again from the first.
-            memory: the encoder's output, or its keys and values block by block.
+            memory: the encoder's output, or what ``remember`` kept of it block by block.
             memory_sight: what a token may see of the memory.
             caches: earlier tokens' keys and values, block by block.
             taps: observer.
@@ -50,6 +50,10 @@ class Stack(nn.Module):
             x = block(x, block_sight, block_memory, memory_sight, cache, scope(taps, f"blocks.{i}"))
         return x if self.norm is None else self.norm(x, scope(taps, "norm"))
 
-    def keys_values(self, memory: Float[Tensor, "batch key d_model"]) -> list[KeyValues]:
-        """Project a memory to each block's cross-attention keys and values, once for all steps."""
-        return [block.cross.keys_values(memory) for block in self.blocks if block.cross is not None]
+    def remember(self, memory: Float[Tensor, "batch key d_model"], segments: Int[Tensor, "batch key"]) -> list[Remembered]:
+        """Keep what each block's cross-attention needs of a memory, once for all steps; where ``segments`` is 0 it is padding."""
+        return [block.cross.remember(memory, segments) for block in self.blocks if block.cross is not None]
+
+    def new_caches(self, n_rows: int, max_length: int, like: Tensor) -> list[BlockCache]:
+        """Make an empty memory of earlier tokens for each block; arguments as in ``Attention.new_cache``."""
+        return [block.attn.new_cache(n_rows, max_length, like) for block in self.blocks]

@@ -5,7 +5,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from transom.config.model import Decoder
-from transom.layers.cache import DecoderCache, KeyValueCache
+from transom.layers.cache import DecoderCache
 from transom.layers.embedding import Embedding
 from transom.layers.position import build_position
 from transom.layers.rule import LOOKING_BACK, Places, build_rules
@@ -26,7 +26,7 @@ class DecoderTransformer(LanguageNetwork):
         tokens = nn.Embedding(config.vocab_size, config.d_model)
         self.embedding = Embedding(tokens, build_position(config, causal=True), config.scale_embeddings, config.dropout)
         self.decoder = Stack(config, config.n_layers, cross=False)
-        self.rules = build_rules(config.attention.pattern, LOOKING_BACK)
+        self.rules = build_rules(config.attention, LOOKING_BACK)
         self.unembedding = nn.Linear(config.d_model, config.vocab_size, bias=False)
         if config.tie:
             self.unembedding.weight = tokens.weight
@@ -58,10 +58,8 @@ class DecoderTransformer(LanguageNetwork):
             n_beams: rows a prompt; row ``prompt * n_beams + beam``.
             max_length: most new tokens.
         """
-        c, read = self.config, prompt.tokens[:, :-1].repeat_interleave(n_beams, 0)
-        sizes = len(read), c.key_heads, read.shape[1] + max_length, c.width_of_head, c.width_of_value
-        like = self.unembedding.weight
-        cache = DecoderCache([KeyValueCache(*sizes, like=like) for _ in self.decoder.blocks])
+        read = prompt.tokens[:, :-1].repeat_interleave(n_beams, 0)
+        cache = DecoderCache(self.decoder.new_caches(len(read), read.shape[1] + max_length, self.unembedding.weight))
         if read.shape[1]:
             self._read(read, cache)
         return cache

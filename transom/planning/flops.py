@@ -11,6 +11,7 @@ from transom.config.recurrent import RecurrentDecoder, RecurrentSeq2Seq
 from transom.config.vision import ConvolutionalNetwork, ImageClassifier, VisionTransformer
 from transom.layers.rule import LOOKING_BACK, SAME_SEGMENT, Places, Rule, build_rules
 from transom.layers.sight import visible_tiles
+from transom.planning.approximations import approximate
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ def count_flops(config: Architecture, batch: int, source: int, target: int) -> F
 
     A weight matrix costs 2 operations a weight and token. Attention scores and weighted values cost 2 h (d_k + d_v) a pair of query and
     key that is computed: of the whole square, causal or not, or, where rows are long and patterns sparse, of the visible tiles
-    (``layers/tiles.py``). Softmax, norms and other work a element are left out.
+    (``layers/tiles.py``); what stands in for them has costs of its own (``planning/approximations.py``). Softmax, norms and other work a element are left out.
 
     Args:
         config: the model.
@@ -59,7 +60,7 @@ def count_flops(config: Architecture, batch: int, source: int, target: int) -> F
     if isinstance(c, Seq2Seq | Decoder):
         n_layers = c.n_decoder_layers if isinstance(c, Seq2Seq) else c.n_layers
         if isinstance(c, Seq2Seq):
-            parts["decoder.cross"] = n_layers * _attention(c, n_target, n_source, n_target * source)
+            parts["decoder.cross"] = n_layers * (_projections(c, n_target, n_source) + _across(c, batch, target, source))
         parts["decoder.attn"] = _self_attention(c, n_layers, batch, target, LOOKING_BACK)
         parts["decoder.ff"] = n_layers * feed_forward * n_target
     if isinstance(c, RecurrentSeq2Seq):
@@ -87,17 +88,31 @@ def _logits(c: Architecture) -> int:
 
 def _self_attention(c: Transformer, n_layers: int, batch: int, length: int, family: Rule) -> int:
     """All layers of a stack, each with its pattern."""
-    rules = build_rules(c.attention.pattern, family)
+    projections = n_layers * _projections(c, batch * length, batch * length)
+    if c.attention.approximation.kind != "none":
+        return projections + n_layers * approximate(c, batch, length, length, family == LOOKING_BACK)
+    rules = build_rules(c.attention, family)
     pairs = [batch * _pairs(rule, length) for rule in rules]
-    return sum(_attention(c, batch * length, batch * length, pairs[i % len(rules)]) for i in range(n_layers))
+    return projections + sum(_of_pairs(c, pairs[i % len(rules)]) for i in range(n_layers))
 
 
-def _attention(c: Transformer, n_queries: int, n_keys: int, pairs: int) -> int:
-    """Projections of all queries and keys, then scores and weighted values of the pairs."""
-    of_head, of_value = c.width_of_head, c.width_of_value
-    output = c.n_heads * of_value if c.attention.output else 0
-    projections = 2 * c.d_model * (n_queries * (c.n_heads * of_head + output) + n_keys * c.key_heads * (of_head + of_value))
-    return projections + 2 * c.n_heads * (of_head + of_value) * pairs
+def _across(c: Transformer, batch: int, target: int, source: int) -> int:
+    """What every target token gathers of all of its source, in one layer."""
+    if c.attention.approximation.kind != "none":
+        return approximate(c, batch, target, source, causal=False)
+    return _of_pairs(c, batch * target * source)
+
+
+def _projections(c: Transformer, n_queries: int, n_keys: int) -> int:
+    """Projections of all queries and keys, and the output map."""
+    output = c.n_heads * c.width_of_value if c.attention.output else 0
+    of_keys = c.key_heads * (c.width_of_head + c.width_of_value)
+    return 2 * c.d_model * (n_queries * (c.n_heads * c.width_of_head + output) + n_keys * of_keys)
+
+
+def _of_pairs(c: Transformer, pairs: int) -> int:
+    """Scores and weighted values of pairs."""
+    return 2 * c.n_heads * (c.width_of_head + c.width_of_value) * pairs
 
 
 def _recurrent(c: RecurrentSeq2Seq, batch: int, source: int, target: int) -> dict[str, int]:
