@@ -43,7 +43,7 @@ class Linear(ApproximationBrick):
 
 
 class Performer(ApproximationBrick):
-    """Positive orthogonal random features, FAVOR+ (Choromanski et al. 2021, lemma 1 and section 2.3): linear attention that estimates softmax.
+    """Linear attention that estimates the softmax: positive orthogonal random features, FAVOR+ (Choromanski et al. 2021, lemma 1).
 
     phi(x) = exp(w_r . x - |x|^2 / 2) / sqrt(n_features), x a query or key over d_k^(1/4): the mean of phi(q) . phi(k) over draws is
     exp(q . k / sqrt(d_k)). The w_r are drawn once, are not learned, and are saved with the weights; the paper draws them anew now and then.

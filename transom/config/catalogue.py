@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import get_args
 
+from transom.config.approximations import AnyApproximation
 from transom.config.brick import Schema, schemas
 from transom.config.bricks import PLACEMENTS
 from transom.config.model import TextTransformer
@@ -47,6 +48,7 @@ def catalogue() -> str:
         parts += _table(title, field, (_row(brick) for brick in found))
         if field == "attention":
             parts += _table("Attention patterns", "attention.pattern", (_row(brick) for brick in schemas(AnyPattern)))
+            parts += _table("Approximations of attention", "attention.approximation", (_row(brick) for brick in schemas(AnyApproximation)))
     parts += _table(
         "Where the norm stands",
         "norm_placement",

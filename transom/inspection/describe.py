@@ -116,6 +116,8 @@ def _heads(model: Transformer) -> str:
     extras = [name for name, there in (("QK-norm", model.attention.qk_norm.kind != "none"), ("sinks", model.attention.sinks)) if there]
     if model.attention.softcap is not None:
         extras.append(f"scores bounded at {model.attention.softcap:g}")
+    if model.attention.approximation.kind != "none":
+        extras.append(f"attention approximated: {model.attention.approximation.kind}")
     return f"{model.n_heads} heads of width {model.width_of_head}{shared}{''.join(f', {extra}' for extra in extras)}"
 
 

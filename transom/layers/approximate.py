@@ -57,8 +57,8 @@ class ApproximateAttention(Attention):
             return self.approximation.read(q.to(memory.sums), memory).to(q.dtype)
         assert isinstance(cache, SumsCache) and sight.reach is not None
         before = cache.read()
-        wide = (x.to(before.sums) for x in (q, *memory))
-        z, sums = self.approximation.go_on(*wide, sight.reach.queries, before)
+        q_, k, v = (x.to(before.sums) for x in (q, *memory))
+        z, sums = self.approximation.go_on(q_, k, v, sight.reach.queries, before)
         assert sums is not None, "sums go on from those before"
         cache.write(sums, q.shape[2])
         return z.to(q.dtype)
@@ -66,8 +66,8 @@ class ApproximateAttention(Attention):
     def remember(self, memory: Float[Tensor, "batch key d_model"], segments: Int[Tensor, "batch key"]) -> Remembered:
         """Keep the sums over another sequence, which are all that steps of decoding need."""
         assert isinstance(self.approximation, KernelAttention)
-        k, v = self.keys_values(memory)
-        return self.approximation.sums(*(x.to(torch.promote_types(x.dtype, torch.float32)) for x in (k, v)), segments > 0)
+        k, v = (x.to(torch.promote_types(x.dtype, torch.float32)) for x in self.keys_values(memory))
+        return self.approximation.sums(k, v, segments > 0)
 
     def new_cache(self, n_rows: int, max_length: int, like: Tensor) -> BlockCache:
         """Make empty sums, whose size is the same for any length."""

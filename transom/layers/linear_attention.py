@@ -194,10 +194,11 @@ class Linear(KernelAttention):
 
 
 class Performer(KernelAttention):
-    """phi(x)_r = exp(w_r . x' - |x'|^2 / 2), x' = x / d_k^(1/4): E[phi(q) . phi(k)] = exp(q . k / sqrt(d_k)) (Choromanski et al. 2021, lemma 1).
+    """phi(x)_r = exp(w_r . x' - |x'|^2 / 2), x' = x / d_k^(1/4) (Choromanski et al. 2021, lemma 1).
 
-    1 / sqrt(m) falls out. So that float32 holds it, a query's features are divided by their greatest, which falls out too, and a key's
-    exponent is kept within ``BOUND``: the paper's code takes the greatest over all keys, by which a token would know what comes after it.
+    The mean of phi(q) . phi(k) over draws is exp(q . k / sqrt(d_k)); 1 / sqrt(m) falls out. So that float32 holds it, a query's features
+    are divided by their greatest, which falls out too, and a key's exponent is kept within ``BOUND``: the paper's code takes the greatest
+    over all keys, by which a token would know what comes after it.
 
     Attributes:
         w: the draws, each of normal length and direction, at right angles to those of its block of d_k.

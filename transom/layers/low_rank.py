@@ -1,7 +1,7 @@
 """Attention by matrices of low rank: queries meet a few mixtures of keys in place of all keys."""
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from transom.config import approximations
@@ -64,7 +64,7 @@ class Nystrom(Approximation):
     ) -> Float[Tensor, "batch n_heads query d_value"]:
         """Let queries ask the landmarks, and landmarks the keys."""
         real = torch.ones(1, k.shape[2], dtype=torch.bool, device=k.device) if asked is None else asked
-        means = self.means(real, q.dtype)[:, None]  # (batch, 1, landmarks, key)
+        means = runs(real, self.n_landmarks, q.dtype)[:, None]  # (batch, 1, landmarks, key)
         there = real.sum(1)[:, None] > torch.arange(means.shape[2], device=k.device)  # a short text has fewer
         of_landmarks, of_keys = Terms(there[:, None, None]), Terms(real[:, None, None])
         k_, q_, rows = means @ k, means @ q, there[:, None, :, None]
@@ -73,15 +73,6 @@ class Nystrom(Approximation):
         answers = pattern(scores(q_, k, of_keys), of_keys).masked_fill(~rows, 0.0) @ per_query_head(v, q.shape[1])
         z = asks @ (pseudo_inverse(among, self.n_iterations) @ answers)
         return z if asking is None else z.masked_fill(~asking[:, None, :, None], 0.0)
-
-    def means(self, real: Bool[Tensor, "batch length"], dtype: torch.dtype) -> Float[Tensor, "batch landmarks length"]:
-        """Give the matrix that takes the mean of each run of tokens."""
-        length = real.shape[1]
-        m = min(self.n_landmarks, length)
-        n = real.sum(1, keepdim=True)
-        run = torch.arange(length, device=real.device) * n.clamp(max=m) // n.clamp(min=1)
-        inside = (run[:, None] == torch.arange(m, device=real.device)[:, None]) & real[:, None]
-        return inside.to(dtype) / inside.sum(-1, keepdim=True).clamp(min=1)
 
     def weights_of_text(
         self, q: Float[Tensor, "batch n_heads query d_head"], k: Float[Tensor, "batch kv_heads key d_head"]
@@ -95,7 +86,17 @@ class Nystrom(Approximation):
         return pattern(scores(q, k_)) @ among @ pattern(scores(q_, k))
 
 
-def pseudo_inverse(a: Float[Tensor, "*axes n n"], n_iterations: int) -> Float[Tensor, "*axes n n"]:
+def runs(real: Bool[Tensor, "batch length"], n: int, dtype: torch.dtype) -> Float[Tensor, "batch landmarks length"]:
+    """Give the matrix that takes the means of ``n`` runs of tokens, as even as can be; of a text of fewer tokens, of each alone."""
+    length = real.shape[1]
+    n = min(n, length)
+    tokens = real.sum(1, keepdim=True)
+    run = torch.arange(length, device=real.device) * tokens.clamp(max=n) // tokens.clamp(min=1)
+    inside = (run[:, None] == torch.arange(n, device=real.device)[:, None]) & real[:, None]
+    return inside.to(dtype) / inside.sum(-1, keepdim=True).clamp(min=1)
+
+
+def pseudo_inverse(a: Float[Tensor, "*axes landmarks landmarks"], n_iterations: int) -> Float[Tensor, "*axes landmarks landmarks"]:
     """Approach the pseudo-inverse of matrices (Xiong et al. 2021, section 3.3, after Razavi et al. 2014).
 
     Z_0 = A^T / (|A|_1 |A|_inf), Z' = Z (13 I - A Z (15 I - A Z (7 I - A Z))) / 4. The norms are each matrix's own.
