@@ -30,7 +30,7 @@ def test_a_table_for_people(transom: Call, spoken: LanguageRun, tmp_path: Path) 
     assert (
         done.code == 0
         and lines[0].startswith("mean of 1 places, ")
-        and lines[1].split() == "attention error error of weights ms MB".split()
+        and lines[1].split() == ["attention", "error", "error", "of", "weights", "ms", "MB"]
     )
     rows = [line.split("  ")[0] for line in lines]
     assert rows.count("performer, 8 features") == 4 and "32 tokens" in lines and "linear, elu" in rows

@@ -148,7 +148,7 @@ def test_what_has_no_such_attention_is_refused() -> None:
     from transom.config.recurrent import RecurrentDecoder
 
     model = built(RecurrentDecoder.model_validate({"d_model": 8, "vocab_size": 12}))
-    with pytest.raises(ConfigError, match="expected a Transformer's run, found model.kind = 'recurrent-decoder'"):
+    with pytest.raises(ConfigError, match=r"expected a Transformer's run, found model\.kind = 'recurrent-decoder'"):
         compare(model, LANGUAGE, QUICK)  # type: ignore[arg-type]
 
 
