@@ -1,5 +1,6 @@
 """transom's own side of the comparison, through the functions that training and translating use."""
 
+import copy
 from collections.abc import Callable
 from functools import partial
 from typing import Any, cast
@@ -11,11 +12,13 @@ from benchmarks.shapes import FIRST, LEARNING_RATE, TRAINING, Shape, Task, symbo
 from transom.decoding.beam import Beam
 from transom.decoding.deal import deal_out
 from transom.decoding.filters import Forbid
-from transom.decoding.flat import searcher_of
+from transom.decoding.flat import FlatSeq2Seq
 from transom.decoding.greedy import Greedy
 from transom.decoding.limits import Limits
 from transom.decoding.loop import search
+from transom.decoding.native import native
 from transom.decoding.roles import StepModel
+from transom.decoding.searcher import searcher_of
 from transom.inputs.batch import Sequences, TranslationBatch
 from transom.inputs.sampler import Indices, cut_batches
 from transom.inputs.special import EOS, PAD, SOS
@@ -52,7 +55,10 @@ def training_steps(shape: Shape) -> dict[str, Callable[[], float]]:
 def translators(tasks: list[Task], threads: int) -> dict[tuple[str, str], Callable[[], list[list[int]]]]:
     """Give searches by task and mode, dealt out to the threads as a translator deals them; they return each row's new symbols."""
     model = fresh_model(tasks[0].shape).eval()
-    searchers = {"bf16": searcher_of(model, torch.bfloat16), "fp32": searcher_of(model)}
+    searchers: dict[str, StepModel[Any, Any]] = {"bf16": searcher_of(model, torch.bfloat16), "fp32": searcher_of(model)}
+    if native().library is not None:
+        searchers["int8"] = searcher_of(model, torch.bfloat16, eight_bits=True)
+        searchers["bf16, not compiled"] = FlatSeq2Seq(copy.deepcopy(model).bfloat16())
     return {(task.name, mode): partial(_translate, searcher, task, threads) for task in tasks for mode, searcher in searchers.items()}
 
 

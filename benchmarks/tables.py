@@ -8,7 +8,7 @@ from typing import Any
 
 HERE = Path(__file__).parent
 RESULTS, README, FRONT = HERE / "results" / "translation.json", HERE / "README.md", HERE.parent / "README.md"
-PATTERNS = HERE / "results" / "patterns.json"
+FAMILIES, PATTERNS = HERE / "results" / "families.json", HERE / "results" / "patterns.json"
 LEARNING = {language: HERE / "results" / f"multi30k-{language}.json" for language in ("de", "fr")}
 BEGIN, END = "<!-- results: written by python -m benchmarks.tables -->\n", "<!-- end of results -->\n"
 NOTHING = "Nothing is measured yet.\n"
@@ -46,7 +46,7 @@ def front(result: dict[str, Any]) -> str:
             for own in (True, False)
         )
         peer = f"{theirs['tokens_per_second']:,.0f}, {theirs['system']} {theirs['mode']}"
-        rows.append({"What": what, "transom": _spread(ours), "Best peer": peer})
+        rows.append({"What": what, "transom": f"{_spread(ours)}, {ours['mode']}", "Best peer": peer})
     for row in result["start"]:
         seconds = f"{row['seconds']:.2f} ({row['low']:.2f} to {row['high']:.2f})"
         rows.append({"What": f"`{row['command']}`, seconds", "transom": seconds, "Best peer": ""})
@@ -108,6 +108,17 @@ def patterns(result: dict[str, Any]) -> str:
     return "\n".join(parts)
 
 
+def families(result: dict[str, Any]) -> str:
+    """Lay out decoders, encoders and the Vision Transformer beside the transformers library's."""
+    facts = result["facts"]
+    told = (
+        f"{facts['date']}; {facts['processor']}; {facts['threads']} threads a system, load {facts['load_before']} before; torch"
+        f" {facts['versions']['torch']}, transformers {facts['versions']['transformers']}; `{facts['command']}`."
+    )
+    tables = [(f"{family}, {what}", rows) for family, works in result["families"].items() for what, rows in works.items()]
+    return "\n".join([f"### Other families\n\n{told}\n", *(f"#### {title}\n\n{_laid_out(rows)}" for title, rows in tables)])
+
+
 def _laid_out(rows: Sequence[dict[str, Any]]) -> str:
     names = list(rows[0])
     lines = [names, ["---"] * len(names), *([_cell(row[name]) for name in names] for row in rows)]
@@ -133,6 +144,7 @@ def current() -> str:
     """Give what the README should show."""
     parts = [markdown(json.loads(RESULTS.read_text(encoding="utf-8")))] if RESULTS.exists() else []
     parts += [learning(language, json.loads(path.read_text(encoding="utf-8"))) for language, path in LEARNING.items() if path.exists()]
+    parts += [families(json.loads(FAMILIES.read_text(encoding="utf-8")))] if FAMILIES.exists() else []
     parts += [patterns(json.loads(PATTERNS.read_text(encoding="utf-8")))] if PATTERNS.exists() else []
     return "\n".join(parts) or NOTHING
 

@@ -25,6 +25,8 @@ from transom.layers.feed_forward import build_feed_forward
 from transom.layers.mixture import Mixture, balance_loss, loads, z_loss_sum
 from transom.layers.norm import build_norm
 from transom.layers.position import Relative, Rotary, build_position, turn
+from transom.layers.sight import Sight
+from transom.layers.stack import Stack
 
 DOUBLE = {"rtol": 0, "atol": 1e-10}
 
@@ -219,6 +221,28 @@ def theirs_of(attention: Any, module: nn.Module, q: Tensor, k: Tensor, v: Tensor
     """Call another library's explicit attention, which takes an additive mask and gives tokens before heads."""
     bias = torch.zeros(mask.shape).masked_fill(~mask, -1e300)
     return attention(module.eval(), q, k, v, bias, scaling=q.shape[-1] ** -0.5, **options)[0].transpose(1, 2)
+
+
+@pytest.mark.parametrize("kind", ["fixed", "learned"])
+def test_later_blocks_mix_the_first_ones_values_with_their_own(kind: str) -> None:
+    brick = {"value_residual": {"kind": kind, "first": 0.3, "own": 0.9}}
+    stack = Stack(config(norm_placement="pre", n_kv_heads=2, dropout=0.0, attention=brick), 3, cross=True)
+    pairs = [(0.0, 1.0), (0.3, 0.9), (0.3, 0.9)]
+    if kind == "learned":
+        for i, mix in enumerate(stack.mixes, 1):
+            pairs[i] = tuple((0.1 * i * torch.tensor([3.0, -7.0])).tolist())
+            mix.weight.data = torch.tensor(pairs[i])
+    x, memory, seen = draw(2, 5, 32), draw(2, 3, 32), Sight(torch.ones(5, 5, dtype=torch.bool).tril()[None, None])
+    expected, values = x, []
+    for block, (of_first, of_own) in zip(stack.blocks, pairs, strict=True):
+        y = block.attn_residual.norm(expected)
+        q, k, v = (part(y).unflatten(-1, (-1, 8)).transpose(1, 2) for part in (block.attn.q, block.attn.k, block.attn.v))
+        values.append(v)
+        z = attend_explicit(q, k, of_first * values[0] + of_own * v, Terms(seen.mask))
+        expected = expected + block.attn.o(z.transpose(1, 2).flatten(-2))
+        expected = expected + block.cross(block.cross_residual.norm(expected), memory=memory)
+        expected = expected + block.ff(block.ff_residual.norm(expected))
+    assert torch.allclose(stack(x, seen, memory), stack.norm(expected), **DOUBLE)
 
 
 CASES = [(1, 1), (4, 4), (4, 2), (6, 1)]

@@ -79,6 +79,13 @@ def test_a_text_that_outgrows_the_model_is_said(transom: Call, spoken: LanguageR
     assert "PROMPT:1: expected prompt and new text in model.max_seq_len = 16 tokens" in refused.error
 
 
+def test_early_exits_are_told(transom: Call, spoken: LanguageRun) -> None:
+    early = transom("generate", spoken.folder, "the sun", "--exit-threshold", "0.5", "--precision", "fp32")
+    assert early.code == 0 and "mean exit behind block 1.00 of 1; " in early.err and early.out.startswith("the sun")
+    assert "mean exit" not in transom("generate", spoken.folder, "the sun", "--exit-threshold", "1", "--precision", "fp32").err
+    assert "'--exit-threshold'" in transom("generate", spoken.folder, "the sun", "--exit-threshold", "1.5").error
+
+
 def test_score_gives_a_line_a_text_and_the_totals(transom: Call, spoken: LanguageRun) -> None:
     whole = transom("score", spoken.folder, "--text", spoken.text, "--precision", "fp32")
     lines = whole.out.splitlines()

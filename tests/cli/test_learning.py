@@ -1,12 +1,13 @@
 """The toy recipes learn their rule completely."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import transom as package
 from transom.config.recipe import load_recipe
-from transom.inputs.datasets import load_data
+from transom.inputs.datasets import load_data, load_languages
 from transom.training.evaluation import exact_match
 
 
@@ -18,3 +19,13 @@ def test_every_held_out_sequence_is_right(rule: str, tmp_path: Path) -> None:
     test = load_data(recipe.data, base).test
     assert test is not None
     assert exact_match(package.load(tmp_path / "run").translate(test.source), test.target) == 1.0
+
+
+@pytest.mark.long
+def test_the_phrasebook_in_both_directions(tmp_path: Path) -> None:
+    package.train("phrasebook-both", tmp_path / "run")
+    recipe, base = load_recipe("phrasebook-both")
+    translator: Any = package.load(tmp_path / "run")
+    for tag, splits in load_languages(recipe.data, base).items():  # type: ignore[arg-type]
+        assert splits.test is not None
+        assert exact_match(translator.translate(splits.test.source, to=tag), splits.test.target) > 0.8

@@ -33,6 +33,17 @@ def test_a_word_or_a_table_names_it() -> None:
         ("python-stdlib", [f"{FIELD}=performer", "model.position=alibi"], "no scores for position = 'alibi' to be added to"),
         ("python-stdlib", [f"{FIELD}=performer", "model.position=relative"], "no scores for position = 'relative'"),
         ("python-stdlib", [f"{FIELD}=linear", "model.attention_dropout=0.1"], "expected attention_dropout = 0, found 0.1"),
+        (
+            "python-stdlib",
+            [f"{FIELD}=linear", "model.depth=mixture"],
+            "'linear' has no scores to hide the tokens from that depth = 'mixture'",
+        ),
+        ("languages", [f"{FIELD}=nystrom", "model.depth=mixture"], "'nystrom' has no scores to hide the tokens from"),
+        (
+            "python-stdlib",
+            [f"{FIELD}=linear", "model.mask=prefix"],
+            "keeps sums of what came before: expected mask = 'causal', found 'prefix'",
+        ),
         ("python-stdlib", [f"{FIELD}=linera"], "expected one of 'none', 'linear', 'performer', 'linformer', 'nystrom', found 'linera'"),
         ("python-stdlib", [f'{FIELD}={{ kind = "linear", rank = 3 }}'], f"unknown field {FIELD}.rank; it goes with .*'linformer'"),
         ("python-stdlib", [f'{FIELD}={{ kind = "performer", n_features = 0 }}'], "expected a number greater than or equal to 1, found 0"),

@@ -49,6 +49,8 @@ def test_every_spelling(value: str, expected: Any) -> None:
         ('{ kind = "all", of = ["cycle"] }', "pattern.of: expected one of 'full'"),
         ('{ kind = "window", size = 0 }', "pattern.size: expected a number greater than or equal to 1, found 0"),
         ('{ kind = "window", stride = 3 }', "unknown field model.attention.pattern.stride; it goes with .*'strided' or 'summary'"),
+        ("window-2d", "expected a pattern of texts, found 'window-2d', which is of images; take 'window'"),
+        ('["full", { kind = "not", of = "window-2d" }]', "expected a pattern of texts, found 'window-2d'"),
         ('{ kind = "summary", stride = 3 }', "at most as many columns as stride, found 8 and 3"),
     ],
 )

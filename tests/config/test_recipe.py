@@ -116,7 +116,8 @@ def test_packaged_presets_fit_the_schema(write: Load, name: str) -> None:
 @pytest.mark.parametrize("name", packaged_recipes())
 def test_packaged_recipes_load_and_begin_with_a_comment(name: str) -> None:
     pairs, text = ["data.train.source=a", "data.train.target=b"], ["data.train.files=a"]
-    own = {"translation": pairs, "text-pairs": pairs, "text-bpe": text, "text-masked": text, "text-classes": ["data.train.file=a.tsv"]}
+    one = ["data.train.file=a.tsv"]
+    own = {"translation": pairs, "text-pairs": pairs, "text-bpe": text, "text-masked": text, "text-classes": one, "instructions": one}
     files = own.get(name, [])
     recipe, base = load_recipe(name, files)
     assert base == Path.cwd()
@@ -192,7 +193,7 @@ def test_messages(write: Load, text: str, overrides: list[str], expected: str) -
     ("text", "expected"),
     [
         ("[training]\nseed = 1", "my.toml: missing field data (the examples)"),
-        ("[data]\nroot = '.'", "my.toml:1: data: expected exactly one of data.train and data.generate"),
+        ("[data]\nroot = '.'", "my.toml:1: data: expected exactly one of data.train, data.generate and data.languages"),
         ("[data]\ntrain = { sorce = 'x' }", "my.toml:2: unknown field data.train.sorce; did you mean data.train.source?"),
         ("[data]\ngenerate = { n_train = 300 }", "my.toml:2: missing field data.generate.kind"),
         ("[data]\ntrain = 'x'", "my.toml:2: data.train: expected a table, found 'x'"),
@@ -257,3 +258,43 @@ def test_absurd_values_are_refused(write: Load, override: str, message: str) -> 
 def test_more_than_can_be_generated_is_refused(override: str) -> None:
     with pytest.raises(ConfigError, match="expected a number less than or equal to"):
         load_recipe("copy", [override])
+
+
+LANGUAGES = """[data]
+root = "x"
+
+[[data.languages]]
+tag = "de"
+train = { source = "train.en", target = "train.de" }
+
+[[data.languages]] # another
+tag = "fr"
+train = { source = "train.en", target = "train.fr" }
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        ('tag = "fr"', 'tag = "de"', "my.toml:1: data: data.languages: expected different tags, found 'de' twice"),
+        ('tag = "fr"', 'tag = "f r"', "my.toml:9: data.languages.1.tag: expected 1 to 32 letters, digits, - and _, found 'f r'"),
+        ('tag = "fr"', 'tag = ""', "my.toml:9: data.languages.1.tag: expected 1 to 32 letters"),
+        ('tag = "fr"', "", "my.toml:8: missing field data.languages.1.tag (name of the language"),
+        ('source = "train.en", target = "train.fr"', 'sorce = "x"', "my.toml:10: unknown field data.languages.1.train.sorce; did you mean"),
+        ('tag = "fr"', 'tag = "fr"\ntrian = 3', "my.toml:10: unknown field data.languages.1.trian; did you mean data.languages.1.train?"),
+        ('tag = "fr"', 'tag = "fr"\ngenerate = "copi"', "my.toml:10: data.languages.1.generate: expected one of 'phrasebook', 'copy'"),
+        ('tag = "fr"', 'tag = "fr"\ngenerate = "copy"', "my.toml:8: data.languages.1: expected exactly one of train and generate for 'fr'"),
+        ('root = "x"', 'train = { source = "a", target = "b" }', "my.toml:1: data: expected exactly one of data.train, data.generate and"),
+        ('root = "x"', 'valid = { source = "a", target = "b" }', "my.toml:1: data: data.languages has its own valid part; remove data.val"),
+        ('root = "x"', "temperature = 0.5", "my.toml:2: data.temperature: expected a number greater than or equal to 1, found 0.5"),
+    ],
+)
+def test_messages_about_languages(write: Load, old: str, new: str, expected: str) -> None:
+    assert message(write, LANGUAGES.replace(old, new)).startswith(expected)
+
+
+def test_lists_of_tables_are_dumped_whole(write: Load) -> None:
+    languages = write(LANGUAGES + "[data.languages.valid]\nsource = 'v.en'\ntarget = 'v.fr'\n")
+    patterns = write(DATA, 'model.attention.pattern=["window", { kind = "any", of = ["full", { kind = "not", of = "global" }] }]')
+    for recipe in (languages, patterns):
+        assert write(dump_recipe(recipe)) == recipe

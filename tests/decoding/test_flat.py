@@ -13,12 +13,13 @@ from transom.config.model import Seq2Seq
 from transom.decoding.answers import Translation
 from transom.decoding.beam import Beam
 from transom.decoding.filters import Forbid
-from transom.decoding.flat import FlatSeq2Seq, searcher_of
+from transom.decoding.flat import FlatSeq2Seq
 from transom.decoding.greedy import Greedy
 from transom.decoding.limits import Limits
 from transom.decoding.loop import search
 from transom.decoding.products import Packed, Plain
 from transom.decoding.roles import Strategy
+from transom.decoding.searcher import searcher_of
 from transom.decoding.translator import Translator
 from transom.inputs.batch import Sequences
 from transom.layers.feed_forward import FeedForward
@@ -160,6 +161,7 @@ def test_every_brick_searches_as_it_trains(field: str, brick: Brick) -> None:
     assert torch.allclose(searcher.step(tokens, searcher.start(searcher.encode(source), 1, 3)), expected, rtol=0, atol=1e-10)
 
 
-def test_a_pattern_is_searched_with_the_model_itself() -> None:
-    model = tiny_model(VOCAB, attention={"pattern": {"kind": "window", "size": 2}})
+@pytest.mark.parametrize("attention", [{"pattern": {"kind": "window", "size": 2}}, {"value_residual": "fixed"}], ids=str)
+def test_what_the_flat_layout_does_not_know_is_searched_with_the_model_itself(attention: dict[str, object]) -> None:
+    model = tiny_model(VOCAB, attention=attention)
     assert searcher_of(model) is model and isinstance(searcher_of(tiny_model(VOCAB)), FlatSeq2Seq)

@@ -6,7 +6,7 @@ from tests.size import ROOT
 from transom.config.brick import schemas
 from transom.config.bricks import PLACEMENTS
 from transom.config.catalogue import RECURRENT_TITLES, TITLES, catalogue
-from transom.config.model import TextTransformer
+from transom.config.model import Decoder, TextTransformer
 from transom.config.recipe import TASKS
 from transom.config.recurrent import RecurrentSeq2Seq
 from transom.config.reference import reference
@@ -21,7 +21,10 @@ def test_the_pages_are_current() -> None:
 def test_every_brick_of_a_block_is_in_the_catalogue() -> None:
     assert set(PLACEMENTS) == set(get_args(TextTransformer.model_fields["norm_placement"].annotation))
     fields = {
-        name for model in (TextTransformer, VisionTransformer) for name, field in model.model_fields.items() if schemas(field.annotation)
+        name
+        for model in (TextTransformer, Decoder, VisionTransformer)
+        for name, field in model.model_fields.items()
+        if schemas(field.annotation)
     }
     assert set(TITLES) == {*fields, "stem.attention"}
     recurrent = {name for name, field in RecurrentSeq2Seq.model_fields.items() if schemas(field.annotation)}
@@ -33,7 +36,8 @@ def test_the_page_has_every_part_and_its_bounds() -> None:
     assert "| `max_steps` | whole number, at least 1 | `20000` | optimizer steps |" in page
     assert '| `learning_rate` | number or `"paper"` |' in page
     assert "## `[training.optimizer]` of kind `adamw`" in page
-    kinds_of_data = {recipe.model_fields["data"].annotation for recipe in TASKS.values()}
-    assert page.count("## `[data.train]`") == len(kinds_of_data) == 4
+    parts = [recipe.model_fields["data"].annotation.model_fields["train"] for recipe in TASKS.values()]  # type: ignore[union-attr]
+    kinds_of_files = {schema for part in parts for schema in schemas(part.annotation)}
+    assert page.count("## `[data.train]`") == len(kinds_of_files) == 5
     assert page.count("## `[model.norm]` of kind `rmsnorm`") == 1, "what tasks share stands once"
     assert "| `files` | text or list of texts | required |" in page

@@ -5,6 +5,7 @@ import re
 
 from tests.size import ROOT
 from transom.config.bricks import PLACEMENTS, MultiHead, RmsNorm
+from transom.config.depth import MixtureOfDepths
 from transom.config.mixture import Mixture
 from transom.config.model import Decoder, MaskedEncoder, Seq2Seq, TextClassifier, TextEmbedder
 from transom.config.recurrent import RecurrentDecoder, RecurrentSeq2Seq
@@ -65,6 +66,7 @@ def test_every_site_is_on_the_page_and_no_other() -> None:
             *({"norm_placement": kind} for kind in PLACEMENTS),
             {"attention": MultiHead(qk_norm=RmsNorm())},
             {"feed_forward": Mixture(n_shared=1)},
+            {"depth": MixtureOfDepths(every=1)},
         )
         for site in sites(config.model_copy(update=changes))
     } | {

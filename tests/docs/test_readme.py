@@ -32,6 +32,8 @@ SHORT_RECIPES = {
         name: [*ENCODER, *sets("data.generate.n_train=200", "data.generate.n_valid=20", "data.generate.n_test=20")]
         for name in ("languages", "sentences")
     },
+    "instructions": TEXT,
+    "exercises": [*TEXT, *sets("data.generate.n_train=600", "data.generate.n_valid=60", "data.generate.n_test=60")],
 }
 TRAINING = ("train", "demo")
 
@@ -50,6 +52,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         for seed, name in enumerate(("train", "val", "test", "test_2016_flickr")):
             for written, language in zip(write_pairs(folder, 60, seed), ("en", "de"), strict=True):
                 written.rename(folder / f"{name}.{language}")
+            (folder / f"{name}.fr").write_text((folder / f"{name}.de").read_text())
     (tmp_path / "notes").mkdir()
     for i in range(30):
         (tmp_path / "notes" / f"{i}.md").write_text(f"# Note {i}\nYesterday we saw {i} dogs.\n")
@@ -63,6 +66,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             Image.new("RGB", (9, 9), (20 * i, 99, 9)).save(file)
     for name in ("cat.jpg", "dog.png"):
         Image.new("RGB", (9, 9)).save(tmp_path / name)
+    (tmp_path / "mine.jsonl").write_text("".join(f'{{"prompt": "What is {i}?", "answer": "A note."}}\n' for i in range(120)))
     (tmp_path / "prompts.txt").write_text("Yesterday we\n# Note\n")
     return tmp_path
 

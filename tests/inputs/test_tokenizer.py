@@ -152,3 +152,53 @@ def test_every_truncation_is_refused() -> None:
     for end in range(0, len(content) - 2, 97):
         with pytest.raises(CheckpointError):
             Tokenizers.from_bytes(content[:end])
+
+
+TAGS = ("de", "fr", "pt-BR")
+
+
+@pytest.mark.parametrize("kind", ["bpe", "char", "whitespace"])
+def test_tags_are_symbols_that_no_text_becomes(kind: str) -> None:
+    config = TokenizerConfig(kind=kind, vocab_size=400)
+    plain, tagged = Tokenizers.train(PAIRS, config), Tokenizers.train(PAIRS, config, TAGS)
+    tokens = [tagged.source.prefix(tag)[0] for tag in TAGS]
+    assert tokens == list(tagged.source.tag_tokens) == [plain.source.vocab_size + i for i in range(3)]
+    assert tagged.source.vocab_size == plain.source.vocab_size + 3 == max(tokens) + 1
+    forged = [*(f"<2{tag}>" for tag in TAGS), "<2de> a man", "▁<2de>", "[SOS] <2fr>", *SENTENCES]
+    for text, row in zip(forged, tagged.source.encode_batch(forged), strict=True):
+        assert row == plain.source.encode(text) and not set(row) & set(tokens)
+    assert not {token for row in tagged.source.encode_batch(["<2de>" * 9]) for token in row} & set(tokens)
+    assert tagged.source.symbols(tokens) == ["<2de>", "<2fr>", "<2pt-BR>"]
+    words = tagged.source.encode("a man")
+    assert tagged.source.decode([tokens[0], *words]) == tagged.source.decode(words)
+    assert tagged.source.starts_word([tokens[1], *words])[:2] == [True, True]
+    again = Tokenizers.from_bytes(tagged.to_bytes())
+    assert again.source.tags == TAGS and again.to_bytes() == tagged.to_bytes() and "tags" not in json.loads(plain.to_bytes())["source"]
+    assert "target languages de, fr, pt-BR" in describe(tagged)[0] and "target languages" not in describe(plain)[0]
+
+
+def test_tags_are_of_the_source() -> None:
+    apart = Tokenizers.train(PAIRS, TokenizerConfig(kind="char", vocab_size=100, joint=False), TAGS)
+    assert (apart.source.tags, apart.target.tags, len(apart.target.tag_tokens)) == (TAGS, (), 0)
+
+
+def test_a_tag_that_is_missing_or_unknown_is_said() -> None:
+    tagged = Tokenizers.train(PAIRS, TokenizerConfig(kind="char", vocab_size=100), TAGS).source
+    plain = Tokenizers.train(PAIRS, TokenizerConfig(kind="char", vocab_size=100)).source
+    assert plain.prefix(None) == []
+    for tokenizer, to, message in (
+        (tagged, None, r"expected a target language, found none; name one of de, fr, pt-BR by --to"),
+        (tagged, "pt-BZ", r"expected one of the target languages de, fr, pt-BR, found 'pt-BZ'; did you mean pt-BR\?"),
+        (tagged, "", r"languages de, fr, pt-BR, found ''"),
+        (plain, "de", r"expected no target language, found 'de': the model translates into one alone; leave out --to"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            tokenizer.prefix(to)
+
+
+@pytest.mark.parametrize("tags", ["de", ["de", "de"], ["<2de>"], [""], [3], {"de": 1}, ["a" * 33]])
+def test_a_file_with_broken_tags_is_refused(tags: object) -> None:
+    value = json.loads(Tokenizers.train(PAIRS, TokenizerConfig(kind="char", vocab_size=100), TAGS).to_bytes())
+    value["source"]["tags"] = tags
+    with pytest.raises(CheckpointError, match="expected different tags"):
+        Tokenizers.from_bytes(json.dumps(value).encode())

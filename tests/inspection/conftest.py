@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from transom.config.data import PairData, PairFiles
+from transom.config.data import PairFiles, TranslationData
 from transom.config.model import Seq2Seq
 from transom.config.recipe import TranslationRecipe
 from transom.config.training import TranslationTraining
@@ -78,7 +78,7 @@ def alignment() -> Alignment:
 def facts(alignment: Alignment) -> Facts:
     """Describe a made-up run."""
     recipe = TranslationRecipe(
-        data=PairData(
+        data=TranslationData(
             root="../data", train=PairFiles(source="train.en", target="train.de"), valid=PairFiles(source="val.en", target="val.de")
         ),
         model=Seq2Seq(d_model=192, n_encoder_layers=3, n_decoder_layers=3, n_heads=4, d_ff=512),

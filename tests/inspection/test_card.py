@@ -6,7 +6,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
-from transom.config.data import PairData, PairFiles, Phrasebook
+from transom.config.data import PairFiles, Phrasebook, TranslationData
 from transom.config.recipe import dump_recipe
 from transom.inspection.card import card
 from transom.inspection.facts import Facts
@@ -64,9 +64,9 @@ def test_vocabulary_sizes_once_known(facts: Facts) -> None:
 
 
 def test_generated_data_and_a_split_are_said(facts: Facts) -> None:
-    generated = facts.recipe.model_copy(update={"data": PairData(generate=Phrasebook())})
+    generated = facts.recipe.model_copy(update={"data": TranslationData(generate=Phrasebook())})
     assert '- generated: `{"kind":"phrasebook","n_train":50000' in card(replace(facts, recipe=generated))
-    split = facts.recipe.model_copy(update={"data": PairData(train=PairFiles(pairs="all.tsv"))})
+    split = facts.recipe.model_copy(update={"data": TranslationData(train=PairFiles(pairs="all.tsv"))})
     assert "- training: `all.tsv`\n- validation: 1 % of the training pairs, split off by hash" in card(replace(facts, recipe=split))
 
 
@@ -78,7 +78,7 @@ TEXTS = st.text(st.one_of(st.sampled_from("`*_[](){}<>#|!&\\\n\x1b $'\""), st.ch
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=25)
 @given(TEXTS)
 def test_no_text_takes_effect(facts: Facts, text: str) -> None:
-    data = PairData(train=PairFiles(source=text, target="b"))
+    data = TranslationData(train=PairFiles(source=text, target="b"))
     hostile = replace(facts, name=text, recipe=facts.recipe.model_copy(update={"data": data}), data={"problems": [text]}, machine=(text,))
     found = parts(card(hostile))
     assert {kind for kind, _ in found} == {kind for kind, _ in parts(card(facts))}

@@ -144,6 +144,13 @@ def test_what_approximations_leave_out_is_said(fields: dict[str, Any], words: st
     assert ("exact, fused" in by_kind(found.kinds)) == ("softcap" not in str(fields))
 
 
+def test_blocks_that_only_chosen_tokens_pass_are_left_out() -> None:
+    found = compare(decoder(depth="mixture", attention={"value_residual": "learned"}), LANGUAGE, QUICK)
+    assert list(found.layers) == ["decoder.blocks.0.attn"] and "blocks that only chosen tokens pass are left out" in found.notes
+    with pytest.raises(ConfigError, match=r"found model\.depth = 'mixture' in every block, which has no attention of all tokens"):
+        compare(decoder(depth={"kind": "mixture", "every": 1}), LANGUAGE, QUICK)
+
+
 def test_what_has_no_such_attention_is_refused() -> None:
     from transom.config.recurrent import RecurrentDecoder
 

@@ -94,3 +94,9 @@ def test_any_lines_with_a_finite_point_stay_within_the_frame(series: list[list[t
     assert found
     assert all(LEFT <= x <= RIGHT and TOP <= y <= BOTTOM for x, y in found)
     assert "nan" not in to_svg(picture)
+
+
+def test_more_lines_than_styles_have_them_again() -> None:
+    picture = line_chart("many", [Line(f"l{i}", [(0.0, float(i)), (1.0, i + 1.0)]) for i in range(6)])
+    curves = [str(line.get("class")) for line in picture.iter("polyline") if "curve" in str(line.get("class"))]
+    assert curves == [f"curve line-{i % 4}" for i in range(6)]

@@ -98,7 +98,7 @@ def nodes(model: nn.Module, taps: Any = None) -> list[tuple[str, str, Any, str, 
     """Trace a forward pass over two padded pairs, parameters as inputs, to ATen operations."""
 
     def side(tokens: Tensor, segments: Tensor) -> SimpleNamespace:
-        return SimpleNamespace(tokens=tokens, segments=segments, positions=torch.arange(tokens.shape[1]).expand_as(tokens))
+        return SimpleNamespace(tokens=tokens, segments=segments, positions=torch.arange(tokens.shape[1]).expand_as(tokens), prefix=None)
 
     def forward(parameters: dict[str, Tensor], source: Tensor, target: Tensor) -> Tensor:
         batch = SimpleNamespace(source=side(source, (source > 0).long()), target=side(target, (target > 0).long()))

@@ -188,6 +188,20 @@ def test_what_comes_after_changes_no_bit() -> None:
         assert torch.equal(before[:, :, :100], after[:, :, :100]) and not torch.allclose(before[:, :, 100:], after[:, :, 100:])
 
 
+@torch.no_grad()
+def test_tokens_that_ask_nothing_are_kept_as_those_that_do() -> None:
+    torch.manual_seed(1)
+    layer = ApproximateAttention(Decoder.model_validate({"d_model": 6, "n_heads": 2, "attention": {"approximation": "linear"}})).double()
+    x, place = torch.randn(2, 5, 6).double(), torch.ones(1, 5, dtype=torch.long)
+    sight = Sight(reach=Reach(place[:, :3], place[:, :3], causal=True))
+    asked, kept = layer.new_cache(2, 5, x), layer.new_cache(2, 5, x)
+    layer(x[:, :3], sight, cache=asked)
+    layer.keep(x[:, :1], sight, kept)
+    layer.keep(x[:, 1:3], sight, kept)
+    assert isinstance(asked, SumsCache) and isinstance(kept, SumsCache) and asked.length == kept.length == 3
+    assert torch.allclose(asked.read().sums, kept.read().sums, **CLOSE) and asked.read().sums.abs().min() > 0
+
+
 def test_draws_are_the_seed_s_and_saved() -> None:
     c = Decoder.model_validate({"d_model": 8, "n_heads": 2, "vocab_size": 9, "n_layers": 2, "attention": {"approximation": "performer"}})
     from transom.models.build import build_empty, build_model

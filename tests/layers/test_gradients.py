@@ -12,6 +12,8 @@ from torch.func import functional_call
 
 import transom.layers
 from transom.config import bricks, mixture
+from transom.config.adapter import Lora
+from transom.config.depth import MixtureOfDepths
 from transom.config.model import MaskedEncoder, Seq2Seq
 from transom.config.recurrent import RecurrentSeq2Seq
 from transom.config.vision import Cbam, NoChannelAttention, SqueezeExcitation, VisionTransformer
@@ -20,10 +22,12 @@ from transom.layers.approximation import Approximation
 from transom.layers.attention import Attention
 from transom.layers.block import Block, ParallelBlock
 from transom.layers.channel_attention import build_channel_attention
+from transom.layers.depth import DepthRouter
 from transom.layers.dropout import Dropout
 from transom.layers.embedding import Embedding
 from transom.layers.feed_forward import build_feed_forward
 from transom.layers.linear_attention import KernelAttention, Performer
+from transom.layers.lora import LowRank
 from transom.layers.norm import build_norm
 from transom.layers.patches import PatchEmbedding
 from transom.layers.position import build_position
@@ -141,6 +145,10 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], Call]] = {
     "layer norm without a shift": (lambda: build_norm(bricks.LayerNorm(bias=False), D_MODEL), lambda layer, x, memory: layer(x)),
     "rms norm": (lambda: build_norm(bricks.RmsNorm(), D_MODEL), lambda layer, x, memory: layer(x)),
     "dynamic tanh": (lambda: build_norm(bricks.DynamicTanh(), D_MODEL), lambda layer, x, memory: layer(x)),
+    "batch norm": (
+        lambda: build_norm(bricks.BatchNorm(), D_MODEL),
+        lambda layer, x, memory: layer(x, real=torch.tensor([[True, True, True], [True, False, False]])),
+    ),
     "no norm": (lambda: build_norm(bricks.NoNorm(), D_MODEL), lambda layer, x, memory: layer(x)),
     "dropout": (lambda: Dropout(0.4), lambda layer, x, memory: layer(x)),
     "dropout added": (lambda: Dropout(0.4), lambda layer, x, memory: layer.add(x, x * x)),
@@ -200,6 +208,10 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], Call]] = {
         lambda: PatchEmbedding(vision(pool="mean", position="sinusoidal-2d", pixel_mean=[0.4], pixel_std=[0.2])),
         lambda layer, x, memory: layer(image(x)),
     ),
+    "low rank": (
+        lambda: LowRank(nn.Linear(D_MODEL, 3), Lora(rank=2, alpha=3.0, dropout=0.3)),
+        lambda layer, x, memory: layer(x),
+    ),
     "post-norm": (lambda: PostNorm(norm, 0.2), lambda layer, x, memory: layer(x, torch.sin)),
     "pre-norm": (lambda: PreNorm(norm, 0.2), lambda layer, x, memory: layer(x, torch.sin)),
     "sandwich": (lambda: Sandwich(norm, 0.2), lambda layer, x, memory: layer(x, torch.sin)),
@@ -231,6 +243,18 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], Call]] = {
         for name, attention in DECODERS.items()
     },
     "encoder": (lambda: Stack(config("pre"), 2, cross=False), lambda layer, x, memory: layer(x)),
+    "chosen tokens": (
+        lambda: DepthRouter(MixtureOfDepths(capacity=0.6), D_MODEL),
+        lambda layer, x, memory: layer(x, lambda y, sight, *_: y + y.sin() * (1 + y.sum(1, keepdim=True))),
+    ),
+    "mixture of depths": (
+        lambda: Stack(config("pre", depth={"kind": "mixture", "capacity": 0.6}), 2, cross=True),
+        lambda layer, x, memory: layer(x, CAUSAL, memory, MEMORY),
+    ),
+    "mixed values": (
+        lambda: Stack(config("pre", attention={"value_residual": "learned"}), 3, cross=True),
+        lambda layer, x, memory: layer(x, CAUSAL, memory, MEMORY),
+    ),
     "decoder": (lambda: Stack(config(), 2, cross=True), lambda layer, x, memory: layer(x, CAUSAL, memory, MEMORY)),
 }
 

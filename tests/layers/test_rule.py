@@ -13,22 +13,30 @@ from torch import Tensor
 
 from transom.config.patterns import Leaf, Pattern
 from transom.layers import mask as masks
-from transom.layers.rule import CAUSAL, LOOKING_BACK, SAME_SEGMENT, TILE, Places, Rule, rule_of
+from transom.layers.rule import BOTH_WAYS_IN_PREFIX, CAUSAL, LOOKING_BACK, SAME_SEGMENT, TILE, Places, Rule, rule_of
 
 LEAVES: list[dict[str, Any]] = [
     {"kind": "full"},
     *({"kind": "window", "size": size} for size in (1, 3, 40, 200)),
+    *({"kind": "window-2d", "size": size} for size in (1, 2, 5)),
     *({"kind": "strided", "stride": stride} for stride in (1, 3, 32, 100)),
     *({"kind": "local", "size": size} for size in (1, 5, 64, 90)),
     *({"kind": "summary", "stride": stride, "columns": columns} for stride, columns in ((4, 1), (32, 3), (100, 7), (5, 5))),
     *({"kind": "logarithmic", "local": local} for local in (1, 9, 70)),
     *({"kind": "global", "size": size} for size in (1, 2, 70)),
+    {"kind": "prefix"},
     *({"kind": "random", "blocks": blocks, "size": size, "seed": seed} for blocks, size, seed in ((1, 2, 3), (3, 30, 1), (2, 64, 9))),
 ]
 
 
+WIDTH = 12
+"""Patches a row, where an image's rows and columns count."""
+FAMILIES = [SAME_SEGMENT, LOOKING_BACK, BOTH_WAYS_IN_PREFIX]
+"""What an encoder, a decoder and a prefix-LM let a token see."""
+
+
 def pattern(drawn: Any) -> Rule:
-    return rule_of(TypeAdapter(Pattern).validate_python(drawn))
+    return rule_of(TypeAdapter(Pattern).validate_python(drawn), WIDTH)
 
 
 def patterns(small: bool = False) -> st.SearchStrategy[dict[str, Any]]:
@@ -46,20 +54,23 @@ def patterns(small: bool = False) -> st.SearchStrategy[dict[str, Any]]:
 
 
 def packed(lengths: list[int], padding: int, rows: int = 1) -> Places:
-    """Lay sequences one behind another, and padding behind them."""
+    """Lay sequences one behind another, a third of each a prefix, and padding behind them."""
     positions = torch.cat([*(torch.arange(n) for n in lengths), torch.arange(padding)])[None].expand(rows, -1)
     segments = torch.cat([*(torch.full((n,), i + 1) for i, n in enumerate(lengths)), torch.zeros(padding, dtype=torch.long)])[None]
-    return Places(positions, segments.expand(rows, -1))
+    prefix = torch.cat([*(torch.arange(n) < n // 3 for n in lengths), torch.zeros(padding, dtype=torch.bool)])[None]
+    return Places(positions, segments.expand(rows, -1), prefix.expand(rows, -1))
 
 
 DEFINITIONS: dict[str, Callable[[Any, int, int], bool]] = {
     "full": lambda p, i, j: True,
     "window": lambda p, i, j: -p.size < j - i < p.size,
+    "window-2d": lambda p, i, j: max(abs(i // WIDTH - j // WIDTH), abs(i % WIDTH - j % WIDTH)) < p.size,
     "strided": lambda p, i, j: (i - j) % p.stride == 0,
     "local": lambda p, i, j: math.floor(i / p.size) == math.floor(j / p.size),
     "summary": lambda p, i, j: j % p.stride in range(p.stride - p.columns, p.stride),
     "logarithmic": lambda p, i, j: abs(i - j) < p.local or abs(i - j) in {2**e for e in range(20)},
     "global": lambda p, i, j: i in range(p.size) or j in range(p.size),
+    "prefix": lambda p, i, j: j < 50,
 }
 
 
@@ -68,7 +79,7 @@ def test_a_rule_is_its_definition(fields: dict[str, Any]) -> None:
     brick, n = TypeAdapter(Leaf).validate_python(fields), 150
     places = packed([n], 0)
     expected = torch.tensor([[DEFINITIONS[brick.kind](brick, i, j) for j in range(n)] for i in range(n)])
-    assert torch.equal(rule_of(brick).matrix(places, places)[0, 0], expected)
+    assert torch.equal(rule_of(brick, WIDTH).matrix(places, places)[0, 0], expected)
 
 
 def test_the_figures_of_the_papers() -> None:
@@ -98,6 +109,11 @@ def test_families_rules_are_the_masks_written_out() -> None:
     alike = masks.same_segment(places.segments, places.segments)
     assert torch.equal(SAME_SEGMENT.matrix(places, places), alike)
     assert torch.equal(LOOKING_BACK.matrix(places, places), alike & masks.causal(19, 19))
+    assert places.prefix is not None
+    both_ways = alike & (masks.causal(19, 19) | places.prefix[:, None, None])
+    assert torch.equal(BOTH_WAYS_IN_PREFIX.matrix(places, places), both_ways) and not torch.equal(both_ways, alike & masks.causal(19, 19))
+    without = places._replace(prefix=None)
+    assert torch.equal(BOTH_WAYS_IN_PREFIX.matrix(without, without), LOOKING_BACK.matrix(without, without))
 
 
 def test_random_blocks_are_few_the_same_at_any_length_and_spread() -> None:
@@ -120,20 +136,20 @@ def tiled(places: Places) -> Places:
 
 
 @settings(max_examples=150)
-@given(patterns(), st.lists(st.integers(1, 150), min_size=1, max_size=3), st.booleans(), st.integers(0, 2**31))
-def test_no_tile_is_called_empty_or_whole_that_is_not(fields: dict[str, Any], lengths: list[int], causal: bool, seed: int) -> None:
+@given(patterns(), st.lists(st.integers(1, 150), min_size=1, max_size=3), st.sampled_from(FAMILIES), st.integers(0, 2**31))
+def test_no_tile_is_called_empty_or_whole_that_is_not(fields: dict[str, Any], lengths: list[int], family: Rule, seed: int) -> None:
     places = packed(lengths, -sum(lengths) % TILE)
     if seed % 2:  # in any order
         order = torch.randperm(places.positions.shape[1], generator=torch.Generator().manual_seed(seed))
         places = places.each(lambda x: x[:, order])
-    rule = (LOOKING_BACK if causal else SAME_SEGMENT) & pattern(fields)
+    rule = family & pattern(fields)
     tiles: Tensor = rule.matrix(places, places)[:, 0].unflatten(1, (-1, TILE)).unflatten(3, (-1, TILE))
     verdict = rule.judge(tiled(places), tiled(places))
     assert (verdict.some | ~tiles.any(4).any(2)).all()
     assert (~verdict.every | tiles.all(4).all(2)).all()
 
 
-@pytest.mark.parametrize("fields", [leaf for leaf in LEAVES if leaf["kind"] != "strided"], ids=str)
+@pytest.mark.parametrize("fields", [leaf for leaf in LEAVES if leaf["kind"] not in ("strided", "window-2d")], ids=str)
 def test_of_one_sequence_verdicts_are_exact(fields: dict[str, Any]) -> None:
     if fields["kind"] == "random" and fields["size"] < TILE / 3:
         fields = fields | {"size": 22}

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tests.layers.test_rule import packed, pattern, patterns
+from tests.layers.test_rule import FAMILIES, packed, pattern, patterns
 from transom.config.model import Decoder
 from transom.layers import sight as sights
 from transom.layers.attention import Attention, Terms, attend_explicit, attend_tiles
@@ -61,15 +61,15 @@ TERMS = st.fixed_dictionaries({"softcap": st.sampled_from([None, 1.5]), "sinks":
 
 
 @settings(max_examples=60)
-@given(patterns(), SEQUENCES, SEQUENCES, st.booleans(), st.sampled_from(["none", "alibi", "relative"]), TERMS)
+@given(patterns(), SEQUENCES, SEQUENCES, st.sampled_from(FAMILIES), st.sampled_from(["none", "alibi", "relative"]), TERMS)
 def test_tiles_equal_the_reference(
-    fields: dict[str, Any], first: Any, second: Any, causal: bool, position: str, terms: dict[str, Any]
+    fields: dict[str, Any], first: Any, second: Any, family: Rule, position: str, terms: dict[str, Any]
 ) -> None:
     torch.manual_seed(1)
     rows = [packed(*first), packed(*second)]
     longest = max(row.segments.shape[1] for row in rows)
     places = Places(*(torch.cat([torch.nn.functional.pad(x, (0, longest - x.shape[1])) for x in side]) for side in zip(*rows, strict=True)))
-    rule = (LOOKING_BACK if causal else SAME_SEGMENT) & pattern(fields)
+    rule = family & pattern(fields)
     if plan(rule, places, places):
         assert same(both_ways(rule, places, places, position_of(position), terms), 1e-10)
 

@@ -29,6 +29,7 @@ FAMILIES: list[dict[str, Any]] = [
         for tie in ("all", "decoder", "none")
     ),
     *({"kind": "decoder", "n_layers": 2, "vocab_size": VOCAB, "tie": tie} for tie in (True, False)),
+    {"kind": "decoder", "n_layers": 2, "vocab_size": VOCAB, "mask": "prefix"},
 ]
 """Those that write text."""
 
@@ -41,7 +42,7 @@ ENCODERS: list[dict[str, Any]] = [
     {"kind": "text-embedder", "n_layers": 2, "vocab_size": VOCAB, "temperature": 0.5},
 ]
 
-NORMS = st.sampled_from(["layernorm", "rmsnorm", "dyt", {"kind": "layernorm", "bias": False}])
+NORMS = st.sampled_from(["layernorm", "rmsnorm", "dyt", {"kind": "layernorm", "bias": False}, "batchnorm"])
 POSITIONS = st.sampled_from(
     [
         *("sinusoidal", "learned", "rotary", "alibi", "relative", "none"),
@@ -58,6 +59,7 @@ PATTERNS = st.sampled_from(
         {"kind": "all", "of": [{"kind": "window", "size": 4}, {"kind": "strided", "stride": 2}]},
         {"kind": "any", "of": [{"kind": "local", "size": 2}, {"kind": "summary", "stride": 3, "columns": 1}]},
         {"kind": "any", "of": [{"kind": "random", "size": 1}, {"kind": "global"}, {"kind": "window", "size": 1}]},
+        {"kind": "any", "of": [{"kind": "window", "size": 2}, "prefix"]},
         [{"kind": "not", "of": {"kind": "strided", "stride": 2}}, "full"],
         [{"kind": "window", "size": 2}, {"kind": "logarithmic", "local": 1}, "full"],
     ]
@@ -72,6 +74,7 @@ ATTENTION = st.fixed_dictionaries(
         "qk_norm": st.sampled_from(["none", "rmsnorm", "layernorm"]),
         "softcap": st.sampled_from(["none", 1.5]),
         "sinks": st.booleans(),
+        "value_residual": st.sampled_from(["none", "none", "learned", {"kind": "fixed", "first": 0.7, "own": -0.4}]),
     }
 )
 LOOKING_BACK = [
@@ -119,6 +122,18 @@ WIDTHS: list[dict[str, Any]] = [{"tie": "all"}, {"tie": "decoder"}, {"tie": "non
 """Tables that may be shared, and those that may not."""
 
 
+DEPTHS = st.sampled_from(["full", *({"kind": "mixture", "capacity": 0.5, "every": every} for every in (1, 2))])
+
+
+def fitting(fields: dict[str, Any]) -> dict[str, Any]:
+    """Leave out what the schema does not let stand beside a mixture of depths."""
+    if fields["depth"] == "full":
+        return fields
+    every = fields["depth"]["every"] if fields["attention"]["value_residual"] == "none" else 2
+    experts = fields["feed_forward"]["kind"] == "mixture"
+    return fields | {"depth": {**fields["depth"], "every": every}, **({"feed_forward": "swiglu"} if experts else {})}
+
+
 def bricks() -> st.SearchStrategy[dict[str, Any]]:
     """Draw the fields that all families share."""
     return st.fixed_dictionaries(
@@ -135,10 +150,11 @@ def bricks() -> st.SearchStrategy[dict[str, Any]]:
             "position": POSITIONS,
             "attention": ATTENTION,
             "feed_forward": FEED_FORWARD,
+            "depth": DEPTHS,
             "scale_embeddings": st.booleans(),
             "dropout": st.sampled_from([0.0, 0.2]),
         }
-    )
+    ).map(fitting)
 
 
 def recurrent(*kinds: str) -> st.SearchStrategy[dict[str, Any]]:
@@ -179,10 +195,14 @@ def combinations(families: list[dict[str, Any]] = FAMILIES) -> st.SearchStrategy
 def approximated(fields: dict[str, Any]) -> st.SearchStrategy[dict[str, Any]]:
     """Draw an approximation in place of a combination's exact attention, and of what does not go with it something else."""
     kinds = LOOKING_BACK if fields["kind"] in ("seq2seq", "decoder") else APPROXIMATIONS
-    plain = {name: fields["attention"][name] for name in ("bias", "output_bias", "qk_norm")}
     biased = (fields["position"] if isinstance(fields["position"], str) else fields["position"]["kind"]) in ("alibi", "relative")
-    others = {"position": "rotary"} if biased else {}
-    return st.sampled_from(kinds).map(lambda kind: fields | others | {"attention": plain | {"approximation": kind}})
+    others = {"depth": "full"} | ({"position": "rotary"} if biased else {}) | ({"mask": "causal"} if "mask" in fields else {})
+    return st.sampled_from(kinds).map(lambda kind: fields | others | {"attention": approximating(fields["attention"], kind)})
+
+
+def approximating(attention: dict[str, Any], kind: Any) -> dict[str, Any]:
+    """Put an approximation into a drawn attention, and leave out what does not go with it."""
+    return {name: attention[name] for name in ("bias", "output_bias", "qk_norm", "value_residual")} | {"approximation": kind}
 
 
 def described(fields: dict[str, Any]) -> TextNetwork:

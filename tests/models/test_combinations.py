@@ -26,15 +26,16 @@ from tests.models.combinations import (
 )
 from transom.config.architecture import Architecture, Transformer, TwoSided
 from transom.config.model import Encoder, MaskedEncoder, TextEmbedder
-from transom.config.recurrent import Recurrent, RecurrentDecoder
+from transom.config.recurrent import Recurrent
 from transom.config.training import Adam, Training
-from transom.decoding.flat import searcher_of
 from transom.decoding.roles import StepModel
+from transom.decoding.searcher import searcher_of
 from transom.inputs.batch import LanguageBatch, Sequences
 from transom.inputs.windows import language_batch
 from transom.inspection.names import Recorder, sites
 from transom.inspection.recompute import attention_pattern
 from transom.layers.attention import Attends, per_query_head
+from transom.layers.norm import BatchNorm
 from transom.models.build import build_model
 from transom.models.network import Network
 from transom.planning.flops import count_flops
@@ -44,7 +45,7 @@ from transom.training.step import Stepper
 from transom.weights.tensors import load_into, pack
 
 REAL = TARGET.segments > 0
-FULL, FULL_SOURCE = Sequences.pad([[1, 5, 8, 4], [1, 7, 3, 6]]), Sequences.pad([[3, 4, 5, 6, 2], [7, 3, 8, 4, 2]])
+FULL, FULL_SOURCE = Sequences.pad([[1, 5, 8, 4], [1, 7, 3, 6]]), Sequences.pad([[3, 4, 5, 6, 2], [7, 2, 8, 3, 2]])
 CLOSE = {"rtol": 0, "atol": 1e-10}
 
 
@@ -63,6 +64,10 @@ def built(config: Architecture) -> Network:
     for parameter in model.parameters():
         if parameter.dim() == 1:
             torch.nn.init.normal_(parameter, 1.0, 0.3)
+    for module in model.modules():
+        if isinstance(module, BatchNorm):
+            module.mean.normal_(0.0, 0.3)
+            module.variance.uniform_(0.5, 2.0)
     return model.double().eval()
 
 
@@ -80,8 +85,8 @@ def test_it_looks_back_only_and_ignores_padding(fields: dict[str, Any]) -> None:
     tokens[0, 2] = 3
     changed = model(batch_for(config, with_tokens(TARGET, tokens)))
     assert torch.allclose(changed[0, :2], whole[0, :2], **CLOSE)
-    mixture = isinstance(config, Transformer) and config.feed_forward.kind == "mixture"
-    if not mixture:  # whose products have as many rows as there are tokens for an expert
+    mixture = isinstance(config, Transformer) and "mixture" in (config.feed_forward.kind, config.depth.kind)
+    if not mixture:  # whose products have as many rows as there are tokens for an expert or a block
         assert torch.equal(changed[0, :2], whole[0, :2])
     assert not torch.allclose(changed[0, 2], whole[0, 2])
 
@@ -106,7 +111,8 @@ def test_steps_equal_the_whole_pass_in_the_model_and_in_what_searches(fields: di
 @given(combinations(ENCODERS))
 @torch.no_grad()
 def test_an_encoder_sees_all_of_its_text_and_no_padding(fields: dict[str, Any]) -> None:
-    config = described(fields | {"attention": fields["attention"] | {"pattern": "full"}})
+    depth = "full" if fields["depth"] == "full" else fields["depth"] | {"every": 2}  # so that every token passes the first block
+    config = described(fields | {"attention": fields["attention"] | {"pattern": "full"}, "depth": depth})
     model = built(config)
     whole = model(batch_for(config))
     real = batch_for(config).counted if isinstance(config, MaskedEncoder) else slice(None)
@@ -129,10 +135,8 @@ def test_it_learns_and_is_counted_right(fields: dict[str, Any]) -> None:
     assert count_parameters(config).total == sum(parameter.numel() for parameter in model.parameters())
     batch, n_source = batch_for(config), 5 if isinstance(config, TwoSided | Encoder) else 0
     n_target = 5 if isinstance(config, MaskedEncoder) else 1 if isinstance(config, Encoder) else 4
-    limited = isinstance(config, Transformer) and getattr(config.feed_forward, "capacity", None) is not None
-    padding_rests = isinstance(config, RecurrentDecoder) or limited  # then what is computed depends on how much of it there is
     with FlopCounterMode(display=False, custom_mapping=KERNELS) as counter:
-        model(batch_for(config, FULL, FULL_SOURCE) if padding_rests else batch)
+        model(batch_for(config, FULL, FULL_SOURCE))  # some bricks do not compute all of the padding
     if isinstance(config, TextEmbedder):  # both sides, and the products of their vectors
         expected = sum(count_flops(config, 2, length, 0).forward for length in (5, 4)) + 2 * 12 * 2 * 2
     else:
@@ -159,7 +163,9 @@ def test_every_site_is_named_and_patterns_are_those_that_were_used(fields: dict[
     logits = model(batch, recorder.taps)
     assert torch.equal(logits, model(batch))
     known = [site.address for site in sites(config)]
-    assert [address for address in known if ".experts." not in address or address in recorder.kept] == list(recorder.kept)
+    routed = {name for name, module in model.named_modules() if getattr(module, "depth", None) is not None}  # which no token may choose
+    may_rest = [address for address in known if ".experts." in address or address.split(".depth.")[0].rsplit(".attn")[0] in routed]
+    assert [address for address in known if address not in may_rest or address in recorder.kept] == list(recorder.kept)
     attentions = [name for name, module in model.named_modules() if isinstance(module, Attends)]
     if isinstance(config, Recurrent):
         assert len(attentions) == (fields.get("attention", "none") != "none")

@@ -12,7 +12,7 @@ from pydantic import TypeAdapter
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from tests.models.combinations import ATTENTION, FEED_FORWARD, NORMS
+from tests.models.combinations import APPROXIMATIONS, ATTENTION, FEED_FORWARD, NORMS, PATTERNS, approximating
 from tests.models.test_combinations import built
 from transom.config.model import Model
 from transom.config.training import Adam, Training
@@ -20,10 +20,12 @@ from transom.config.vision import ImageClassifier, VisionTransformer
 from transom.inputs.batch import ImageBatch, Mixed
 from transom.inspection.names import Recorder, sites
 from transom.inspection.recompute import attention_pattern
+from transom.layers import sight
 from transom.layers.attention import per_query_head
 from transom.layers.patches import patches
 from transom.layers.position import build_position, resized_grid, sinusoids
 from transom.models.build import build_model
+from transom.planning import flops
 from transom.planning.flops import count_flops
 from transom.planning.parameters import count_parameters
 from transom.training.optimizer import build_optimizer
@@ -37,6 +39,15 @@ STEMS: list[Any] = [
         ([4], 1, "none"), ([4, 6], 1, {"kind": "se", "reduction": 1}), ([3], 2, {"kind": "cbam", "reduction": 1, "kernel": 3}),
     )),
 ]  # fmt: skip
+IMAGE_PATTERNS = st.sampled_from(
+    [
+        {"kind": "window-2d", "size": 2},
+        [{"kind": "window-2d", "size": 2}, "full"],
+        {"kind": "any", "of": [{"kind": "local", "size": 4}, {"kind": "strided", "stride": 4}]},
+        {"kind": "all", "of": [{"kind": "window-2d", "size": 3}, {"kind": "not", "of": {"kind": "window-2d", "size": 1}}]},
+    ]
+)
+EXACT = st.tuples(ATTENTION, PATTERNS | IMAGE_PATTERNS).map(lambda drawn: drawn[0] | {"pattern": drawn[1]})
 SHARED: dict[str, Any] = {"image_size": 8, "classes": ["a", "b", "c"], "d_model": 12}
 NETWORKS = st.one_of(
     st.fixed_dictionaries(
@@ -53,7 +64,10 @@ NETWORKS = st.one_of(
             "stem": st.sampled_from(STEMS),
             "norm": NORMS,
             "norm_placement": st.sampled_from(["post", "pre", "sandwich", "parallel"]),
-            "attention": ATTENTION.map(lambda drawn: drawn | {"pattern": "full"}),
+            "attention": EXACT
+            | EXACT
+            | EXACT
+            | st.tuples(ATTENTION, st.sampled_from(APPROXIMATIONS)).map(lambda drawn: approximating(*drawn)),
             "feed_forward": FEED_FORWARD,
             "dropout": st.sampled_from([0.0, 0.2]),
         }
@@ -69,6 +83,11 @@ def described(fields: dict[str, Any]) -> ImageClassifier:
     return config
 
 
+def seeing_all(fields: dict[str, Any]) -> dict[str, Any]:
+    """Let all patches see each other, so that every one has a part in the logits of a narrow network, whatever is pooled."""
+    return fields if fields["kind"] == "convolutional" else fields | {"attention": fields["attention"] | {"pattern": "full"}}
+
+
 def batch_of(config: ImageClassifier, n: int = 3) -> ImageBatch:
     torch.manual_seed(2)
     pixels = torch.rand(n, config.channels, config.image_size, config.image_size, dtype=torch.float64)
@@ -79,7 +98,7 @@ def batch_of(config: ImageClassifier, n: int = 3) -> ImageBatch:
 @given(NETWORKS)
 @torch.no_grad()
 def test_an_image_is_seen_whole_and_alone(fields: dict[str, Any]) -> None:
-    config = described(fields)
+    config = described(seeing_all(fields))
     model, batch = built(config), batch_of(config)
     whole = model(batch)
     assert whole.shape == (3, 3) and whole.isfinite().all()
@@ -187,7 +206,7 @@ def test_a_resized_grid_is_the_picture_at_another_size_and_the_token_in_front_st
         ({"image_size": 10, "patch_size": 1, "stem": STEMS[2]}, "multiple of 4, as its stages halve it, found 10"),
         ({"image_size": 4096, "patch_size": 1}, "at most 65536 patches, found 4096 x 4096"),
         ({"d_model": 6, "n_heads": 2, "position": "sinusoidal-2d"}, "multiple of 4, found 6"),
-        ({"attention": {"pattern": "window"}}, "patches see all of each other"),
+        ({"attention": {"pattern": {"kind": "window-2d", "size": 0}}}, "greater than or equal to 1"),
         ({"pixel_mean": [0.5]}, "pixel_mean of 3 channels, found 1"),
         ({"stem": {"kind": "convolutional", "attention": {"kind": "cbam", "kernel": 4}}}, "an odd kernel, found 4"),
     ],
@@ -203,3 +222,68 @@ def test_pixels_are_normalised_by_the_statistics_of_the_data() -> None:
     batch = batch_of(described(plain))
     moved = ImageBatch(batch.pixels * 0.5 + 0.25, batch.labels, batch.samples)
     assert torch.allclose(ours(batch), theirs(moved), **CLOSE)
+
+
+def explicit(pattern: str, pool: str) -> Tensor:
+    """Write the mask of a grid of 4 x 4 patches out by hand, place by place."""
+    rules: dict[str, Any] = {
+        "window": lambda a, b: abs(a - b) < 3,
+        "window-2d": lambda a, b: abs(a // 4 - b // 4) < 2 and abs(a % 4 - b % 4) < 2,
+        "axial": lambda a, b: a // 4 == b // 4 or a % 4 == b % 4,
+        "global": lambda a, b: a == 0 or b == 0,
+    }
+    patches = torch.tensor([[rules[pattern](a, b) for b in range(16)] for a in range(16)])
+    return patches if pool == "mean" else torch.nn.functional.pad(patches, (1, 0, 1, 0), value=True)
+
+
+BY_HAND: dict[str, Any] = {
+    "window": {"kind": "window", "size": 3},
+    "window-2d": {"kind": "window-2d", "size": 2},
+    "axial": {"kind": "any", "of": [{"kind": "local", "size": 4}, {"kind": "strided", "stride": 4}]},
+    "global": "global",
+}
+
+
+@pytest.mark.parametrize("pool", ["cls", "mean"])
+@pytest.mark.parametrize("name", BY_HAND)
+@torch.no_grad()
+def test_patterns_are_explicit_masks_over_the_grid(name: str, pool: str) -> None:
+    """Each block's attention from its tapped queries and keys, by the equation and a mask written by hand."""
+    fields = {"kind": "vision-transformer", "patch_size": 2, "n_layers": 2, "n_heads": 4, "d_ff": 9, "pool": pool}
+    config = described(fields | {"attention": {"pattern": [BY_HAND[name], "full"]}})
+    model, recorder, batch = built(config), Recorder(["*"]), batch_of(config)
+    model(batch, recorder.taps)
+    for block, mask in ((0, explicit(name, pool)), (1, torch.tensor(True))):
+        q, k, v, z = (recorder.kept[f"encoder.blocks.{block}.attn.{site}"] for site in "qkvz")
+        scores = (q @ k.transpose(-2, -1) / q.shape[-1] ** 0.5).masked_fill(~mask, -torch.inf)
+        assert torch.allclose(z, scores.softmax(-1) @ v, **CLOSE)
+
+
+LARGE: list[Any] = [
+    {"kind": "window-2d", "size": 3},
+    {"kind": "any", "of": [{"kind": "local", "size": 24}, {"kind": "strided", "stride": 24}]},
+    [{"kind": "window", "size": 9}, "full"],
+]
+
+
+@pytest.mark.parametrize("pattern", LARGE, ids=["window-2d", "axial", "window and full"])
+@pytest.mark.parametrize("pool", ["cls", "mean"])
+def test_tiles_of_large_images_change_nothing(pattern: Any, pool: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    fields = {"kind": "vision-transformer", "image_size": 24, "patch_size": 1, "n_layers": 2, "n_heads": 4, "d_ff": 9, "pool": pool}
+    config = described(fields | {"attention": {"pattern": pattern}})
+    model, batch = built(config), batch_of(config, 2)
+    monkeypatch.setattr(sight, "LONG", 128)
+    monkeypatch.setattr(sight, "MOST", 0.9)
+    flops._pairs.cache_clear()
+    assert any(each.tiles for each in model.image_sight(batch))  # type: ignore[operator]
+    by_tiles = model(batch)
+    gradients = torch.autograd.grad(by_tiles.square().mean(), list(model.parameters()))
+    with FlopCounterMode(display=False) as counter:
+        model(batch_of(config, 1))  # tiles of several images are laid together in other ways
+    assert count_flops(config, 1, config.n_positions, 1).forward == counter.get_total_flops()  # type: ignore[attr-defined]
+    flops._pairs.cache_clear()
+    monkeypatch.setattr(sight, "LONG", 10**6)
+    written_out = model(batch)
+    assert torch.allclose(by_tiles, written_out, **CLOSE)
+    for a, b in zip(gradients, torch.autograd.grad(written_out.square().mean(), list(model.parameters())), strict=True):
+        assert torch.allclose(a, b, **CLOSE)

@@ -1,4 +1,4 @@
-"""Masked tokens and classes as tasks: what they measure, that they learn, and that a killed run ends as the run left alone."""
+"""Masked tokens, classes and vectors as tasks: what they measure, and that they learn."""
 
 import math
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.training.test_run import Killed, kill_at, same
+from tests.training.conftest import ANIMALS, SAYS, changed, sit
 from transom.config.recipe import ClassificationRecipe, EmbeddingRecipe, MaskedRecipe, Recipe
 from transom.decoding.classifier import Classifier
 from transom.decoding.embedder import Embedder
@@ -17,101 +17,15 @@ from transom.errors import DataError
 from transom.inputs.batch import Sequences, matched_batch
 from transom.inputs.special import EOS
 from transom.models.build import build_model
-from transom.training.events import Finished, Saved, Started, Stepped, Validated
-from transom.training.run import train
 from transom.training.setup import set_up
 from transom.training.step import batch_loss
 from transom.weights.run_folder import RunFolder
-
-MODEL = {"d_model": 16, "n_layers": 1, "n_heads": 2, "d_ff": 32, "max_seq_len": 16, "dropout": 0.1}
-TRAINING = {
-    "max_steps": 10,
-    "batch_tokens": 64,
-    "accumulate": 2,
-    "learning_rate": 0.01,
-    "schedule": {"kind": "cosine", "warmup_steps": 5},
-    "precision": "bf16",
-    "average": {"kind": "checkpoints", "last": 2},
-    "validate_every": 4,
-    "checkpoint_every": 3,
-    "log_every": 2,
-}
-ANIMALS, SAYS, COLOURS = ["dog", "cat", "bird"], ["barks", "purrs", "sings"], ["red", "green", "blue"]
-
-
-@pytest.fixture
-def masked(tmp_path: Path) -> MaskedRecipe:
-    """Sentences whose animal is told by what stands behind it."""
-    lines = [f"the {colour} {animal} {says}" for colour in COLOURS for animal, says in zip(ANIMALS, SAYS, strict=True)] * 8
-    (tmp_path / "text.txt").write_text("\n".join(f"{line} {i}" for i, line in enumerate(lines)))
-    data = {"train": {"files": str(tmp_path / "text.txt"), "document": "line"}}
-    tokenizer = {"kind": "whitespace", "vocab_size": 100}
-    return MaskedRecipe.model_validate({"data": data, "tokenizer": tokenizer, "model": MODEL, "training": TRAINING})
-
-
-@pytest.fixture
-def classes(tmp_path: Path) -> ClassificationRecipe:
-    """Texts whose class is told by one word."""
-    lines = [
-        f"{i} a {word} thing\t{label}" for i in range(40) for label, words in (("animal", ANIMALS), ("colour", COLOURS)) for word in words
-    ]
-    (tmp_path / "labelled.tsv").write_text("\n".join(lines))
-    data = {"train": {"file": str(tmp_path / "labelled.tsv")}}
-    tokenizer = {"kind": "whitespace", "vocab_size": 60}
-    return ClassificationRecipe.model_validate({"data": data, "tokenizer": tokenizer, "model": MODEL, "training": TRAINING})
-
-
-@pytest.fixture
-def pairs(tmp_path: Path) -> EmbeddingRecipe:
-    """Pairs whose sides share the number and the word, said in two ways."""
-    words = list(zip(ANIMALS + COLOURS, ["perro", "gato", "ave", "rojo", "verde", "azul"], strict=True))
-    lines = [(f"{i} {word}", f"{word_2} {i}") for i in range(20) for word, word_2 in words]
-    for side, name in enumerate(("left", "right")):
-        (tmp_path / name).write_text("\n".join(line[side] for line in lines) + "\n")
-    data = {"train": {"source": str(tmp_path / "left"), "target": str(tmp_path / "right")}}
-    tokenizer = {"kind": "whitespace", "vocab_size": 60}
-    return EmbeddingRecipe.model_validate({"data": data, "tokenizer": tokenizer, "model": MODEL, "training": TRAINING})
 
 
 @pytest.fixture(params=["masked", "classes", "pairs"])
 def recipe(request: pytest.FixtureRequest) -> Recipe:
     found: Recipe = request.getfixturevalue(request.param)
     return found
-
-
-def changed(recipe: Recipe, **training: Any) -> Recipe:
-    raw = recipe.model_dump()
-    raw["training"] |= training
-    return type(recipe).model_validate(raw)
-
-
-def sit(recipe: Recipe, out: Path, *observers: Any) -> Finished:
-    with RunFolder.create(out, resume=True) as folder:
-        return train(set_up(recipe, Path(), folder), observers)
-
-
-def test_a_killed_run_ends_as_the_run_left_alone(recipe: Recipe, tmp_path: Path) -> None:
-    sit(recipe, tmp_path / "alone")
-    for observer in (kill_at(0, Started), kill_at(2, Stepped), kill_at(4, Validated), kill_at(6, Saved), kill_at(8, Stepped)):
-        with pytest.raises(Killed):
-            sit(recipe, tmp_path / "killed", observer)
-    sit(recipe, tmp_path / "killed")
-    same(tmp_path / "alone", tmp_path / "killed")
-
-
-def test_two_processes_make_the_steps_of_one(recipe: Recipe, tmp_path: Path) -> None:
-    if isinstance(recipe, EmbeddingRecipe):
-        return  # each process has the pairs of its own part to tell apart
-    raw = changed(recipe, precision="fp32", max_steps=4).model_dump()
-    raw["model"] |= {"dropout": 0.0, **({"pooler_dropout": 0.0} if recipe.task == "classification" else {})}
-    seen: dict[int, list[Stepped]] = {1: [], 2: []}
-    for n, steps in seen.items():
-        raw["training"]["processes"] = n
-        sit(type(recipe).model_validate(raw), tmp_path / str(n), lambda e, steps=steps: steps.append(e) if isinstance(e, Stepped) else None)
-    for one, two in zip(seen[1], seen[2], strict=True):
-        assert (one.loss, one.grad_norm) == pytest.approx(
-            (two.loss, two.grad_norm), rel=2e-4
-        ) and one.n_target_tokens == two.n_target_tokens
 
 
 def test_a_classifier_learns_and_says_how_well(classes: ClassificationRecipe, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Images as a task: they are learnt, a killed run ends as the run left alone, processes make the steps of one, another size goes on."""
+"""Images as a task: they are learnt, what is measured of them, and another size goes on."""
 
 from pathlib import Path
 from typing import Any
@@ -7,67 +7,22 @@ import pytest
 import torch
 from PIL import Image
 
-from tests.training.test_encoders import TRAINING as OF_TEXT
-from tests.training.test_encoders import changed, sit
-from tests.training.test_run import Killed, kill_at, same
+from tests.training.conftest import changed, sit
 from transom.config.recipe import ImageRecipe
 from transom.decoding.image_classifier import ImageClassifier
 from transom.decoding.load import load
 from transom.errors import DataError
 from transom.layers.position import resized_grid
-from transom.training.events import Finished, Saved, Started, Stepped, Validated
+from transom.training.events import Finished
 from transom.training.setup import set_up
 from transom.weights.run_folder import WEIGHTS, RunFolder
 from transom.weights.tensors import read_tensors
 
-VISION = {"kind": "vision-transformer", "image_size": 8, "patch_size": 4, "d_model": 16, "n_layers": 1, "n_heads": 2, "d_ff": 32}
-CONVOLUTIONAL = {"kind": "convolutional", "image_size": 8, "stem": {"channels": [8, 8]}, "d_model": 16}
-TRAINING: dict[str, Any] = {name: value for name, value in OF_TEXT.items() if name != "batch_tokens"} | {
-    "batch_images": 16,
-    "average": {"kind": "ema", "decay": 0.5},
-    "augmentation": {"shift": 1, "flip": True, "randaugment": 1, "mixup": 0.2, "cutmix": 1.0},
-}
 
-
-@pytest.fixture
-def photos(tmp_path: Path) -> Path:
-    """Draw a bar that lies or stands, anywhere, in two shades."""
-    for number in range(48):
-        image = Image.new("RGB", (10, 10), (40, 40, 60))
-        place = 1 + number % 7
-        lies = number % 2
-        image.paste((200 + number, 180, 90), (0, place, 10, place + 3) if lies else (place, 0, place + 3, 10))
-        file = tmp_path / "photos" / ("lying" if lies else "standing") / f"{number}.png"
-        file.parent.mkdir(parents=True, exist_ok=True)
-        image.save(file)
-    return tmp_path / "photos"
-
-
-@pytest.fixture(params=[VISION, CONVOLUTIONAL], ids=lambda model: model["kind"])
-def recipe(request: pytest.FixtureRequest, photos: Path) -> ImageRecipe:
-    data = {"train": {"images": str(photos)}, "valid_share": 0.25}
-    return ImageRecipe.model_validate({"data": data, "model": request.param, "training": TRAINING})
-
-
-def test_a_killed_run_ends_as_the_run_left_alone(recipe: ImageRecipe, tmp_path: Path) -> None:
-    sit(recipe, tmp_path / "alone")
-    for observer in (kill_at(0, Started), kill_at(2, Stepped), kill_at(4, Validated), kill_at(6, Saved), kill_at(8, Stepped)):
-        with pytest.raises(Killed):
-            sit(recipe, tmp_path / "killed", observer)
-    sit(recipe, tmp_path / "killed")
-    same(tmp_path / "alone", tmp_path / "killed")
-
-
-def test_two_processes_make_the_steps_of_one(recipe: ImageRecipe, tmp_path: Path) -> None:
-    raw = changed(recipe, precision="fp32", max_steps=4).model_dump()
-    raw["model"]["dropout"] = 0.0
-    seen: dict[int, list[Stepped]] = {1: [], 2: []}
-    for n, steps in seen.items():
-        raw["training"]["processes"] = n
-        sit(ImageRecipe.model_validate(raw), tmp_path / str(n), lambda e, steps=steps: steps.append(e) if isinstance(e, Stepped) else None)
-    for one, two in zip(seen[1], seen[2], strict=True):
-        assert (one.loss, one.grad_norm) == pytest.approx((two.loss, two.grad_norm), rel=2e-4)
-        assert one.n_target_tokens == two.n_target_tokens in (12, 13)
+@pytest.fixture(params=["vision", "convolutional"])
+def recipe(request: pytest.FixtureRequest) -> ImageRecipe:
+    found: ImageRecipe = request.getfixturevalue(request.param)
+    return found
 
 
 def test_it_learns_and_answers(recipe: ImageRecipe, photos: Path, tmp_path: Path) -> None:
@@ -99,9 +54,8 @@ def test_the_figures_are_those_of_the_images_as_they_are(recipe: ImageRecipe, tm
     assert task.place(0).startswith(("lying/", "standing/")) and len(task.report.lines()) >= 4
 
 
-def test_a_network_of_another_size_begins_from_a_trained_one(photos: Path, tmp_path: Path) -> None:
-    data = {"train": {"images": str(photos)}, "valid_share": 0.25}
-    small = ImageRecipe.model_validate({"data": data, "model": VISION, "training": TRAINING | {"max_steps": 4}})
+def test_a_network_of_another_size_begins_from_a_trained_one(vision: ImageRecipe, photos: Path, tmp_path: Path) -> None:
+    small = changed(vision, max_steps=4)
     sit(small, tmp_path / "small")
     (photos / "round").mkdir()
     for number in range(4):

@@ -32,6 +32,15 @@ def test_chunks_equal_whole_logits_with_gradients(n_tokens: int, vocab: int, d_m
         assert torch.allclose(a, b, rtol=0, atol=1e-10)
 
 
+@pytest.mark.parametrize("smoothing", [0.0, 0.2])
+def test_a_frozen_map_changes_no_other_gradient(smoothing: float) -> None:
+    hidden, weight = torch.randn(7, 4, requires_grad=True), torch.randn(5, 4)
+    labels = torch.randint(0, 5, (7,))
+    frozen, learning = (linear_cross_entropy(hidden, w, labels, smoothing)[0] for w in (weight, weight.clone().requires_grad_()))
+    (found,), (expected,) = (torch.autograd.grad(loss, [hidden]) for loss in (frozen, learning))
+    assert torch.equal(frozen, learning) and torch.equal(found, expected)
+
+
 def test_no_gradient_is_computed_where_none_is_wanted() -> None:
     loss, _ = linear_cross_entropy(torch.randn(3, 4), torch.randn(5, 4), torch.tensor([0, 1, 2]), 0.1)
     assert not loss.requires_grad

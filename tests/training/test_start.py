@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.training.test_encoders import changed, classes, masked, sit
+from tests.training.conftest import changed, sit
 from tests.training.test_run import Killed, kill_at, same
 from transom.config.recipe import ClassificationRecipe, LanguageRecipe, MaskedRecipe
 from transom.errors import CheckpointError, ConfigError
@@ -14,8 +14,6 @@ from transom.training.events import Started, Stepped
 from transom.training.setup import set_up
 from transom.weights.run_folder import TOKENIZER, WEIGHTS, RunFolder
 from transom.weights.tensors import read_tensors
-
-__all__ = ["classes", "masked"]
 
 
 @pytest.fixture

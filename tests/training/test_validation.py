@@ -35,10 +35,10 @@ def test_case_counts_where_the_model_has_it(lowercase: bool, monkeypatch: pytest
     tokenizer = Tokenizer.train([LETTERS], TokenizerConfig(kind="char", vocab_size=64, lowercase=lowercase))
     references = ["A man sleeps on a Bench in the Park.", "Two Dogs play in the snow today.", "never read"]
     found = [reference.lower() for reference in references[:2]]
-    monkeypatch.setattr(Translator, "translate", lambda self, texts: found[: len(texts)])
+    monkeypatch.setattr(Translator, "translate", lambda self, texts, to: found[: len(texts)])
     pairs = Pairs(["x", "y", "z"], references, "made up")
     tokenizers = Tokenizers(tokenizer, tokenizer)
-    scores, samples = validation_scores(tiny_model(tokenizer.vocab_size), pairs, 2, tokenizers, Decoding(), torch.float32)
+    scores, samples = validation_scores(tiny_model(tokenizer.vocab_size), {None: pairs}, 2, tokenizers, Decoding(), torch.float32)
     assert scores == {score.__name__: score(found, references[:2], lowercase).value for score in (bleu, chrf)}
     assert (scores["bleu"] == pytest.approx(100)) is lowercase
     assert samples[1] == {"source": "y", "reference": references[1], "translation": found[1]} and len(samples) == 2 < validation.SHOWN

@@ -8,10 +8,11 @@ import typer
 
 from transom.cli.answers import Json, answer, table
 from transom.cli.imports import lasting_imports
-from transom.cli.options import Source, Target
+from transom.cli.options import Source, Target, To
 
 EXAMPLES = """
 transom compare runs/a runs/b --source test.en --target test.de
+transom compare runs/en-de runs/joint --to de --source test.en --target test.de
 transom compare runs/a runs/b --source test.en --target test.de --samples 10000 --seed 7 --json
 """
 
@@ -24,12 +25,16 @@ def compare(
     b: Annotated[Path, typer.Argument(metavar="RUN_B", help="Another.")],
     source: Source,
     target: Target,
+    to: To = None,
     lowercase: Annotated[bool, typer.Option("--lowercase", help="Ignore case.")] = False,
     samples: Annotated[int, typer.Option("--samples", min=1, help="Test sets drawn with replacement.")] = 1000,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the draws.")] = 12345,
     as_json: Json = False,
 ) -> None:
-    """Paired bootstrap resampling (Koehn 2004) of BLEU on the same sentences; each model searches as its own recipe says."""
+    """Paired bootstrap resampling (Koehn 2004) of BLEU on the same sentences; each model searches as its own recipe says.
+
+    --to is for those of the two that know several target languages.
+    """
     with lasting_imports():
         from transom.cli.progress import counting
         from transom.cli.reading import read_test_set
@@ -37,11 +42,15 @@ def compare(
         from transom.decoding.translator import Translator
         from transom.training.evaluation import compare as bootstrap
 
+    translators = {run: load_as(Translator, run) for run in (a, b)}
+    several = [translator for translator in translators.values() if translator.tokenizers.source.tags]
+    for translator in several or translators.values():
+        translator.tokenizers.source.prefix(to)  # before the reading is noted
     pairs = read_test_set([a, b], source, target, "compare")
     translations = {}
-    for run in (a, b):
+    for run, translator in translators.items():
         with counting(f"sentences by {run}", quiet=as_json) as tell:
-            translations[run] = load_as(Translator, run).translate(pairs.source, tell=tell)
+            translations[run] = translator.translate(pairs.source, tell=tell, to=to if translator in several else None)
     result = bootstrap(translations[a], translations[b], pairs.target, lowercase=lowercase, n_samples=samples, seed=seed)
     answer({"a_run": str(a), "b_run": str(b), **asdict(result)}, as_json, _lines(a, b, result))
 

@@ -7,12 +7,13 @@ import typer
 
 from transom.cli.answers import Json, answer, table
 from transom.cli.imports import lasting_imports
-from transom.cli.options import Alpha, Beam, Precision, Run, Source, Target
+from transom.cli.options import Alpha, Beam, Run, SearchPrecision, Source, Target, To
 
 EXAMPLES = """
 transom evaluate runs/en-de --source test.en --target test.de
 transom evaluate runs/en-de --source test.en --target test.de --output translations.de --json
 transom evaluate runs/en-de --source test.en --target test.de --tokenized de
+transom evaluate runs/joint --to fr --source test.en --target test.fr
 """
 
 app = typer.Typer(add_completion=False)
@@ -23,6 +24,7 @@ def evaluate(
     run: Run,
     source: Source,
     target: Target,
+    to: To = None,
     output_file: Annotated[Path | None, typer.Option("--output", metavar="FILE", help="Also write the translations.")] = None,
     tokenized: Annotated[
         str | None,
@@ -30,7 +32,7 @@ def evaluate(
     ] = None,
     beam_size: Beam = None,
     length_penalty: Alpha = None,
-    precision: Precision = "auto",
+    precision: SearchPrecision = "auto",
     as_json: Json = False,
 ) -> None:
     """Each reading of a test file is noted in the run's ledger: choose by validation data, report test data once."""
@@ -41,8 +43,10 @@ def evaluate(
         from transom.training import evaluation
         from transom.weights.durable import write_file
 
+    translator = load_as(Translator, run, precision)
+    translator.tokenizers.source.prefix(to)  # before the reading is noted
     pairs = read_test_set([run], source, target, "evaluate")
-    translations = _translated(load_as(Translator, run, precision), pairs.source, beam_size, length_penalty, as_json)
+    translations = _translated(translator, pairs.source, to, beam_size, length_penalty, as_json)
     if output_file is not None:
         write_file(output_file, "".join(f"{line}\n" for line in translations).encode())
     scores = {
@@ -56,6 +60,7 @@ def evaluate(
     buckets = evaluation.bleu_by_length(translations, pairs.target, lowercase=True)
     value = {
         "run": str(run),
+        **({} if to is None else {"to": to}),
         "sentences": len(pairs),
         **{name: {"score": score.value, "signature": score.signature} for name, score in scores.items()},
         "exact_match": exact,
@@ -64,11 +69,13 @@ def evaluate(
     answer(value, as_json, _lines(scores, exact, buckets, len(pairs)))
 
 
-def _translated(translator: Any, sources: list[str], beam_size: int | None, length_penalty: float | None, quiet: bool) -> list[str]:
+def _translated(
+    translator: Any, sources: list[str], to: str | None, beam_size: int | None, length_penalty: float | None, quiet: bool
+) -> list[str]:
     from transom.cli.progress import counting
 
     with counting("sentences", quiet) as tell:
-        return list(translator.translate(sources, beam_size=beam_size, length_penalty=length_penalty, tell=tell))
+        return list(translator.translate(sources, to=to, beam_size=beam_size, length_penalty=length_penalty, tell=tell))
 
 
 def _lines(scores: dict[str, Any], exact: float, buckets: list[Any], n_sentences: int) -> list[str]:

@@ -1,6 +1,8 @@
 """``transom generate``: go on with a text, as it is drawn."""
 
 import sys
+import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -31,6 +33,9 @@ TypicalP = Annotated[float | None, typer.Option(min=0, max=1, help="Among those 
 RepetitionPenalty = Annotated[float | None, typer.Option(help="Above 1 against tokens that stood before.")]
 FrequencyPenalty = Annotated[float | None, typer.Option(help="Taken off a token's log probability for each use.")]
 PresencePenalty = Annotated[float | None, typer.Option(help="Taken off once a token was used.")]
+ExitThreshold = Annotated[
+    float | None, typer.Option(min=0, max=1, help="Stop a token at the block behind which it is this sure; 1 passes all blocks.")
+]
 Stop = Annotated[
     list[str] | None, typer.Option(metavar="TEXT", help="End at this text, which is left out; may be repeated; \\n is a new line.")
 ]
@@ -56,13 +61,14 @@ def generate(
     repetition_penalty: RepetitionPenalty = None,
     frequency_penalty: FrequencyPenalty = None,
     presence_penalty: PresencePenalty = None,
+    exit_threshold: ExitThreshold = None,
     stop: Stop = None,
     seed: Seed = None,
     too_long: TooLong = "window",
     precision: Precision = "auto",
     as_json: Json = False,
 ) -> None:
-    """The text appears as it is drawn, behind the prompt. What is not given here is as the decoding table of the recipe has it."""
+    """The text appears as it is drawn, behind the prompt; an answer, where that was learnt, alone. What is not given is the recipe's."""
     if prompt is not None and input_file is not None:
         raise ConfigError("expected a PROMPT or --input, found both; remove one")
     with lasting_imports():
@@ -83,21 +89,31 @@ def generate(
         "repetition_penalty": repetition_penalty,
         "frequency_penalty": frequency_penalty,
         "presence_penalty": presence_penalty,
+        "exit_threshold": exit_threshold,
         "seed": seed,
         "too_long": too_long,
         "stop": None if stop is None else [text.replace("\\n", "\n") for text in stop],
         "name": "PROMPT" if input_file is None else str(input_file),
     }
     generator = load_as(Generator, run, precision)
+    start = time.perf_counter()
     if input_file is None and samples == 1 and not as_json:
         _streamed(generator, prompts[0], options)
+        _exited(generator, time.perf_counter() - start, quiet=False)
         return
     with counting("texts", quiet=as_json or input_file is None) as tell:
         found = generator.continuations(prompts, samples, **options, tell=tell)
+    _told(prompts, found, generator, as_json)
+    _exited(generator, time.perf_counter() - start, as_json)
+
+
+def _told(prompts: Sequence[str], found: Sequence[Sequence[Any]], generator: Any, as_json: bool) -> None:
+    """Print the texts of each prompt."""
     records = [
         {"prompt": text, "continuations": [each._asdict() for each in of_prompt]} for text, of_prompt in zip(prompts, found, strict=True)
     ]
-    lines = [line for text, of_prompt in zip(prompts, found, strict=True) for each in of_prompt for line in (f"{text}{each.text}", "---")]
+    shown = [""] * len(prompts) if generator.answering else prompts
+    lines = [line for text, of_prompt in zip(shown, found, strict=True) for each in of_prompt for line in (f"{text}{each.text}", "---")]
     answer(records, as_json, lines[:-1])
     if grown := sum(each.windows > 0 for of_prompt in found for each in of_prompt):
         _outgrew(f"{grown:,} texts", generator, as_json)
@@ -106,7 +122,7 @@ def generate(
 def _streamed(generator: Any, prompt: str, options: dict[str, Any]) -> None:
     """Write one text as it comes."""
     pieces = generator.stream(prompt, **options)
-    print(prompt, end="", flush=True)
+    print("" if generator.answering else prompt, end="", flush=True)
     for piece in pieces:
         print(piece, end="", flush=True)
     print(flush=True)
@@ -118,3 +134,10 @@ def _outgrew(what: str, generator: Any, quiet: bool) -> None:
     if not quiet and sys.stderr is not None:
         most = generator.model.config.max_seq_len
         note(f"{what} outgrew the {most:,} tokens that the model reads: where they were full it went on from the last {most // 2:,}")
+
+
+def _exited(generator: Any, seconds: float, quiet: bool) -> None:
+    """Tell how far tokens went and how fast, where they may stop early."""
+    if not quiet and sys.stderr is not None and (exits := generator.exits) is not None:
+        n_tokens, n_blocks = sum(tokens for tokens, _ in exits.passed), len(exits.model.decoder.blocks)
+        note(f"mean exit behind block {exits.mean_exit:.2f} of {n_blocks}; {n_tokens / seconds:,.0f} tokens a second")

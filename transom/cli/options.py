@@ -15,10 +15,19 @@ Set = Annotated[
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder: the --out of a training.")]
 Source = Annotated[Path, typer.Option("--source", metavar="FILE", help="Source sentences, one a line (.gz too).")]
 Target = Annotated[Path, typer.Option("--target", metavar="FILE", help="Their translations, line by line.")]
+To = Annotated[
+    str | None, typer.Option("--to", metavar="TAG", help="Target language, of a model that knows several: a tag of its data.languages.")
+]
 Beam = Annotated[int | None, typer.Option("--beam-size", min=1, help="Hypotheses kept a sentence; 1 is greedy. Default: the recipe's.")]
 Alpha = Annotated[float | None, typer.Option("--length-penalty", min=0, help="GNMT's alpha. Default: the recipe's.")]
 Precision = Annotated[
     Literal["auto", "fp32", "bf16", "fp16"], typer.Option("--precision", help="Arithmetic of the matrix products; auto measures.")
+]
+SearchPrecision = Annotated[
+    Literal["auto", "fp32", "bf16", "fp16", "int8"],
+    typer.Option(
+        "--precision", help="Arithmetic of the matrix products; auto measures. int8 is the fastest on a processor, and less exact."
+    ),
 ]
 TrainSource = Annotated[Path | None, typer.Option("--source", metavar="FILE", help="Training source, one sentence a line (.gz too).")]
 TrainTarget = Annotated[Path | None, typer.Option("--target", metavar="FILE", help="Its translations, line by line.")]
@@ -35,6 +44,13 @@ TrainLabelled = Annotated[
 ]
 ValidLabelled = Annotated[
     Path | None, typer.Option("--valid-labelled", metavar="FILE", help="Validation texts with their classes; left out, 10 % is split off.")
+]
+TrainInstructions = Annotated[
+    Path | None,
+    typer.Option("--instructions", metavar="FILE", help="For a model that answers: a .tsv, .csv or .jsonl file of prompts and answers."),
+]
+ValidInstructions = Annotated[
+    Path | None, typer.Option("--valid-instructions", metavar="FILE", help="Validation prompts and answers; left out, 1 % is split off.")
 ]
 TrainImages = Annotated[
     Path | None, typer.Option("--images", metavar="PATH", help="For a classifier of images: a folder or .zip of CLASS/NAME.jpg.")
@@ -61,6 +77,11 @@ def file_overrides(source: Path | None, target: Path | None, valid_source: Path 
 def labelled_overrides(labelled: Path | None, valid_labelled: Path | None) -> list[str]:
     """Turn the flags of labelled texts into overrides, as ``file_overrides`` does."""
     return _two_parts("--labelled", "texts", "file", labelled, valid_labelled)
+
+
+def instruction_overrides(instructions: Path | None, valid_instructions: Path | None) -> list[str]:
+    """Turn the flags of instructions into overrides, as ``file_overrides`` does."""
+    return _two_parts("--instructions", "instructions", "file", instructions, valid_instructions)
 
 
 def image_overrides(images: Path | None, valid_images: Path | None) -> list[str]:

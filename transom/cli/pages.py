@@ -36,6 +36,6 @@ def _alignments(parts: Parts, samples: Iterable[Mapping[str, str]]) -> Iterator[
     for sample in samples:
         if sample["translation"].strip():
             try:
-                yield align(parts.validated, parts.task.tokenizers, sample["source"], sample["translation"])
+                yield align(parts.validated, parts.task.tokenizers, sample["source"], sample["translation"], to=sample.get("to"))
             except DataError:
                 continue

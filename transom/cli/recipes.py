@@ -8,6 +8,7 @@ import typer
 from typer.core import TyperGroup
 
 from transom.cli.answers import Json, answer
+from transom.cli.options import RecipeName, Set
 from transom.config.names import nearest
 from transom.config.recipe import packaged_recipes
 from transom.errors import ConfigError
@@ -16,6 +17,7 @@ EXAMPLES = """
 transom recipes
 transom recipes show multi30k-en-de
 transom recipes copy translation my.toml
+transom recipes patterns cifar10-vit --set model.attention.pattern=window-2d --out patterns.svg
 """
 
 
@@ -64,6 +66,31 @@ def copy(
         raise ConfigError(f"{file} is there already; give another name or remove it first")
     write_file(file, text.encode())
     answer({"name": name, "file": str(file)}, as_json, [f"wrote {file}; train it with: transom train {file} --out runs/{file.stem}"])
+
+
+@app.command()
+def patterns(
+    recipe: RecipeName,
+    overrides: Set = None,
+    length: Annotated[int, typer.Option("--length", min=1, max=512, help="Tokens of the text; an image has its patches.")] = 32,
+    out: Annotated[Path | None, typer.Option("--out", metavar="FILE.svg", help="Draw them into a file instead of the terminal.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Draw which tokens each token sees, layer by layer, as the attention patterns of a recipe have it: nothing is trained for it."""
+    from transom.config.recipe import load_recipe
+    from transom.inspection.patterns import pattern_text, pattern_views, patterns_file
+    from transom.weights.durable import write_file
+
+    views = pattern_views(load_recipe(recipe, overrides or [])[0].model, length)
+    if out is not None:
+        write_file(out, patterns_file(views).encode())
+    value = [
+        {"stack": view.stack, "layers": view.layers, "pattern": view.pattern, "share": view.share, "of_family": view.of_family}
+        for view in views
+    ]
+    drawn = ([view.title, *([] if out is not None else ["", *pattern_text(view), ""])] for view in views)
+    written = [] if out is None else [f"drawn in {out}"]
+    answer({"patterns": value}, as_json, [*(line for lines in drawn for line in lines), *written])
 
 
 def _recipe(name: str) -> str:

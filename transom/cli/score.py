@@ -7,11 +7,12 @@ import typer
 
 from transom.cli.answers import Json, answer, note
 from transom.cli.imports import lasting_imports
-from transom.cli.options import Precision, Run
+from transom.cli.options import Precision, Run, To
 from transom.errors import ConfigError
 
 EXAMPLES = """
 transom score runs/en-de --source test.en --target test.de
+transom score runs/joint --to fr --source test.en --target test.fr
 transom score runs/shakespeare-char --text play.txt
 transom score runs/stdlib --text src --suffix .py --overlap 128 --json
 """
@@ -24,6 +25,7 @@ def score(
     run: Run,
     source: Annotated[Path | None, typer.Option("--source", metavar="FILE", help="Source sentences, one a line (.gz too).")] = None,
     target: Annotated[Path | None, typer.Option("--target", metavar="FILE", help="Their translations, line by line.")] = None,
+    to: To = None,
     text: Annotated[
         list[Path] | None, typer.Option("--text", metavar="PATH", help="For a language model: a text file or a folder; may be repeated.")
     ] = None,
@@ -45,6 +47,8 @@ def score(
     """One line a pair or text, its log p in nats with the end symbol included; at the end the perplexity, and bits a byte of text."""
     if (text is None) == (source is None and target is None):
         raise ConfigError("expected --source and --target for a translator, or --text for a language model; give one of them")
+    if text is not None and to is not None:
+        raise ConfigError("expected --to with --source and --target, found it with --text; leave it out")
     with lasting_imports():
         from transom.decoding.generator import Generator
         from transom.decoding.load import load_as
@@ -53,7 +57,7 @@ def score(
     if text is None:
         if source is None or target is None:
             raise ConfigError("expected both --source and --target, found one of them; give the other too")
-        _pairs(load_as(Translator, run, precision), run, source, target, as_json)
+        _pairs(load_as(Translator, run, precision), run, source, target, to, as_json)
         return
     from transom.config.data import TextFiles
     from transom.config.explaining import check
@@ -70,12 +74,13 @@ def score(
     _texts(scores, documents.places, generator.model.config.max_seq_len, as_json)
 
 
-def _pairs(translator: Any, run: Path, source: Path, target: Path, as_json: bool) -> None:
+def _pairs(translator: Any, run: Path, source: Path, target: Path, to: str | None, as_json: bool) -> None:
     from transom.cli.reading import read_test_set
     from transom.decoding.answers import perplexity
 
+    translator.tokenizers.source.prefix(to)  # before the reading is noted
     pairs = read_test_set([run], source, target, "score")
-    scores: list[Any] = translator.score(pairs.source, pairs.target, name=pairs.name)
+    scores: list[Any] = translator.score(pairs.source, pairs.target, name=pairs.name, to=to)
     value = {"pairs": [each._asdict() for each in scores], "perplexity": perplexity(scores)}
     n_tokens = sum(each.n_tokens for each in scores)
     lines = [f"{each.log_p:.4f}" for each in scores]

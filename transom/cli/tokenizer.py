@@ -30,10 +30,20 @@ def train(
     as_json: Json = False,
 ) -> None:
     """Train the tokenizer of a recipe on its training data."""
-    from transom.config.recipe import ClassificationRecipe, EmbeddingRecipe, LanguageRecipe, MaskedRecipe, TranslationRecipe, load_recipe
-    from transom.inputs.datasets import load_data
+    from transom.config.recipe import (
+        ClassificationRecipe,
+        EmbeddingRecipe,
+        InstructionRecipe,
+        LanguageRecipe,
+        MaskedRecipe,
+        TranslationRecipe,
+        load_recipe,
+    )
+    from transom.inputs.datasets import load_languages
     from transom.inputs.documents import load_text
+    from transom.inputs.instructions import load_instructions
     from transom.inputs.labelled import load_labelled
+    from transom.inputs.pairs import together
     from transom.inputs.tokenizer import Tokenizer, Tokenizers, describe
     from transom.weights.durable import write_file
 
@@ -44,12 +54,20 @@ def train(
     read, base = load_recipe(recipe, [*file_overrides(source, target, None, None), *text_overrides(text, None, suffix), *(overrides or [])])
     tell("reading the data ...")
     if isinstance(read, TranslationRecipe | EmbeddingRecipe):
-        pairs = load_data(read.data, base).train
+        splits = load_languages(read.data, base)
+        pairs = together([of_language.train for of_language in splits.values()])
         tell(f"learning symbols from {len(pairs.source):,} pairs ...")
-        tokenizers = Tokenizers.train(pairs, read.tokenizer)
+        tokenizers = Tokenizers.train(pairs, read.tokenizer, [to for to in splits if to is not None])
     else:
-        assert isinstance(read, LanguageRecipe | MaskedRecipe | ClassificationRecipe)
-        texts = load_labelled(read.data, base).train.source if read.task == "classification" else load_text(read.data, base).train.texts
+        match read:
+            case ClassificationRecipe():
+                texts = load_labelled(read.data, base).train.source
+            case InstructionRecipe():
+                train = load_instructions(read.data, base).train
+                texts = train.source + train.target
+            case _:
+                assert isinstance(read, LanguageRecipe | MaskedRecipe)
+                texts = load_text(read.data, base).train.texts
         tell(f"learning symbols from {len(texts):,} texts ...")
         of_text = Tokenizer.train(texts, read.tokenizer)
         tokenizers = Tokenizers(of_text, of_text)

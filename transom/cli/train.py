@@ -14,17 +14,20 @@ from transom.cli.options import (
     Set,
     Suffix,
     TrainImages,
+    TrainInstructions,
     TrainLabelled,
     TrainSource,
     TrainTarget,
     TrainText,
     ValidImages,
+    ValidInstructions,
     ValidLabelled,
     ValidSource,
     ValidTarget,
     ValidText,
     file_overrides,
     image_overrides,
+    instruction_overrides,
     labelled_overrides,
     quoted,
     text_overrides,
@@ -32,7 +35,7 @@ from transom.cli.options import (
 from transom.cli.training_run import Sitting, default_folder, run_training
 from transom.config.recipe import Recipe, load_recipe
 from transom.errors import ConfigError
-from transom.training.figures import VALIDATED, spelled
+from transom.training.figures import VALIDATED, spelled, tags
 
 app = typer.Typer(add_completion=False)
 
@@ -45,6 +48,7 @@ transom train text-bpe --text notes --suffix .md --out runs/notes
 transom train text-classes --labelled reviews.tsv --out runs/reviews
 transom train images --images photos --out runs/photos
 transom train text-classes --labelled reviews.tsv --from runs/masked --out runs/tuned
+transom train instructions --instructions mine.jsonl --from runs/notes --set training.adapter=lora --out runs/assistant
 transom train my.toml --set training.max_steps=300 --set training.optimizer=adamw
 transom train my.toml --out runs/mine --resume
 transom train my.toml --seeds 3
@@ -65,6 +69,8 @@ def train(
     valid_labelled: ValidLabelled = None,
     images: TrainImages = None,
     valid_images: ValidImages = None,
+    instructions: TrainInstructions = None,
+    valid_instructions: ValidInstructions = None,
     out: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="The run folder; left out, runs/NAME.")] = None,
     origin: Annotated[
         Path | None, typer.Option("--from", metavar="RUN", help="Start from a run's tokenizer, shape and weights: fine-tuning.")
@@ -80,9 +86,10 @@ def train(
         text_overrides(text, valid_text, suffix),
         labelled_overrides(labelled, valid_labelled),
         image_overrides(images, valid_images),
+        instruction_overrides(instructions, valid_instructions),
     ]
     if sum(map(bool, files)) > 1:
-        kinds = "--source and --target, --text, --labelled, or --images"
+        kinds = "--source and --target, --text, --labelled, --instructions, or --images"
         raise ConfigError(f"expected files of one kind, {kinds}, found several; remove all but one")
     start = [] if origin is None else [f"training.start_from={quoted(origin)}"]
     sets = [*(each for of_kind in files for each in of_kind), *start, *(overrides or [])]
@@ -136,7 +143,9 @@ def _told(sitting: Sitting) -> list[str]:
 
 def _summary(sittings: Sequence[Sitting]) -> dict[str, dict[str, float]]:
     """Return mean and sample standard deviation of each figure."""
-    columns = {key: [sitting.best[key] for sitting in sittings] for key, *_ in VALIDATED if key in sittings[0].best}
+    endings = ["", *(f"/{tag}" for tag in tags(sittings[0].best))]
+    names = [figure.key + ending for ending in endings for figure in VALIDATED if figure.key + ending in sittings[0].best]
+    columns = {name: [sitting.best[name] for sitting in sittings] for name in names}
     spread = {name: statistics.stdev(values) if len(values) > 1 else 0.0 for name, values in columns.items()}
     return {"mean": {name: statistics.fmean(values) for name, values in columns.items()}, "spread": spread}
 

@@ -10,13 +10,14 @@ import typer
 
 from transom.cli.answers import Json, answer, note
 from transom.cli.imports import lasting_imports
-from transom.cli.options import Alpha, Beam, Precision, Run
+from transom.cli.options import Alpha, Beam, Run, SearchPrecision, To
 from transom.errors import ConfigError
 
 EXAMPLES = """
 transom translate runs/en-de "Two dogs are playing in the snow."
 transom translate runs/en-de --input test.en --output test.de
 transom translate runs/en-de --n-best 5 "A man sleeps."
+transom translate runs/joint --to fr "A man sleeps."
 cat test.en | transom translate runs/en-de --beam-size 1 > test.de
 """
 
@@ -29,6 +30,7 @@ def translate(
     sentence: Annotated[str | None, typer.Argument(metavar="SENTENCE", help="Left out: --input, or else standard input.")] = None,
     input_file: Annotated[Path | None, typer.Option("--input", metavar="FILE", help="Sentences, one a line (.gz too).")] = None,
     output_file: Annotated[Path | None, typer.Option("--output", metavar="FILE", help="Where to; left out, standard output.")] = None,
+    to: To = None,
     beam_size: Beam = None,
     length_penalty: Alpha = None,
     n_best: Annotated[int, typer.Option("--n-best", min=1, help="Translations a sentence: number ||| text ||| score ||| log p.")] = 1,
@@ -38,7 +40,7 @@ def translate(
         Literal["split", "refuse"],
         typer.Option("--too-long", help="A line longer than the model reads: split it at sentence ends, or refuse."),
     ] = "split",
-    precision: Precision = "auto",
+    precision: SearchPrecision = "auto",
     as_json: Json = False,
 ) -> None:
     """One output line for each input line, always and in order; an empty line gives an empty line."""
@@ -62,6 +64,7 @@ def translate(
             too_long=too_long,
             name=name,
             tell=tell,
+            to=to,
         )
     records = [{"source": text, "translations": [best._asdict() for best in of_text]} for text, of_text in zip(texts, found, strict=True)]
     _give(records, n_best, output_file, as_json)

@@ -7,6 +7,7 @@ from pydantic import Field, model_validator
 
 from transom.config.brick import Brick
 from transom.config.bricks import FeedForward, LayerNorm, MultiHead, Norm, PositionBrick, Rotary
+from transom.config.depth import AnyDepth, FullDepth
 from transom.config.mixture import FeedForwardNetwork
 
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
@@ -87,6 +88,7 @@ class Transformer(Architecture):
     position: PositionBrick
     attention: MultiHead = Field(MultiHead(), description="the attention brick")
     feed_forward: FeedForwardNetwork = Field(FeedForward(), description="the feed-forward brick")
+    depth: AnyDepth = Field(FullDepth(), description="how many of the blocks a token passes")
 
     @model_validator(mode="after")
     def _shapes_fit(self) -> "Transformer":
@@ -118,6 +120,23 @@ class Transformer(Architecture):
             raise ValueError(f"{named} has no scores for position = {self.position.kind!r} to be added to; take another position")
         if self.attention_dropout:
             raise ValueError(f"{named} has no weights to drop: expected attention_dropout = 0, found {self.attention_dropout:g}")
+        if self.depth.kind != "full":
+            raise ValueError(
+                f"{named} has no scores to hide the tokens from that depth = {self.depth.kind!r} lets pass by; change one of them"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _depths_fit(self) -> "Transformer":
+        if self.depth.kind != "full" and self.feed_forward.kind == "mixture":
+            raise ValueError(
+                "depth.kind = 'mixture' routes tokens past whole blocks, and not with feed_forward.kind = 'mixture' too; change one of them"
+            )
+        if self.depth.routed(0) and self.attention.value_residual.kind != "none":
+            raise ValueError(
+                "attention.value_residual needs a first block that every token passes: expected depth.every above 1, found 1; change one of"
+                " them"
+            )
         return self
 
     @property

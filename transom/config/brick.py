@@ -49,6 +49,11 @@ def schemas(annotation: Any) -> list[type[Schema]]:
     return [member for member in members(annotation) if isinstance(member, type) and issubclass(member, Schema)]
 
 
+def listed(annotation: Any) -> list[type[Schema]]:
+    """List the schema classes of which an annotation allows a list."""
+    return [schema for member in members(annotation) if get_origin(member) is tuple for schema in schemas(get_args(member)[0])]
+
+
 def spelled_out(field: FieldInfo, value: Any) -> Any:
     """Write a field's short form in full."""
     if value == "none" and type(None) in members(field.annotation):

@@ -50,6 +50,28 @@ class DynamicTanh(Brick):
         return 2 * width + 1
 
 
+class BatchNorm(Brick):
+    """Batch normalisation (Ioffe & Szegedy 2015): gamma * (x - mean) / sqrt(variance + eps) + beta, a column's statistics over tokens.
+
+    In training they are those of all true tokens that are computed together, padding left out. In evaluation they are running ones, which
+    each step moves by ``momentum`` towards those of its whole batch; they are saved with the weights.
+    """
+
+    advice: ClassVar[str] = (
+        "The counter-example that LayerNorm is compared with, not for use on text. In training what a token gives depends on later"
+        " tokens and on other rows, so that a decoder is causal in evaluation only; rows of other lengths give other statistics than"
+        " those that evaluation has. Slices (training.accumulate) are normalised apart, so their number changes the result;"
+        " training.average averages statistics too, which are then no model's own; training.processes must be 1."
+    )
+    kind: Literal["batchnorm"] = "batchnorm"
+    eps: float = Field(1e-5, gt=0, description="added to the variance before the square root")
+    momentum: float = Field(0.1, gt=0, le=1, description="share of a step's statistics in the running ones")
+
+    def parameters(self, width: int) -> int:
+        """Count gamma and beta; the running statistics are not learned."""
+        return 2 * width
+
+
 class NoNorm(Brick):
     """No normalisation: x."""
 
@@ -61,7 +83,10 @@ class NoNorm(Brick):
         return 0
 
 
-AnyNorm = LayerNorm | RmsNorm | DynamicTanh | NoNorm
+TokenNorm = LayerNorm | RmsNorm | DynamicTanh | NoNorm
+"""The norms that know one vector at a time."""
+
+AnyNorm = TokenNorm | BatchNorm
 Norm = Annotated[AnyNorm, Field(discriminator="kind")]
 
 
@@ -175,6 +200,39 @@ class NoPosition(PositionBrick):
 Position = Annotated[Sinusoidal | Learned | Rotary | Alibi | Relative | NoPosition, Field(discriminator="kind")]
 
 
+class NoValueResidual(Brick):
+    """Each block's own values."""
+
+    advice: ClassVar[str] = "The usual one."
+    kind: Literal["none"] = "none"
+
+    def parameters(self, n_layers: int) -> int:
+        """Count nothing."""
+        return 0
+
+
+class ValueResidual(Brick):
+    """Values mixed with those of the stack's first block (Zhou et al. 2024, ResFormer): V'_n = lambda_1 V_1 + lambda_2 V_n, n > 1.
+
+    ``fixed`` keeps the two factors, ``learned`` starts from them, a pair a block. V_1 is as the first block projects it, and the mix is
+    what the cache keeps. Cross-attention's values stay as they are.
+    """
+
+    advice: ClassVar[str] = (
+        "Two products a value and no larger cache; for deep stacks, whose last blocks otherwise hardly know what their tokens were."
+    )
+    kind: Literal["fixed", "learned"] = "learned"
+    first: float = Field(0.5, description="lambda_1, of the first block's values")
+    own: float = Field(0.5, description="lambda_2, of the block's own values")
+
+    def parameters(self, n_layers: int) -> int:
+        """Count the learned pairs: one a block behind the first."""
+        return 2 * (n_layers - 1) * (self.kind == "learned")
+
+
+AnyValueResidual = NoValueResidual | ValueResidual
+
+
 class MultiHead(Brick):
     """Scaled dot-product attention in several heads (Vaswani et al. 2017, section 3.2).
 
@@ -190,7 +248,7 @@ class MultiHead(Brick):
     bias: bool = Field(True, description="biases on W_Q, W_K and W_V")
     output: bool = Field(True, description="mix the heads with W_O; without it n_heads * d_value must equal d_model")
     output_bias: bool = Field(True, description="a bias on W_O")
-    qk_norm: Norm = Field(
+    qk_norm: Annotated[TokenNorm, Field(discriminator="kind")] = Field(
         NoNorm(),
         description="a norm of each head's queries and keys, before positions turn them (Dehghani et al. 2023, after Henry et al. 2020)",
     )
@@ -206,7 +264,9 @@ class MultiHead(Brick):
         False,
         description="a learned score a head for attending to nothing (Agarwal et al. 2025, gpt-oss); attention is then computed explicitly",
     )
-
+    value_residual: Annotated[AnyValueResidual, Field(discriminator="kind")] = Field(
+        NoValueResidual(), description="whether a stack's later blocks mix their values with those of its first (self-attention only)"
+    )
     approximation: Approximation = Field(NoApproximation(), description="what stands in for the softmax over all pairs")
 
     @field_validator("pattern", mode="before")

@@ -5,10 +5,11 @@ from typing import get_args
 
 from transom.config.approximations import AnyApproximation
 from transom.config.brick import Schema, schemas
-from transom.config.bricks import PLACEMENTS
-from transom.config.model import TextTransformer
+from transom.config.bricks import PLACEMENTS, AnyValueResidual
+from transom.config.model import Decoder, TextTransformer
 from transom.config.patterns import AnyPattern
 from transom.config.recurrent import RecurrentSeq2Seq
+from transom.config.training import Training
 from transom.config.vision import Convolutional, VisionTransformer
 
 HEAD = """# Bricks
@@ -21,9 +22,11 @@ float64, `tests/models/test_combinations.py` tries them in random combinations.
 
 TITLES = {
     "position": "Positions",
+    "mask": "What a decoder lets a token see",
     "attention": "Attention",
     "feed_forward": "Feed-forward networks",
     "norm": "Norms",
+    "depth": "How many blocks a token passes",
     "stem": "In front of an image's patches",
     "stem.attention": "Attention over channels and places, in a stem",
 }
@@ -35,7 +38,7 @@ RECURRENT_TITLES = {
 }
 """The same of a recurrent network."""
 
-HOLDERS: dict[str, tuple[type[Schema], ...]] = {"stem": (VisionTransformer,), "stem.attention": (Convolutional,)}
+HOLDERS: dict[str, tuple[type[Schema], ...]] = {"mask": (Decoder,), "stem": (VisionTransformer,), "stem.attention": (Convolutional,)}
 """The schemas that have them, where that is not all Transformers."""
 
 
@@ -48,6 +51,8 @@ def catalogue() -> str:
         parts += _table(title, field, (_row(brick) for brick in found))
         if field == "attention":
             parts += _table("Attention patterns", "attention.pattern", (_row(brick) for brick in schemas(AnyPattern)))
+            values = (_row(brick) for brick in schemas(AnyValueResidual))
+            parts += _table("Values of a stack's later blocks", "attention.value_residual", values)
             parts += _table("Approximations of attention", "attention.approximation", (_row(brick) for brick in schemas(AnyApproximation)))
     parts += _table(
         "Where the norm stands",
@@ -56,11 +61,13 @@ def catalogue() -> str:
     )
     for field, title in RECURRENT_TITLES.items():
         parts += _table(title, field, (_row(brick) for brick in schemas(RecurrentSeq2Seq.model_fields[field].annotation)))
+    adapters = schemas(Training.model_fields["adapter"].annotation)
+    parts += _table("What learns when another run is fine-tuned", "adapter", (_row(brick) for brick in adapters), of="training")
     return "\n".join(parts).rstrip() + "\n"
 
 
-def _table(title: str, field: str, rows: Iterator[str]) -> list[str]:
-    return [f"## {title}: `model.{field}`\n", "| kind | what it is | what it costs, and when to use it |", "| --- | --- | --- |", *rows, ""]
+def _table(title: str, field: str, rows: Iterator[str], of: str = "model") -> list[str]:
+    return [f"## {title}: `{of}.{field}`\n", "| kind | what it is | what it costs, and when to use it |", "| --- | --- | --- |", *rows, ""]
 
 
 def _row(brick: type[Schema]) -> str:

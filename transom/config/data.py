@@ -1,8 +1,10 @@
 """The schema of what is read: data files, generated data and tokenizers."""
 
+import re
+from abc import abstractmethod
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from transom.config.brick import Brick, Schema
 
@@ -82,6 +84,9 @@ class Data(Schema):
     FLAGS: ClassVar[str]
     """The options of ``transom train`` that name a person's own files."""
 
+    ORIGINS: ClassVar[tuple[str, ...]] = ("train", "generate")
+    """The fields of which exactly one is given."""
+
     root: str = Field(".", description="folder that relative paths start from; itself relative to the recipe file")
     train: Schema | None
     valid: Schema | None
@@ -90,12 +95,22 @@ class Data(Schema):
 
     @model_validator(mode="after")
     def _one_origin(self) -> "Data":
-        if (self.train is None) == (self.generate is None):
-            raise ValueError(f"expected exactly one of data.train and data.generate; name your own files with {self.FLAGS}")
+        given = [name for name in self.ORIGINS if getattr(self, name)]
+        if len(given) != 1:
+            *most, last = (f"data.{name}" for name in self.ORIGINS)
+            raise ValueError(f"expected exactly one of {', '.join(most)} and {last}; name your own files with {self.FLAGS}")
         for name in ("valid", "test"):
-            if self.generate is not None and getattr(self, name) is not None:
-                raise ValueError(f"data.generate makes its own {name} part; remove data.{name}")
+            if given != ["train"] and getattr(self, name) is not None:
+                raise ValueError(f"data.{given[0]} has its own {name} part; remove data.{name}")
         return self
+
+    @property
+    @abstractmethod
+    def split_off(self) -> str:
+        """Say what is taken for validation where no data are named."""
+
+
+OF_PAIRS = "1 % of the training pairs, split off by hash"
 
 
 class PairData(Data):
@@ -111,6 +126,68 @@ class PairData(Data):
     )
     max_length_ratio: float | None = Field(None, gt=1, description="drop pairs of which one side is this many times longer in tokens")
 
+    @property
+    def split_off(self) -> str:
+        """Say what is taken for validation where no data are named."""
+        return OF_PAIRS
+
+
+TAG = re.compile("[A-Za-z0-9_-]{1,32}")
+"""What a target language may be called."""
+
+
+class Language(Schema):
+    """Pairs into one target language, behind a tag: with several of these one model translates into several languages.
+
+    The tag is a symbol of its own in front of each source sentence (Johnson et al. 2017, section 3: <2es>); no text holds it.
+    """
+
+    tag: str = Field(..., description="name of the language, which --to asks for: letters, digits, - and _")
+    train: PairFiles | None = Field(None, description="training pairs")
+    valid: PairFiles | None = Field(None, description="validation pairs; left out, 1 % of train is split off by hash")
+    test: PairFiles | None = Field(None, description="test pairs: only the data report reads them, to tell which stand in train")
+    generate: Annotated[Phrasebook | SequenceTask | None, Field(discriminator="kind")] = Field(
+        None, description="generated pairs instead of files"
+    )
+    reverse: bool = Field(False, description="read all pairs from their target to their source")
+    split_off: ClassVar[str] = OF_PAIRS
+
+    @field_validator("tag")
+    @classmethod
+    def _is_a_word(cls, tag: str) -> str:
+        if not TAG.fullmatch(tag):
+            raise ValueError(f"expected 1 to 32 letters, digits, - and _, found {tag!r}")
+        return tag
+
+    @model_validator(mode="after")
+    def _one_origin(self) -> "Language":
+        if (self.train is None) == (self.generate is None):
+            raise ValueError(f"expected exactly one of train and generate for {self.tag!r}")
+        if self.train is None and (self.valid is not None or self.test is not None):
+            raise ValueError(f"generate has its own valid and test parts; remove those of {self.tag!r}")
+        return self
+
+
+class TranslationData(PairData):
+    """Sentence pairs into one language, or into several."""
+
+    ORIGINS: ClassVar[tuple[str, ...]] = ("train", "generate", "languages")
+
+    languages: tuple[Language, ...] = Field((), strict=False, description="pairs into several target languages, each with its tag")
+    temperature: float = Field(
+        5.0,
+        ge=1,
+        description="of n_l pairs into a language, training sees a share in proportion to n_l^(1 / temperature) (Arivazhagan et al. 2019):"
+        " 1 as they are, more for rare languages the higher it is",
+    )
+
+    @model_validator(mode="after")
+    def _tags_differ(self) -> "TranslationData":
+        tags = [language.tag for language in self.languages]
+        if twice := next((tag for tag in tags if tags.count(tag) > 1), None):
+            raise ValueError(f"data.languages: expected different tags, found {twice!r} twice; change one of them")
+        return self
+
 
 class TextData(Data):
     """Documents of plain text."""
@@ -123,6 +200,11 @@ class TextData(Data):
     )
     test: TextFiles | None = Field(None, description="test text: only the data report reads it, to tell which documents stand in train")
     generate: StandardLibrary | None = Field(None, description="text that every machine has, instead of files")
+
+    @property
+    def split_off(self) -> str:
+        """Say what is taken for validation where no data are named."""
+        return "5 % of the documents, split off by hash, or the last 5 % of a single one"
 
 
 class LabelledFiles(Schema):
@@ -145,6 +227,56 @@ class LabelledData(Data):
     too_long: Literal["truncate", "drop"] = Field(
         "truncate", description="a training text of more than model.max_seq_len tokens: its beginning stands for it, or it is left out"
     )
+
+    @property
+    def split_off(self) -> str:
+        """Say what is taken for validation where no data are named."""
+        return "10 % of the training texts, split off by hash"
+
+
+class InstructionFiles(Schema):
+    """Prompts with their answers, in one .tsv, .csv or .jsonl file (``.gz`` too)."""
+
+    file: str = Field(..., description="the file")
+    prompt_field: str | int | None = Field(
+        None, description="column or key of the prompt; default 0 for .tsv, 'prompt' for .csv and .jsonl"
+    )
+    answer_field: str | int | None = Field(
+        None, description="column or key of the answer; default 1 for .tsv, 'answer' for .csv and .jsonl"
+    )
+
+
+class Exercises(Brick):
+    """Small instructions that every machine has: to translate the phrasebook, either way, and to copy, reverse or sort letters."""
+
+    kind: Literal["exercises"] = "exercises"
+    n_train: int = Field(60000, ge=600, le=1_000_000, description="training instructions")
+    n_valid: int = Field(600, ge=60, le=1_000_000, description="validation instructions")
+    n_test: int = Field(600, ge=60, le=1_000_000, description="test instructions, none of which is in the training set")
+    seed: int = Field(1, description="seed of the draw")
+
+
+class InstructionData(Data):
+    """Instructions, each with its answer."""
+
+    FLAGS: ClassVar[str] = "--instructions"
+
+    train: InstructionFiles | None = Field(None, description="training instructions")
+    valid: InstructionFiles | None = Field(None, description="validation instructions; left out, 1 % of train is split off by hash")
+    test: InstructionFiles | None = Field(
+        None, description="test instructions: only the data report reads them, to tell which stand in train"
+    )
+    generate: Exercises | None = Field(None, description="instructions that every machine has, instead of files")
+    too_long: Literal["truncate", "drop", "refuse"] = Field(
+        "truncate",
+        description="an instruction of more than model.max_seq_len tokens: the beginning of its prompt is left out, all of it is, or it is"
+        " refused; an answer that has no room is left out",
+    )
+
+    @property
+    def split_off(self) -> str:
+        """Say what is taken for validation where no data are named."""
+        return "1 % of the training instructions, split off by hash"
 
 
 class ImageFiles(Schema):
@@ -179,12 +311,22 @@ class ImageData(Data):
     generate: Digits | None = Field(None, description="images that every machine has, instead of files")
     valid_share: float = Field(0.1, gt=0, lt=1, description="share of the training images that is split off where data.valid is left out")
 
+    @property
+    def split_off(self) -> str:
+        """Say what is taken for validation where no data are named."""
+        return f"{100 * self.valid_share:g} % of the training images, split off by hash"
+
 
 class Tokenizer(Brick):
     """How text becomes tokens: byte-pair encoding (Sennrich et al. 2016), characters, or white-space words."""
 
     kind: Literal["bpe", "char", "whitespace"] = Field("bpe", description="the symbols: sub-words, characters or words")
-    vocab_size: int = Field(10000, ge=8, le=1_000_000, description="largest number of symbols a side, special symbols included")
+    vocab_size: int = Field(
+        10000,
+        ge=8,
+        le=1_000_000,
+        description="largest number of symbols a side, special symbols included; tags of target languages come on top",
+    )
     lowercase: bool = Field(False, description="lower-case all text before anything else; the round trip is then exact only up to case")
 
 

@@ -39,10 +39,13 @@ class ImageReading(Schema):
     batch_images: int = Field(256, ge=1, description="images of a batch")
 
 
+_TEMPERATURE = "log probabilities are divided by it; 0 takes the likeliest token"
+
+
 class Sampling(Schema):
     """How a text is drawn from a language model: what reshapes its distribution, and where the text ends."""
 
-    temperature: float = Field(1.0, ge=0, description="log probabilities are divided by it; 0 takes the likeliest token")
+    temperature: float = Field(1.0, ge=0, description=_TEMPERATURE)
     top_k: int | None = Field(None, ge=1, description="keep the k likeliest tokens (Fan et al. 2018)")
     top_p: float | None = Field(None, gt=0, le=1, description="keep the likeliest tokens of this total probability (Holtzman et al. 2020)")
     min_p: float | None = Field(
@@ -56,6 +59,13 @@ class Sampling(Schema):
     )
     frequency_penalty: float = Field(0.0, ge=-100, le=100, description="taken from a token's log p for each time it was drawn")
     presence_penalty: float = Field(0.0, ge=-100, le=100, description="taken from a token's log p once it was drawn")
+    exit_threshold: float = Field(
+        1.0,
+        ge=0,
+        le=1,
+        description="a token stops at the first block behind which the two likeliest next tokens are this far apart in probability"
+        " (Schuster et al. 2022); 1 passes all blocks; for models trained with training.exits",
+    )
     seed: int = Field(1, ge=0, lt=2**63, description="seed of the draws")
     max_new_tokens: int = Field(256, ge=1, description="most tokens that are drawn, the end symbol not counted")
     min_new_tokens: int = Field(0, ge=0, description="fewest tokens before the end symbol")
@@ -71,3 +81,9 @@ class Sampling(Schema):
                 f" found {self.min_new_tokens} and {self.max_new_tokens}; change one of them"
             )
         return self
+
+
+class Replying(Sampling):
+    """How a prompt is answered: as a text is gone on with, behind the symbol at which answers begin."""
+
+    temperature: float = Field(0.0, ge=0, description=_TEMPERATURE)

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from transom.config.brick import Schema, schemas
+from transom.config.brick import Schema, listed, schemas
 from transom.errors import ConfigError
 
 Path = tuple[str, ...]
@@ -63,7 +63,7 @@ def path_of(detail: Any, raw: Mapping[str, Any]) -> Path:
     path: list[str] = []
     value: Any = raw
     for part in detail["loc"]:
-        if isinstance(value, Mapping) and part in value:
+        if (isinstance(value, Mapping) and part in value) or _is_table_of(value, part):
             path.append(str(part))
             value = value[part]
     if detail["type"] == "missing":
@@ -71,6 +71,10 @@ def path_of(detail: Any, raw: Mapping[str, Any]) -> Path:
     if detail["type"] == "union_tag_invalid" and isinstance(value, Mapping) and "kind" in value:
         path.append("kind")
     return tuple(path)
+
+
+def _is_table_of(value: Any, part: int | str) -> bool:
+    return isinstance(value, list) and isinstance(part, int) and isinstance(value[part], Mapping)
 
 
 def _message(path: Path, details: list[Any], schema: type[Schema], raw: Mapping[str, Any]) -> str:
@@ -105,7 +109,8 @@ def _expected(detail: Any) -> str:
 def _found(detail: Any, raw: Mapping[str, Any], path: Path) -> str:
     value: Any = raw
     for part in path:
-        value = value.get(part, detail["input"]) if isinstance(value, Mapping) else detail["input"]
+        of_list = isinstance(value, list) and part.isdecimal()
+        value = value[int(part)] if of_list else value.get(part, detail["input"]) if isinstance(value, Mapping) else detail["input"]
     text = "a table" if isinstance(value, Mapping) else repr(value)
     return text if len(text) <= 80 else f"{text[:77]}..."
 
@@ -121,9 +126,11 @@ def _owners(path: Path, schema: type[Schema], raw: Any) -> list[type[Schema]]:
     """Find the schema classes that may stand at a path; where the input says which kind, only that one."""
     owners = [schema]
     for part in path:
-        raw = raw.get(part) if isinstance(raw, Mapping) else None
+        raw = raw.get(part) if isinstance(raw, Mapping) else raw[int(part)] if part.isdecimal() else None
+        if part.isdecimal():  # a place in a list of tables
+            continue
         fields = [owner.model_fields[part] for owner in owners if part in owner.model_fields]
-        owners = [member for field in fields for member in schemas(field.annotation)]
+        owners = [member for field in fields for member in (*schemas(field.annotation), *listed(field.annotation))]
         kind = raw.get("kind") if isinstance(raw, Mapping) else raw
         default = next((getattr(field.default, "kind", None) for field in fields), None)
         owners = [owner for owner in owners if "kind" in owner.model_fields and _is_kind(owner, kind or default)] or owners

@@ -5,8 +5,10 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from transom.config.architecture import PLACEMENT, Fraction, Placement, TextNetwork, Transformer, TwoSided
+from transom.config.brick import Brick
 from transom.config.bricks import FeedForward, Gated, Learned, Norm, Position, RmsNorm, Rotary, Sinusoidal
 from transom.config.mixture import FeedForwardNetwork
+from transom.config.patterns import kinds_of
 from transom.config.recurrent import RecurrentDecoder, RecurrentSeq2Seq
 from transom.config.vision import ConvolutionalNetwork, VisionTransformer
 
@@ -30,6 +32,12 @@ class TextTransformer(Transformer, TextNetwork):
             )
         return self
 
+    @model_validator(mode="after")
+    def _has_no_rows_and_columns(self) -> "TextTransformer":
+        if "window-2d" in kinds_of(self.attention.pattern):
+            raise ValueError("attention.pattern: expected a pattern of texts, found 'window-2d', which is of images; take 'window'")
+        return self
+
     @property
     def n_positions(self) -> int:
         """As many as the longest sequence has tokens."""
@@ -42,6 +50,27 @@ class Seq2Seq(TextTransformer, TwoSided):
     LOOKS_BACK: ClassVar[bool] = True
 
     kind: Literal["seq2seq"] = "seq2seq"
+
+
+class Causal(Brick):
+    """Each token sees itself and what came before it (Radford et al. 2018): j <= i."""
+
+    advice: ClassVar[str] = "Every token of a text is learnt from; the usual one."
+    kind: Literal["causal"] = "causal"
+
+
+class PrefixLm(Brick):
+    """A prefix is seen by all of its text, what follows it looks back only (Raffel et al. 2020, section 3.2.1): j <= i or j in the prefix.
+
+    The prefix is what a batch says it is: of an instruction the prompt, up to the answer's start symbol. In plain text there is none, and
+    the mask is causal. Where a text is gone on with, its prompt but for the last token is the prefix, read in one piece.
+    """
+
+    advice: ClassVar[str] = (
+        "Costs nothing. Prompts are understood from both sides, as by an encoder; for instructions, where only answers are learnt from. Not"
+        " with approximated attention."
+    )
+    kind: Literal["prefix"] = "prefix"
 
 
 class Decoder(TextTransformer):
@@ -62,6 +91,18 @@ class Decoder(TextTransformer):
     position: Position = Field(Rotary(), description="the position brick")
     feed_forward: FeedForwardNetwork = Field(Gated(kind="swiglu"), description="the feed-forward brick")
     scale_embeddings: bool = Field(False, description="multiply embeddings by sqrt(d_model)")
+    mask: Annotated[Causal | PrefixLm, Field(discriminator="kind")] = Field(
+        Causal(), description="which tokens a token may see; attention.pattern chooses among them"
+    )
+
+    @model_validator(mode="after")
+    def _approximations_look_back(self) -> "Decoder":
+        if self.mask.kind != "causal" and self.attention.approximation.kind != "none":
+            raise ValueError(
+                f"attention.approximation = {self.attention.approximation.kind!r} keeps sums of what came before:"
+                f" expected mask = 'causal', found {self.mask.kind!r}"
+            )
+        return self
 
 
 class Encoder(TextTransformer):

@@ -8,7 +8,11 @@ from transom.config.brick import Brick
 
 
 class Full(Brick):
-    """Every token sees all that its family lets it see (Vaswani et al. 2017, section 3.2)."""
+    """Every token sees all that its family lets it see (Vaswani et al. 2017, section 3.2).
+
+    An image's patches are such tokens, counted row by row: in a row of n patches ``local`` with size n is the row and ``strided`` with
+    stride n the column (axial attention, Ho et al. 2019). A classification token sees all and all see it, whatever the pattern.
+    """
 
     advice: ClassVar[str] = "Work grows with the square of the length; the best quality, and at some thousand tokens still cheap."
     kind: Literal["full"] = "full"
@@ -23,6 +27,17 @@ class Window(Brick):
     advice: ClassVar[str] = "size pairs a token; local syntax loses next to nothing, long recall needs full layers between (Gemma: 5 of 6)."
     kind: Literal["window"] = "window"
     size: int = Field(256, ge=1, description="tokens to a side, the token itself among them")
+
+
+class Window2d(Brick):
+    """A square window on an image (Ramachandran et al. 2019, section 3.1): a patch sees those fewer than size rows and columns away.
+
+    At the edges of the image the window is cut off.
+    """
+
+    advice: ClassVar[str] = "(2 size - 1)^2 pairs a patch; what is near on the image, as a convolution has it. For images only."
+    kind: Literal["window-2d"] = "window-2d"
+    size: int = Field(4, ge=1, description="patches to each side, the patch itself among them")
 
 
 class Strided(Brick):
@@ -86,6 +101,17 @@ class Random(Brick):
     seed: int = Field(1, ge=0, lt=2**31, description="of the draw")
 
 
+class Prefix(Brick):
+    """The prefix of the token's own text, such as a prompt: token i sees j where j is in it.
+
+    Which tokens are in it comes with the batch: an instruction's prompt; other texts, translations among them, have none. A decoder that is
+    asked to go on with a prompt takes all of it but the last token for it.
+    """
+
+    advice: ClassVar[str] = "prefix pairs a token; joined with a window it keeps a prompt in sight of all that follows."
+    kind: Literal["prefix"] = "prefix"
+
+
 class Several(Brick):
     """What holds several patterns."""
 
@@ -119,7 +145,7 @@ class Cycle(Several):
     kind: Literal["cycle"]
 
 
-Leaf = Full | Window | Strided | Local | Summary | Logarithmic | Global | Random
+Leaf = Full | Window | Window2d | Strided | Local | Summary | Logarithmic | Global | Random | Prefix
 Pattern = Annotated[Leaf | Joined, Field(discriminator="kind")]
 AnyPattern = Leaf | Joined | Cycle
 for _schema in (Several, Joined, Cycle):
@@ -129,3 +155,20 @@ for _schema in (Several, Joined, Cycle):
 def patterns_of(pattern: AnyPattern) -> tuple[Leaf | Joined, ...]:
     """List the patterns that the blocks of a stack have in turn."""
     return pattern.of if isinstance(pattern, Cycle) else (pattern,)
+
+
+def kinds_of(pattern: AnyPattern) -> set[str]:
+    """Name the kinds of a pattern and of all that it is put together of."""
+    below = [kinds_of(part) for part in pattern.of] if isinstance(pattern, Several) else []
+    return {pattern.kind}.union(*below)
+
+
+def spelled(pattern: AnyPattern) -> str:
+    """Write a pattern as people read it.
+
+    >>> spelled(Joined(kind="any", of=(Window(size=3), Global())))
+    'any(window(size=3), global(size=1))'
+    """
+    parts = [spelled(part) for part in pattern.of] if isinstance(pattern, Several) else []
+    fields = [] if isinstance(pattern, Several) else [f"{name}={value}" for name, value in pattern if name != "kind"]
+    return pattern.kind + (f"({', '.join([*parts, *fields])})" if parts or fields else "")

@@ -2,6 +2,7 @@
 
 import re
 import tomllib
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,7 +12,7 @@ from transom.errors import ConfigError
 MOST_BYTES = 1 << 20
 """No recipe is larger than this; what is, is another kind of file."""
 
-_TABLE = re.compile(r"\s*\[\s*([^\[\]#]+?)\s*\]\s*(#.*)?$")
+_TABLE = re.compile(r"\s*(\[\[|\[)\s*([^\[\]#]+?)\s*\]{1,2}\s*(#.*)?$")
 _KEY = re.compile(r"\s*([A-Za-z0-9_.\"'-]+(?:\s*\.\s*[A-Za-z0-9_\"'-]+)*)\s*=")
 _PLACE = re.compile(r"(.*?) \(at (?:line (\d+), column (\d+)|(end of document))\)$", re.DOTALL)
 
@@ -105,12 +106,21 @@ def line_of(text: str, path: tuple[str, ...]) -> int | None:
 
     >>> line_of("seed = 1\n[training]\nmax_steps = 3", ("training", "max_steps"))
     3
+
+    Tables of a list count from 0.
+
+    >>> line_of("[[a.b]]\nc = 1\n[[a.b]]\nc = 2", ("a", "b", "1", "c"))
+    4
     """
     table: tuple[str, ...] = ()
+    seen = Counter[tuple[str, ...]]()
     best, line = 0, None
     for number, content in enumerate(text.split("\n"), 1):
         if header := _TABLE.match(content):
-            key = table = _parts(header[1])
+            key = table = _parts(header[2])
+            if header[1] == "[[":
+                key = table = (*table, str(seen[table]))
+                seen[table[:-1]] += 1
         elif setting := _KEY.match(content):
             key = table + _parts(setting[1])
         else:

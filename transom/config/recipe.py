@@ -3,15 +3,25 @@
 from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import tomli_w
 from pydantic import Field, model_validator
 
-from transom.config.architecture import Architecture
+from transom.config.architecture import Architecture, Transformer
 from transom.config.brick import Schema
-from transom.config.data import Data, ImageData, LabelledData, PairData, PairTokenizer, TextData, Tokenizer
-from transom.config.decoding import Decoding, ImageReading, Reading, Sampling
+from transom.config.data import (
+    Data,
+    ImageData,
+    InstructionData,
+    LabelledData,
+    PairData,
+    PairTokenizer,
+    TextData,
+    Tokenizer,
+    TranslationData,
+)
+from transom.config.decoding import Decoding, ImageReading, Reading, Replying, Sampling
 from transom.config.explaining import check
 from transom.config.model import Decoder, MaskedEncoder, Seq2Seq, TextClassifier, TextEmbedder
 from transom.config.names import nearest
@@ -21,6 +31,7 @@ from transom.config.training import (
     ClassificationTraining,
     EmbeddingTraining,
     ImageTraining,
+    InstructionTraining,
     LanguageTraining,
     MaskedTraining,
     Training,
@@ -33,11 +44,29 @@ from transom.errors import ConfigError
 class Recipe(Schema):
     """What every task's recipe has: a task, its data, a model, and how it is trained and answers."""
 
+    COUNTED: ClassVar[str]
+    """What has a label each, and what losses and speeds are of."""
+
+    VERB: ClassVar[str]
+    """The verb that answers with such a model, and the method of what ``transom.load`` gives."""
+
+    EXAMPLE: ClassVar[tuple[str, str]]
+    """What may follow the verb and the run folder, and what the method may be called with."""
+
     task: str
     data: Data
     model: Architecture
     training: Training
     decoding: Schema
+
+    @model_validator(mode="after")
+    def _statistics_of_one_process(self) -> Self:
+        if isinstance(self.model, Transformer) and self.model.norm.kind == "batchnorm" and self.training.processes > 1:
+            raise ValueError(
+                "model.norm = 'batchnorm' takes its statistics in one process: expected training.processes = 1, found"
+                f" {self.training.processes}; change one of them"
+            )
+        return self
 
 
 class TextRecipe(Recipe):
@@ -49,8 +78,12 @@ class TextRecipe(Recipe):
 class TranslationRecipe(TextRecipe):
     """A translator: an encoder-decoder that learns from sentence pairs."""
 
+    COUNTED: ClassVar[str] = "target tokens"
+    VERB: ClassVar[str] = "translate"
+    EXAMPLE: ClassVar[tuple[str, str]] = ("--input source.txt --output translations.txt", '["A sentence in the source language."]')
+
     task: Literal["translation"] = Field("translation", description="what the model learns to do")
-    data: PairData = Field(..., description="the examples")
+    data: TranslationData = Field(..., description="the examples")
     tokenizer: PairTokenizer = Field(PairTokenizer(), description="text to tokens")
     model: Annotated[Seq2Seq | RecurrentSeq2Seq, Field(discriminator="kind")] = Field(
         Seq2Seq(), description="the network; preset = NAME starts from a published one"
@@ -68,6 +101,10 @@ class TranslationRecipe(TextRecipe):
 class LanguageRecipe(TextRecipe):
     """A language model: a decoder that learns to go on with plain text."""
 
+    COUNTED: ClassVar[str] = "tokens"
+    VERB: ClassVar[str] = "generate"
+    EXAMPLE: ClassVar[tuple[str, str]] = ('"The beginning of a text"', '["The beginning of a text"]')
+
     task: Literal["language"] = Field("language", description="what the model learns to do")
     data: TextData = Field(..., description="the examples")
     tokenizer: Tokenizer = Field(Tokenizer(), description="text to tokens")
@@ -77,9 +114,40 @@ class LanguageRecipe(TextRecipe):
     training: LanguageTraining = Field(LanguageTraining(), description="the run")
     decoding: Sampling = Field(Sampling(), description="how text is gone on with")
 
+    @model_validator(mode="after")
+    def _exits_need_blocks_for_all(self) -> Self:
+        early = self.training.exits.kind != "none" or self.decoding.exit_threshold < 1
+        if early and not (isinstance(self.model, Decoder) and self.model.depth.kind == "full"):
+            raise ValueError(
+                "training.exits and decoding.exit_threshold need model.kind = 'decoder' with model.depth = 'full'; change these, or set"
+                " exits = 'none' and exit_threshold = 1"
+            )
+        return self
+
+
+class InstructionRecipe(TextRecipe):
+    """A model that answers: a decoder that learns what to say to a prompt."""
+
+    COUNTED: ClassVar[str] = "answer tokens"
+    VERB: ClassVar[str] = "generate"
+    EXAMPLE: ClassVar[tuple[str, str]] = ('"An instruction"', '["An instruction"]')
+
+    task: Literal["instruction"] = Field("instruction", description="what the model learns to do")
+    data: InstructionData = Field(..., description="the examples")
+    tokenizer: Tokenizer = Field(Tokenizer(), description="text to tokens")
+    model: Annotated[Decoder | RecurrentDecoder, Field(discriminator="kind")] = Field(
+        Decoder(), description="the network; preset = NAME starts from a published one"
+    )
+    training: InstructionTraining = Field(InstructionTraining(), description="the run")
+    decoding: Replying = Field(Replying(), description="how prompts are answered")
+
 
 class MaskedRecipe(TextRecipe):
     """A masked language model: an encoder that learns to name the tokens behind masks."""
+
+    COUNTED: ClassVar[str] = "masked tokens"
+    VERB: ClassVar[str] = "fill"
+    EXAMPLE: ClassVar[tuple[str, str]] = ('"A text with a [MASK] in it"', '["A text with a [MASK] in it"]')
 
     task: Literal["masked"] = Field("masked", description="what the model learns to do")
     data: TextData = Field(..., description="the examples")
@@ -92,6 +160,10 @@ class MaskedRecipe(TextRecipe):
 class ClassificationRecipe(TextRecipe):
     """A text classifier: an encoder that learns the class of each text."""
 
+    COUNTED: ClassVar[str] = "texts"
+    VERB: ClassVar[str] = "classify"
+    EXAMPLE: ClassVar[tuple[str, str]] = ('"A text"', '["A text"]')
+
     task: Literal["classification"] = Field("classification", description="what the model learns to do")
     data: LabelledData = Field(..., description="the examples")
     tokenizer: Tokenizer = Field(Tokenizer(), description="text to tokens")
@@ -102,6 +174,10 @@ class ClassificationRecipe(TextRecipe):
 
 class EmbeddingRecipe(TextRecipe):
     """An encoder that learns vectors of texts: near to each other for the two sides of a pair, far for the others of a batch."""
+
+    COUNTED: ClassVar[str] = "pairs"
+    VERB: ClassVar[str] = "embed"
+    EXAMPLE: ClassVar[tuple[str, str]] = ('"A text" "Another text"', '["A text", "Another text"]')
 
     task: Literal["embedding"] = Field("embedding", description="what the model learns to do")
     data: PairData = Field(..., description="the examples")
@@ -120,6 +196,10 @@ class EmbeddingRecipe(TextRecipe):
 class ImageRecipe(Recipe):
     """A classifier of images."""
 
+    COUNTED: ClassVar[str] = "images"
+    VERB: ClassVar[str] = "classify"
+    EXAMPLE: ClassVar[tuple[str, str]] = ("image.jpg", '["image.jpg"]')
+
     task: Literal["image-classification"] = Field("image-classification", description="what the model learns to do")
     data: ImageData = Field(..., description="the examples")
     model: Annotated[VisionTransformer | ConvolutionalNetwork, Field(discriminator="kind")] = Field(
@@ -130,12 +210,16 @@ class ImageRecipe(Recipe):
 
 
 TASKS: dict[str, type[Recipe]] = {
-    "translation": TranslationRecipe,
-    "language": LanguageRecipe,
-    "masked": MaskedRecipe,
-    "classification": ClassificationRecipe,
-    "embedding": EmbeddingRecipe,
-    "image-classification": ImageRecipe,
+    recipe.model_fields["task"].default: recipe
+    for recipe in (
+        TranslationRecipe,
+        LanguageRecipe,
+        InstructionRecipe,
+        MaskedRecipe,
+        ClassificationRecipe,
+        EmbeddingRecipe,
+        ImageRecipe,
+    )
 }
 """Each task's form of a recipe."""
 
@@ -227,6 +311,8 @@ def _plain(part: Schema) -> dict[str, Any]:
         value = getattr(part, name)
         if isinstance(value, Schema):
             plain[name] = _plain(value)
+        elif isinstance(value, tuple):
+            plain[name] = [_plain(each) if isinstance(each, Schema) else each for each in value]
         elif value is not None or field.default is not None:
             plain[name] = "none" if value is None else value
     return plain

@@ -9,7 +9,7 @@ from annotated_types import Ge, Gt, Le, Lt
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from transom.config.brick import Brick, Schema, members, schemas
+from transom.config.brick import Brick, Schema, listed, members, schemas
 from transom.config.catalogue import catalogue
 from transom.config.recipe import TASKS
 
@@ -47,7 +47,7 @@ def _section(schema: type[Schema], path: tuple[str, ...], written: set[type[Sche
             yield f"| `{name}` | {_value(field)} | {_default(field)} | {_cell(field.description or '')} |"
         yield ""
     for name, field in fields.items():
-        for below in schemas(field.annotation):
+        for below in (*schemas(field.annotation), *listed(field.annotation)):
             yield from _section(below, (*path, name), written)
 
 
@@ -60,9 +60,12 @@ def _value(field: FieldInfo) -> str:
         elif isinstance(member, type) and issubclass(member, Schema):
             parts += [f'`"{choice}"`' for choice in _kinds(member)] or ["table"]
         else:
-            listed = get_origin(member) in (list, tuple)
-            parts.append(f"list of {'texts' if str in members(get_args(member)[0]) else 'tables or kinds'}" if listed else words[member])
+            parts.append(_listed(get_args(member)[0]) if get_origin(member) in (list, tuple) else words[member])
     return " or ".join(dict.fromkeys(parts)) + "".join(_bounds(field))
+
+
+def _listed(member: Any) -> str:
+    return f"list of {'texts' if str in members(member) or get_origin(member) is Literal else 'tables or kinds'}"
 
 
 def _kinds(schema: type[Schema]) -> tuple[Any, ...]:

@@ -4,6 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from transom.config.adapter import Lora
 from transom.config.brick import Brick, Schema
 
 Rate = Annotated[float, Field(gt=0)]
@@ -92,7 +93,11 @@ class Training(Schema):
 
     max_steps: int = Field(20000, ge=1, description="optimizer steps")
     max_minutes: float | None = Field(None, gt=0, description="stop, with everything saved, after this many minutes of training")
-    accumulate: int = Field(1, ge=1, description="slices a batch is computed in, to save memory; the result is the same")
+    accumulate: int = Field(
+        1,
+        ge=1,
+        description="slices a batch is computed in, to save memory; the result is the same, but for batch norm and full experts",
+    )
     optimizer: Optimizer = Field(Adam(), description="the optimizer brick")
     learning_rate: Peak = Field("paper", description=_PEAK)
     schedule: Schedule = Field(PaperSchedule(), description="the learning-rate schedule brick")
@@ -110,6 +115,9 @@ class Training(Schema):
     start_from: str | None = Field(
         None,
         description="run folder to start from: its tokenizer, widths and bricks, and weights wherever names agree; else all is fresh",
+    )
+    adapter: Lora | None = Field(
+        None, description="what learns in place of all weights, with start_from: lora; the weights that it is added to are kept"
     )
     seed: int = Field(1, ge=0, lt=2**63, description="seed of initial weights, order, dropout and BPE-dropout")
     validate_every: int = Field(500, ge=1, description="steps between two validations")
@@ -132,7 +140,7 @@ class TranslationTraining(TextTraining):
     """One training run of a translator."""
 
     validate_bleu: int = Field(
-        200, ge=0, description="validation sentences that are translated for BLEU and chrF at a validation; 0 for none"
+        200, ge=0, description="validation sentences, into each language, that are translated for BLEU and chrF at a validation; 0 for none"
     )
     select_by: Literal["loss", "bleu"] = Field("loss", description="validation figure that chooses the kept weights")
 
@@ -202,9 +210,47 @@ class ImageTraining(AdamWTraining):
     validate_samples: int = Field(6, ge=0, description="validation images whose class is told at a validation, to be shown")
 
 
+class NoExits(Brick):
+    """The last block's loss alone."""
+
+    kind: Literal["none"] = "none"
+
+    def weights(self, n_blocks: int) -> tuple[float, ...]:
+        """Give the weight of the loss behind each block that has one."""
+        return (1.0,)
+
+
+class Exits(Brick):
+    """A loss behind every block through the one output map, for ``decoding.exit_threshold``: sum_n w_n L_n of N blocks.
+
+    w_n is n / sum_m m (linear; Schuster et al. 2022, section 3.3) or 1 / N (uniform; Elbayad et al. 2020). Costs the output map's product
+    and softmax once a block; the figures of the record are the last block's.
+    """
+
+    kind: Literal["linear", "uniform"] = "linear"
+
+    def weights(self, n_blocks: int) -> tuple[float, ...]:
+        """Give the weight of the loss behind each block."""
+        if self.kind == "uniform":
+            return (1 / n_blocks,) * n_blocks
+        return tuple(2 * n / (n_blocks * (n_blocks + 1)) for n in range(1, n_blocks + 1))
+
+
 class LanguageTraining(AdamWTraining, TextTraining):
     """One training run of a language model."""
+
+    exits: Annotated[NoExits | Exits, Field(discriminator="kind")] = Field(
+        NoExits(), description="behind which blocks the model learns to answer"
+    )
 
     optimizer: Optimizer = Field(AdamW(beta2=0.95, eps=1e-8, weight_decay=0.1), description="the optimizer brick")
     select_by: Literal["loss"] = Field("loss", description="validation figure that chooses the kept weights")
     validate_samples: int = Field(3, ge=0, description="validation documents whose beginning is continued at a validation, to be shown")
+
+
+class InstructionTraining(AdamWTraining, TextTraining):
+    """One training run of a model that answers."""
+
+    optimizer: Optimizer = Field(AdamW(beta2=0.95, eps=1e-8, weight_decay=0.1), description="the optimizer brick")
+    select_by: Literal["loss", "accuracy"] = Field("loss", description="validation figure that chooses the kept weights")
+    validate_samples: int = Field(8, ge=0, description="validation prompts that are answered at a validation, to be shown")

@@ -192,8 +192,6 @@ class VisionTransformer(ImageClassifier, Transformer):
             )
         if self.grid**2 > MOST_PATCHES:
             raise ValueError(f"expected at most {MOST_PATCHES} patches, found {self.grid} x {self.grid}; raise patch_size")
-        if self.attention.pattern.kind != "full":
-            raise ValueError("an image's patches see all of each other: expected attention.pattern = 'full'; change it")
         if self.position.kind == "sinusoidal-2d" and self.d_model % 4:
             raise ValueError(f"position.kind = 'sinusoidal-2d' needs d_model to be a multiple of 4, found {self.d_model}")
         return self

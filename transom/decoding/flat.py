@@ -4,65 +4,25 @@ At a token a step the time goes into reading weights and into calling operations
 biases and residuals themselves, and a step is a plain loop over blocks. All of it is derived from a model and never saved.
 """
 
-import copy
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from transom.config.patterns import Full
 from transom.decoding.products import Arithmetic, Product, arithmetic_of
-from transom.decoding.roles import StepModel
 from transom.inputs.batch import Sequences
 from transom.layers import mask as masks
-from transom.layers.activation import relu
 from transom.layers.attention import Attention, Terms, attend_explicit
 from transom.layers.block import Block, ParallelBlock
-from transom.layers.dropout import Dropout
 from transom.layers.embedding import Embedding
 from transom.layers.feed_forward import FeedForward
 from transom.layers.norm import LayerNorm, Norm
 from transom.layers.position import Sinusoidal
-from transom.layers.residual import PostNorm, PreNorm, Residual
+from transom.layers.residual import PostNorm, Residual
 from transom.layers.stack import Stack
-from transom.models.network import Network
 from transom.models.seq2seq import Memory, Seq2SeqTransformer
-
-KNOWN = {
-    *(Seq2SeqTransformer, Embedding, Sinusoidal, Stack, Block, Attention, FeedForward, LayerNorm, PostNorm, PreNorm, Dropout),
-    *(nn.Embedding, nn.Linear, nn.Identity, nn.ModuleList),
-}
-"""The modules that have a flat form, by their exact type; ``_has_flat_form`` looks closer."""
-
-
-def searcher_of(model: Network, dtype: torch.dtype | None = None) -> StepModel[Any, Any]:
-    """Give what searches fastest with ``model``: its flat layout or, if a module has no flat form, the model itself.
-
-    Args:
-        model: whose weights are used; a flat layout does not see later changes of them.
-        dtype: type of the matrix products; left out, that of the weights.
-    """
-    if dtype not in (None, model.unembedding.weight.dtype):
-        model = copy.deepcopy(model).to(dtype).eval()
-    if isinstance(model, Seq2SeqTransformer) and model.config.attention.pattern == Full() and all(map(_has_flat_form, model.modules())):
-        return FlatSeq2Seq(model)
-    assert isinstance(model, StepModel)
-    return model
-
-
-def _has_flat_form(module: nn.Module) -> bool:
-    if type(module) not in KNOWN:
-        return False
-    match module:
-        case Attention():
-            plain = module.q_norm is None and module.softcap is None and module.sinks is None
-            return plain and module.n_kv_heads == module.n_heads
-        case FeedForward():
-            return module.activation is relu
-        case _:
-            return True
 
 
 class SourceKeys(NamedTuple):
@@ -110,11 +70,16 @@ class FlatCache:
 class FlatSeq2Seq:
     """A model to search with: ``encode``, ``start`` and ``step`` give what those of ``Seq2SeqTransformer`` give."""
 
-    def __init__(self, model: Seq2SeqTransformer) -> None:
-        """Lay out the weights of ``model``, in their type and on their device; later changes of the model are not seen."""
+    def __init__(self, model: Seq2SeqTransformer, decoder: Arithmetic | None = None) -> None:
+        """Lay out the weights of ``model``, on their device; later changes of the model are not seen.
+
+        Args:
+            model: to be laid out.
+            decoder: how the decoder computes; left out, as the encoder does, in the type of the weights.
+        """
         arithmetic = arithmetic_of(model.unembedding.weight)
         self._embed, self._encoder = _Embedding(model.source_embedding, arithmetic.dtype), _Stack(model.encoder, arithmetic)
-        self._decoder = _Decoder(model, arithmetic)
+        self.decoder = FlatDecoder(model, decoder or arithmetic)
 
     @torch.inference_mode()
     def encode(self, source: Sequences) -> Memory:
@@ -129,7 +94,7 @@ class FlatSeq2Seq:
     def start(self, memory: Memory, n_beams: int, max_length: int) -> FlatCache:
         """Project the memory once a source and reserve room for ``max_length`` tokens a row."""
         n_rows = n_beams * len(memory.states)
-        decoder = self._decoder
+        decoder = self.decoder
         dtype = decoder.dtype if n_beams == 1 else torch.promote_types(decoder.dtype, torch.float32)
         memories = [block.source_keys(memory.states, dtype, n_beams) for block in decoder.stack.blocks]
         bias = _bias(masks.not_padding(memory.segments), dtype)
@@ -139,7 +104,7 @@ class FlatSeq2Seq:
     @torch.inference_mode()
     def step(self, tokens: Int[Tensor, "rows new"], cache: FlatCache) -> Float[Tensor, "rows new vocab"]:
         """Read the rows' next symbols; return the logits of what follows each."""
-        end, decoder = cache.length + tokens.shape[1], self._decoder
+        end, decoder = cache.length + tokens.shape[1], self.decoder
         x = decoder.embed(tokens, slice(cache.length, end))
         bias = _bias(masks.causal(tokens.shape[1], end, x.device), x.dtype) if tokens.shape[1] > 1 else None
         for i, block in enumerate(decoder.stack.blocks):
@@ -150,14 +115,14 @@ class FlatSeq2Seq:
         return decoder.unembed(decoder.stack.norm(x))
 
 
-class _Decoder:
+class FlatDecoder:
     """Symbols to logits, in one type."""
 
     def __init__(self, model: Seq2SeqTransformer, arithmetic: Arithmetic) -> None:
         self.dtype = arithmetic.dtype
         self.embed = _Embedding(model.target_embedding, arithmetic.dtype)
         self.stack = _Stack(model.decoder, arithmetic)
-        self.unembed = arithmetic.make(model.unembedding.weight.detach(), None)
+        self.unembed = arithmetic.make(model.unembedding.weight.detach(), None, False)
 
 
 class _Embedding:
@@ -172,7 +137,7 @@ class _Embedding:
         return torch.add(self.positions[positions], F.embedding(tokens, self.table), alpha=self.scale)
 
 
-class _Norm:
+class FlatNorm:
     """Layer normalisation, or nothing."""
 
     def __init__(self, norm: Norm | None, dtype: torch.dtype) -> None:
@@ -190,12 +155,12 @@ class _Norm:
 class _Wiring(NamedTuple):
     """Where a sub-layer's norm stands: before it, or after the sum."""
 
-    before: _Norm
-    after: _Norm
+    before: FlatNorm
+    after: FlatNorm
 
     @classmethod
     def of(cls, residual: Residual, dtype: torch.dtype) -> "_Wiring":
-        norm, none = _Norm(residual.norm, dtype), _Norm(None, dtype)
+        norm, none = FlatNorm(residual.norm, dtype), FlatNorm(None, dtype)
         return cls(none, norm) if isinstance(residual, PostNorm) else cls(norm, none)
 
 
@@ -203,11 +168,11 @@ class _Stack:
     """Blocks, and the norm behind them."""
 
     def __init__(self, stack: Stack, arithmetic: Arithmetic) -> None:
-        self.blocks = [_Block(block, arithmetic) for block in stack.blocks]
-        self.norm = _Norm(stack.norm, arithmetic.dtype)
+        self.blocks = [FlatBlock(block, arithmetic) for block in stack.blocks]
+        self.norm = FlatNorm(stack.norm, arithmetic.dtype)
 
 
-class _Block:
+class FlatBlock:
     """One block: what each sub-layer does to the residual stream, its sum and its norm included."""
 
     def __init__(self, block: Block | ParallelBlock, arithmetic: Arithmetic) -> None:

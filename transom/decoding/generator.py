@@ -10,6 +10,7 @@ import torch
 from transom.config.decoding import Sampling
 from transom.decoding.answers import TextScore
 from transom.decoding.deal import deal_out
+from transom.decoding.exits import EarlyExits
 from transom.decoding.filters import Forbid
 from transom.decoding.inference import evaluating
 from transom.decoding.limits import Limits
@@ -53,6 +54,7 @@ class Options(TypedDict, total=False):
     Attributes:
         temperature, top_k, top_p, min_p, typical_p: what reshapes the distribution; see ``config.decoding.Sampling``.
         repetition_penalty, frequency_penalty, presence_penalty: likewise.
+        exit_threshold: how sure a token must be to stop before the last block.
         max_new_tokens: most tokens of a text.
         min_new_tokens: fewest tokens before the model may end a text.
         stop: texts at which an answer ends.
@@ -71,6 +73,7 @@ class Options(TypedDict, total=False):
     repetition_penalty: float | None
     frequency_penalty: float | None
     presence_penalty: float | None
+    exit_threshold: float | None
     max_new_tokens: int | None
     min_new_tokens: int | None
     stop: Sequence[str] | None
@@ -115,7 +118,11 @@ class Stream(Iterator[str]):
 
 
 class Generator:
-    """A trained language model with its tokenizer and its way of drawing."""
+    """A trained language model with its tokenizer and its way of drawing.
+
+    Attributes:
+        exits: how far tokens went in the last call that asked for early exits, in ``exits.mean_exit``; None otherwise.
+    """
 
     def __init__(
         self,
@@ -124,6 +131,7 @@ class Generator:
         sampling: Sampling | None = None,
         precision: Precision | None = None,
         searcher: StepModel[Any, Any] | None = None,
+        answering: bool = False,
     ) -> None:
         """Join what is needed to go on with texts.
 
@@ -133,10 +141,14 @@ class Generator:
             sampling: default settings of the draw.
             precision: of the model's matrix products, with the reason, for whoever asks.
             searcher: the model laid out for steps; left out, the model itself, which may still be learning.
+            answering: the model learned to answer: the symbol at which answers begin is put behind each prompt, and the answer is a text of
+                its own.
         """
+        self.answering = answering
         self._searcher: StepModel[Any, Any] = searcher or model
         self.model, self.tokenizer, self.precision = model, tokenizer, precision
         self.sampling = sampling or Sampling()
+        self.exits: EarlyExits | None = None
 
     def generate(self, prompts: Sequence[str], **options: Unpack[Options]) -> list[str]:
         """Go on with each prompt; the text without the prompt.
@@ -261,11 +273,13 @@ class Generator:
             raise ConfigError(f"decoding: batch_rows: expected at least 1, found {rows}")
         if (too_long := options.get("too_long")) not in (None, "window", "refuse"):
             raise ConfigError(f"decoding: too_long: expected 'window' or 'refuse', found {too_long!r}")
+        self.exits = EarlyExits.of(self.model, settings.exit_threshold) if settings.exit_threshold < 1 else None
         return settings
 
     def _prompts(self, prompts: Sequence[str], settings: Sampling, options: Options) -> list[list[int]]:
         """Encode prompts behind the start symbol, which is the end of the text before."""
-        rows, most = [[EOS, *row] for row in self.tokenizer.encode_batch(list(prompts))], self.model.config.max_seq_len
+        opening, most = [SOS] if self.answering else [], self.model.config.max_seq_len
+        rows = [[EOS, *row, *opening] for row in self.tokenizer.encode_batch(list(prompts))]
         for number, row in enumerate(rows, 1):
             if options.get("too_long") == "refuse" and len(row) + settings.max_new_tokens > most:
                 raise DataError(
@@ -291,13 +305,13 @@ class Generator:
     def _extend(self, texts: list[_Text], settings: Sampling) -> None:
         """Let texts of one length grow until they end or the model's context is full."""
         arguments = self._arguments(texts, settings)
-        for text, (hypothesis, *_) in zip(texts, search(self._searcher, **arguments), strict=True):
+        for text, (hypothesis, *_) in zip(texts, search(self.exits or self._searcher, **arguments), strict=True):
             self._grown(text, list(hypothesis.tokens), int(arguments["limits"].last_must_end_at) - 1, settings)
 
     def _steps(self, text: _Text, settings: Sampling) -> Iterator[list[int]]:
         """Let one text grow and give, after each step, what was drawn."""
         arguments, drawn = self._arguments([text], settings), list[int]()
-        for progress in search_steps(self._searcher, **arguments):
+        for progress in search_steps(self.exits or self._searcher, **arguments):
             drawn = [token for token in progress.prefixes[0, 1:].tolist() if token != EOS]
             yield drawn
         self._grown(text, drawn, int(arguments["limits"].last_must_end_at) - 1, settings)
@@ -340,8 +354,8 @@ class Generator:
         }
 
     def _said(self, text: _Text) -> str:
-        """Give the text behind the prompt: what the whole says more than the prompt."""
-        return self.tokenizer.decode_behind(text.prompt, text.new)
+        """Give the text behind the prompt: what the whole says more than the prompt, or the answer alone."""
+        return self.tokenizer.decode_behind([] if self.answering else text.prompt, text.new)
 
     def _answer(self, text: _Text, settings: Sampling) -> Continuation:
         assert text.ended is not None

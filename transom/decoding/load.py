@@ -6,15 +6,24 @@ from typing import Literal, TypeVar
 import torch
 
 from transom.config.architecture import Architecture
-from transom.config.decoding import Decoding, ImageReading, Reading, Sampling
-from transom.config.recipe import load_recipe
+from transom.config.decoding import Decoding, ImageReading, Reading, Replying, Sampling
+from transom.config.recipe import (
+    ClassificationRecipe,
+    EmbeddingRecipe,
+    ImageRecipe,
+    LanguageRecipe,
+    MaskedRecipe,
+    Recipe,
+    TranslationRecipe,
+    load_recipe,
+)
 from transom.decoding.classifier import Classifier
 from transom.decoding.embedder import Embedder
 from transom.decoding.filler import Filler
-from transom.decoding.flat import searcher_of
 from transom.decoding.generator import Generator
 from transom.decoding.image_classifier import ImageClassifier
 from transom.decoding.inference import prepare
+from transom.decoding.searcher import searcher_of
 from transom.decoding.translator import Translator
 from transom.errors import CheckpointError, ConfigError
 from transom.inputs.tokenizer import Tokenizers
@@ -25,7 +34,7 @@ from transom.models.vision import ConvolutionalNetwork, VisionTransformer
 from transom.planning.precision import choose_precision
 from transom.weights.run_folder import CONFIG, RECIPE, TOKENIZER, RunFolder
 
-PrecisionName = Literal["auto", "fp32", "bf16", "fp16"]
+PrecisionName = Literal["auto", "fp32", "bf16", "fp16", "int8"]
 Answer = Translator | Generator | Filler | Classifier | ImageClassifier | Embedder
 Answering = TypeVar("Answering", bound=Answer)
 
@@ -35,25 +44,31 @@ def load(folder: str | Path, precision: PrecisionName = "auto") -> Answer:
 
     Args:
         folder: the ``--out`` of a training.
-        precision: type of the matrix products; auto chooses by measuring.
+        precision: type of the matrix products; auto chooses by measuring. int8 is for translators: 8 bits in their decoder, auto elsewhere.
 
     Raises:
         CheckpointError: there is no intact run in the folder.
+        ConfigError: this run, or this machine, cannot answer in such a precision.
     """
     run = RunFolder.open(Path(folder))
     config = run.load_config()
     tokenizers = _tokenizers(run, config) if config.VOCABULARIES else None
     model = build_empty(config)
     run.load_weights(model)
+    eight_bits = precision == "int8"
+    if eight_bits and not isinstance(model, Seq2SeqNetwork):
+        raise ConfigError(f"precision: int8 is for translators, found a model of kind {config.kind} in {folder}; take auto")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    chosen = choose_precision(precision, device)
+    chosen = choose_precision("auto" if precision == "int8" else precision, device)
     prepare(model, chosen.dtype, device)
     settings = load_recipe(run.path / RECIPE)[0].decoding if (run.path / RECIPE).exists() else None
     match model, settings, tokenizers:
+        case LanguageNetwork(), Replying(), Tokenizers(source=tokenizer):
+            return Generator(model, tokenizer, settings, chosen, searcher_of(model), answering=True)
         case LanguageNetwork(), Sampling() | None, Tokenizers(source=tokenizer):
             return Generator(model, tokenizer, settings, chosen, searcher_of(model))
         case Seq2SeqNetwork(), Decoding() | None, Tokenizers():
-            return Translator(model, tokenizers, settings, chosen, searcher_of(model))
+            return Translator(model, tokenizers, settings, chosen, searcher_of(model, eight_bits=eight_bits))
         case MaskedEncoderTransformer(), Reading() | None, Tokenizers(source=tokenizer):
             return Filler(model, tokenizer, settings, chosen)
         case TextClassifierTransformer(), Reading() | None, Tokenizers(source=tokenizer):
@@ -79,15 +94,15 @@ def _tokenizers(run: RunFolder, config: Architecture) -> Tokenizers:
     return tokenizers
 
 
-VERBS: dict[type, str] = {
-    Translator: "transom translate",
-    Generator: "transom generate",
-    Filler: "transom fill",
-    Classifier: "transom classify",
-    ImageClassifier: "transom classify",
-    Embedder: "transom embed",
+RECIPES: dict[type, type[Recipe]] = {
+    Translator: TranslationRecipe,
+    Generator: LanguageRecipe,
+    Filler: MaskedRecipe,
+    Classifier: ClassificationRecipe,
+    ImageClassifier: ImageRecipe,
+    Embedder: EmbeddingRecipe,
 }
-"""The verb that each way of answering is for."""
+"""The recipes whose runs are asked in each way; they know the verb."""
 
 
 def load_as(kind: type[Answering], folder: str | Path, precision: PrecisionName = "auto") -> Answering:
@@ -99,7 +114,7 @@ def load_as(kind: type[Answering], folder: str | Path, precision: PrecisionName 
     """
     found = load(folder, precision)
     if not isinstance(found, kind):
-        raise _of_another_task(folder, VERBS[kind], found)
+        raise _of_another_task(folder, kind, found)
     return found
 
 
@@ -115,7 +130,7 @@ def load_embedder(folder: str | Path, precision: PrecisionName = "auto") -> Embe
         return Embedder(found.model, found.tokenizer, found.reading, found.precision)
     if isinstance(found, Embedder):
         return found
-    raise ConfigError(f"{folder}: expected an encoder's run, found one for {VERBS[type(found)]}; name an encoder's")
+    raise ConfigError(f"{folder}: expected an encoder's run, found one for {_verb(type(found))}; name an encoder's")
 
 
 def load_classifier(folder: str | Path, precision: PrecisionName = "auto") -> Classifier | ImageClassifier:
@@ -127,9 +142,14 @@ def load_classifier(folder: str | Path, precision: PrecisionName = "auto") -> Cl
     """
     found = load(folder, precision)
     if not isinstance(found, Classifier | ImageClassifier):
-        raise _of_another_task(folder, VERBS[Classifier], found)
+        raise _of_another_task(folder, Classifier, found)
     return found
 
 
-def _of_another_task(folder: str | Path, verb: str, found: Answer) -> ConfigError:
-    return ConfigError(f"{folder}: expected a run that {verb} can use, found one for {VERBS[type(found)]}; take that, or another run")
+def _of_another_task(folder: str | Path, kind: type, found: Answer) -> ConfigError:
+    wanted, needed = _verb(kind), _verb(type(found))
+    return ConfigError(f"{folder}: expected a run that {wanted} can use, found one for {needed}; take that, or another run")
+
+
+def _verb(kind: type) -> str:
+    return f"transom {RECIPES[kind].VERB}"

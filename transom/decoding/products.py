@@ -1,5 +1,6 @@
 """Linear maps made ready to be applied thousands of times: weights laid out once as the processor's matrix units want them."""
 
+from collections.abc import Callable
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -20,7 +21,7 @@ class Product(Protocol):
 class Plain:
     """The map as PyTorch applies it; the readable reference of the others."""
 
-    def __init__(self, weight: Float[Tensor, "outer inner"], bias: Float[Tensor, "outer"] | None, relu: bool = False) -> None:
+    def __init__(self, weight: Float[Tensor, "outer inner"], bias: Float[Tensor, "outer"] | None, relu: bool) -> None:
         """Hold the weights."""
         self.weight, self.bias, self.relu = weight, bias, relu
 
@@ -35,7 +36,7 @@ class Plain:
 class Packed:
     """The map with its weights packed for oneDNN: no call lays them out again, and bias, rectifier and sum need no pass of their own."""
 
-    def __init__(self, weight: Float[Tensor, "outer inner"], bias: Float[Tensor, "outer"] | None, relu: bool = False) -> None:
+    def __init__(self, weight: Float[Tensor, "outer inner"], bias: Float[Tensor, "outer"] | None, relu: bool) -> None:
         """Pack the weights."""
         self.weight = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), _ROWS)
         self.bias = bias
@@ -60,7 +61,7 @@ _ROWS = 32
 class Arithmetic(NamedTuple):
     """How products are made and the type of what flows between them."""
 
-    make: type[Plain] | type[Packed]
+    make: Callable[[Tensor, Tensor | None, bool], Product]
     dtype: torch.dtype
 
 

@@ -42,6 +42,7 @@ class Options(TypedDict, total=False):
         too_long: what to do with a text longer than the model reads: "split" at sentence ends and rejoin the translations, or "refuse".
         name: of the texts' origin, for messages; "text".
         tell: called after each batch with the pieces translated so far and all there are.
+        to: tag of the target language, where the model knows several.
     """
 
     beam_size: int | None
@@ -52,6 +53,7 @@ class Options(TypedDict, total=False):
     too_long: Literal["split", "refuse"] | None
     name: str | None
     tell: Callable[[int, int], None] | None
+    to: str | None
 
 
 class Translator:
@@ -82,7 +84,7 @@ class Translator:
         """Translate each text to one line; a blank text to an empty one.
 
         Raises:
-            ConfigError: an option has no such value.
+            ConfigError: an option has no such value, or ``to`` is missing.
             DataError: a text is too long and ``too_long`` is "refuse".
         """
         return [best[0].text if best else "" for best in self.n_best(texts, 1, **options)]
@@ -91,19 +93,22 @@ class Translator:
         """Give each text's ``n`` translations of highest score, best first; fewer where there are no more.
 
         Raises:
-            ConfigError: an option has no such value, or ``n`` is more than ``beam_size``.
+            ConfigError: an option has no such value, ``to`` is missing, or ``n`` is more than ``beam_size``.
             DataError: a text is too long and ``too_long`` is "refuse", or ``texts`` is one text.
         """
         if isinstance(texts, str):
             raise DataError("expected a list of texts, found one text; put it in brackets: [text]")
         decoding = self._settings(n, options)
-        pieces = self._pieces(texts, options.get("too_long") or "split", options.get("name") or "text")
+        prefix = self.tokenizers.source.prefix(options.get("to"))
+        pieces = self._pieces(texts, prefix, options.get("too_long") or "split", options.get("name") or "text")
         sources = [piece for of_text in pieces for piece in of_text]
         found = iter(self._search_all(sources, decoding, n, options.get("batch_tokens") or 1024, options.get("tell")))
         return [joined([self._translations(next(found)) for _ in of_text]) for of_text in pieces]
 
     @torch.inference_mode()
-    def score(self, sources: Sequence[str], targets: Sequence[str], batch_tokens: int = 2048, name: str = "pairs") -> list[PairScore]:
+    def score(
+        self, sources: Sequence[str], targets: Sequence[str], batch_tokens: int = 2048, name: str = "pairs", to: str | None = None
+    ) -> list[PairScore]:
         """Compute log p(target | source) of each pair by teacher forcing.
 
         log p(y | x) = sum_t log p(y_t | y_<t, x), with the model's own matrix products and the softmax in float32 at least.
@@ -113,8 +118,10 @@ class Translator:
             targets: their translations.
             batch_tokens: most tokens of a batch on its longer side, padding included.
             name: of the pairs' origin, for messages.
+            to: tag of the target language, where the model knows several.
 
         Raises:
+            ConfigError: ``to`` is missing, or is none that the model knows.
             DataError: the sides differ in number, or a pair is longer than the model reads.
         """
         if len(sources) != len(targets):
@@ -122,9 +129,10 @@ class Translator:
         if not sources:
             return []
         scores = [PairScore(0.0, 0)] * len(sources)
-        pairs, device = Pairs(list(sources), list(targets), name), self._device
+        pairs, device, most = Pairs(list(sources), list(targets), name), self._device, self.model.config.max_seq_len
+        prefix = self.tokenizers.source.prefix(to)
         with evaluating(self.model):
-            for batch in ordered_batches(pairs, self.tokenizers, batch_tokens, self.model.config.max_seq_len, too_long="refuse"):
+            for batch in ordered_batches(pairs, self.tokenizers, batch_tokens, most, too_long="refuse", prefix=prefix):
                 on_device = batch.to(device)
                 log_p = log_probabilities(self.model(on_device)).gather(-1, on_device.labels[..., None])[..., 0]  # (batch, target)
                 totals = log_p.double().masked_fill(on_device.target.segments == 0, 0.0).sum(1).tolist()
@@ -155,22 +163,23 @@ class Translator:
             )
         return decoding
 
-    def _pieces(self, texts: Sequence[str], too_long: str, name: str) -> list[list[list[int]]]:
-        """Encode each text as pieces that the model can read: one, or none for a blank text, or several for a long one."""
-        encoder, limit = self.tokenizers.source, self.model.config.max_seq_len
+    def _pieces(self, texts: Sequence[str], prefix: list[int], too_long: str, name: str) -> list[list[list[int]]]:
+        """Encode each text as pieces that the model can read, behind a prefix: one, or none for a blank text, or several for a long one."""
+        encoder, limit = self.tokenizers.source, self.model.config.max_seq_len - len(prefix)
         pieces: list[list[list[int]]] = []
         for number, (text, tokens) in enumerate(zip(texts, encoder.encode_batch(texts), strict=True), 1):
             if not text.strip() or not tokens:
                 pieces.append([])
             elif len(tokens) < limit:
-                pieces.append([tokens])
+                pieces.append([[*prefix, *tokens]])
             elif too_long == "refuse":
                 raise DataError(
-                    f"{name}:{number}: expected at most model.max_seq_len = {limit} tokens, the end symbol included, found"
-                    f" {len(tokens) + 1}; split the line, or let it be split at sentence ends"
+                    f"{name}:{number}: expected at most model.max_seq_len = {limit + len(prefix)} tokens, special symbols included, found"
+                    f" {len(prefix) + len(tokens) + 1}; split the line, or let it be split at sentence ends"
                 )
             else:
-                pieces.append(encoder.encode_batch(split_text(text, lambda piece: len(encoder.encode(piece)) < limit)))
+                cut = split_text(text, lambda piece: len(encoder.encode(piece)) < limit)
+                pieces.append([[*prefix, *piece] for piece in encoder.encode_batch(cut)])
         return pieces
 
     def _search_all(
@@ -199,7 +208,8 @@ class Translator:
         strategy = Greedy(EOS, alpha) if decoding.beam_size == 1 else Beam(EOS, decoding.beam_size, n, alpha)
         limits = limits_of([len(source) for source in sources], decoding, self.model.config.max_seq_len, device)
         rows = Sequences.pad([[*source, EOS] for source in sources]).to(device)
-        return search(self._searcher, rows, strategy, limits, SOS, EOS, [Forbid(torch.tensor([PAD, SOS], device=device))])
+        never = [PAD, SOS, *self.tokenizers.target.tag_tokens]
+        return search(self._searcher, rows, strategy, limits, SOS, EOS, [Forbid(torch.tensor(never, device=device))])
 
     def _translations(self, hypotheses: list[Hypothesis]) -> list[Translation]:
         return [Translation(one_line(self.tokenizers.target.decode(h.tokens)), h.score, h.log_p) for h in hypotheses]

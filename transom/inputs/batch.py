@@ -22,12 +22,14 @@ class Sequences:
         positions: place of each token in its own sequence, from 0; one row for all where they are the same.
         segments: number of the token's sequence in its row, from 1; 0 is padding. Tokens see each other only within a segment.
         lengths: real tokens a row.
+        prefix: True at tokens of their sequence's prefix, such as a prompt; None where there is none.
     """
 
     tokens: Int[Tensor, "batch length"]
     positions: Int[Tensor, "#batch length"]
     segments: Int[Tensor, "batch length"]
     lengths: Int[Tensor, "batch"]
+    prefix: Bool[Tensor, "batch length"] | None = None
 
     @classmethod
     def pad(cls, rows: Sequence[Sequence[int]]) -> "Sequences":
@@ -40,7 +42,9 @@ class Sequences:
 
     def to(self, device: torch.device) -> "Sequences":
         """Copy to ``device``."""
-        return type(self)(*(getattr(self, name).to(device) for name in self.__dataclass_fields__))
+        prefix = None if self.prefix is None else self.prefix.to(device)
+        tokens, positions, segments, lengths = (x.to(device) for x in (self.tokens, self.positions, self.segments, self.lengths))
+        return type(self)(tokens, positions, segments, lengths, prefix)
 
 
 @runtime_checkable
@@ -112,10 +116,11 @@ def translation_batch(sources: Sequence[Sequence[int]], targets: Sequence[Sequen
 
 @dataclass(frozen=True)
 class LanguageBatch:
-    """Windows of text for teacher forcing.
+    """Text for teacher forcing: windows of it, or instructions with their answers.
 
     Attributes:
         target: the text, each document behind a start symbol; a row may hold parts of several documents, one segment each.
+            A document may begin with a prefix, which is read only.
         labels: the token behind each one, ``PAD`` where ``target`` is padding.
         samples: where each row begins in the data set, so that a bad one can be named.
     """
@@ -126,13 +131,14 @@ class LanguageBatch:
 
     @property
     def counted(self) -> Bool[Tensor, "batch target"]:
-        """True at every token that is no padding."""
-        return self.target.segments > 0
+        """True at every token that is no padding and in no prefix."""
+        real = self.target.segments > 0
+        return real if self.target.prefix is None else real & ~self.target.prefix
 
     @property
     def n_target_tokens(self) -> int:
-        """True target tokens, padding not counted."""
-        return int(self.target.lengths.sum())
+        """True target tokens, padding and prefixes not counted."""
+        return int(self.counted.sum())
 
     def to(self, device: torch.device) -> "LanguageBatch":
         """Copy to ``device``."""

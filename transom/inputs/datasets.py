@@ -1,15 +1,15 @@
-"""The pairs that a recipe names: files, or generated ones."""
+"""The pairs that a recipe names: files, or generated ones, into one language or several."""
 
 from pathlib import Path
 
-from transom.config.data import PairData, Phrasebook
+from transom.config.data import Language, PairData, Phrasebook, TranslationData
 from transom.inputs.pairs import Splits, expanded, load_pairs, split_validation
 from transom.inputs.phrasebook.generate import generate
 from transom.inputs.tasks import generate_sequences
 
 
 def load_data(data: PairData, base: Path) -> Splits:
-    """Read or generate the pairs of a recipe.
+    """Read or generate the pairs of a recipe, which are into one language.
 
     Args:
         data: the recipe's data section.
@@ -22,10 +22,24 @@ def load_data(data: PairData, base: Path) -> Splits:
     Raises:
         TransomError: a file cannot be read, or the files do not fit together.
     """
+    return _load(data, base / expanded(data.root))
+
+
+def load_languages(data: PairData, base: Path) -> dict[str | None, Splits]:
+    """Read or generate the pairs of a recipe by the tag of their target language, None for the only one; otherwise as ``load_data``."""
+    if not isinstance(data, TranslationData) or not data.languages:
+        return {None: load_data(data, base)}
+    root, found = base / expanded(data.root), dict[str | None, Splits]()
+    for language in data.languages:
+        splits = _load(language, root)
+        found[language.tag] = splits.reversed() if language.reverse else splits
+    return found
+
+
+def _load(data: PairData | Language, root: Path) -> Splits:
     if data.generate is not None:
         return generate(data.generate) if isinstance(data.generate, Phrasebook) else generate_sequences(data.generate)
     assert data.train is not None
-    root = base / expanded(data.root)
     train = load_pairs(data.train, root)
     train, valid = split_validation(train) if data.valid is None else (train, load_pairs(data.valid, root))
     return Splits(train, valid, None if data.test is None else load_pairs(data.test, root))

@@ -1,5 +1,6 @@
 """Sentence pairs: what a translator learns from."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -45,6 +46,10 @@ class Pairs:
         """Give some of the pairs, with their line numbers."""
         return Pairs([self.source[i] for i in samples], [self.target[i] for i in samples], name, [self.line(i) for i in samples])
 
+    def reversed(self) -> "Pairs":
+        """Give the pairs from their target to their source."""
+        return Pairs(self.target, self.source, f"{self.name}, reversed", self.lines)
+
 
 @dataclass(frozen=True)
 class Splits:
@@ -53,6 +58,10 @@ class Splits:
     train: Pairs
     valid: Pairs
     test: Pairs | None = None
+
+    def reversed(self) -> "Splits":
+        """Give all pairs from their target to their source."""
+        return Splits(self.train.reversed(), self.valid.reversed(), None if self.test is None else self.test.reversed())
 
 
 def load_pairs(files: PairFiles, root: Path) -> Pairs:
@@ -102,9 +111,15 @@ def split_validation(pairs: Pairs, share: float = 0.01) -> tuple[Pairs, Pairs]:
     return pairs.take(rest, pairs.name), pairs.take(chosen, f"{len(chosen)} of {len(pairs)} pairs of {pairs.name}, split off by hash")
 
 
-def fingerprint(*parts: Pairs) -> str:
-    """Hash the texts of pairs in their order, so that a run can tell whether its data are still the same."""
-    total = blake2b(digest_size=16)
+def together(parts: Sequence[Pairs]) -> Pairs:
+    """Put pairs together, without their lines."""
+    source = [text for pairs in parts for text in pairs.source]
+    return Pairs(source, [text for pairs in parts for text in pairs.target], ", ".join(pairs.name for pairs in parts))
+
+
+def fingerprint(*parts: Pairs, tags: Sequence[str] = ()) -> str:
+    """Hash the texts of pairs in their order, and the target languages' tags, so that a run can tell whether its data are the same."""
+    total = blake2b("\0".join(tags).encode(), digest_size=16)
     for pairs in parts:
         for texts in (pairs.source, pairs.target):
             for text in texts:

@@ -1,13 +1,14 @@
 """What is known of the data before step 1: sizes, lengths, doubles, overlap, outliers, symbols never seen."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 
 from transom.inputs.loader import Encoded, Loader, encode
+from transom.inputs.mixture import Mixture
 from transom.inputs.pairs import Pairs, Splits
 from transom.inputs.sampler import Indices
 from transom.inputs.tokenizer import Tokenizer, Tokenizers
@@ -26,7 +27,7 @@ class DataReport:
     Attributes:
         problems: sentences that name what a person should look at.
         pairs: for each split its size, origin, doubles, and pairs that also stand in training.
-        tokens: for each split and side the distribution of lengths in tokens, without special symbols.
+        tokens: for each split and side the distribution of lengths in tokens, without special symbols but with the target language's tag.
         longest: the longest training pairs, with their lines.
         dropped: training pairs that are not trained on, by reason.
         unseen: for each split and side but training's, the symbols that training never shows.
@@ -36,7 +37,7 @@ class DataReport:
     problems: list[str]
     pairs: dict[str, dict[str, str | int]]
     tokens: dict[str, dict[str, int | float]]
-    longest: list[dict[str, int]]
+    longest: list[dict[str, Any]]
     dropped: dict[str, int]
     unseen: dict[str, dict[str, str | int]]
     padding_waste: float
@@ -49,18 +50,46 @@ class DataReport:
         """Give the report for people, the problems last."""
         lines = []
         for name, facts in self.pairs.items():
-            lines.append(f"{name}: {counted(int(facts['pairs']), 'pair')} ({facts['from']})")
+            taken = f", {counted(int(facts['an epoch']), 'sample')} an epoch" if "an epoch" in facts else ""
+            lines.append(f"{name}: {counted(int(facts['pairs']), 'pair')} ({facts['from']}){taken}")
             for side in ("source", "target"):
                 figures = self.tokens[f"{name} {side}"]
                 lines.append(
                     f"  {side} tokens: median {figures['median']:g}, 99 % up to {figures['99 %']:g}, longest {figures['longest']},"
                     f" {figures['total']:,} in all"
                 )
-        longest = ", ".join(f"{pair['line']:,} ({max(pair['source_tokens'], pair['target_tokens'])} tokens)" for pair in self.longest)
+        longest = ", ".join(
+            f"{pair.get('to', '')} {pair['line']:,} ({max(pair['source_tokens'], pair['target_tokens'])} tokens)".strip()
+            for pair in self.longest
+        )
         lines.append(f"longest training lines: {longest}")
         lines += [f"dropped from training: {n:,} {reason}" for reason, n in self.dropped.items()]
         lines.append(f"padding: {self.padding_waste:.1%} of the tokens in the first epoch's batches")
         return [*lines, *(f"look at this: {problem}" for problem in self.problems)]
+
+
+def report_languages(
+    splits: Mapping[str | None, Splits], tokenizers: Tokenizers, loaders: Mapping[str | None, Loader], mixture: Mixture | None
+) -> DataReport:
+    """Examine the data of a run, language by language.
+
+    Args:
+        splits: all pairs, by the tag of their target language; None for the only one.
+        tokenizers: of both sides.
+        loaders: of the training pairs, by the same.
+        mixture: of them all, where there are several languages.
+    """
+    reports = {to: report_data(splits[to], tokenizers, loader) for to, loader in loaders.items()}
+    if mixture is None:
+        return reports[None]
+    joined = DataReport([], {}, {}, [], {}, {}, mixture.padding_waste)
+    for to, report in reports.items():
+        for name in ("pairs", "tokens", "dropped", "unseen"):
+            getattr(joined, name).update({f"{to} {key}": value for key, value in getattr(report, name).items()})
+        joined.pairs[f"{to} train"]["an epoch"] = mixture.counts[str(to)]
+        joined.longest.extend({"to": to, **pair} for pair in report.longest)
+        joined.problems.extend(f"{to} {problem}" for problem in report.problems)
+    return joined
 
 
 def report_data(splits: Splits, tokenizers: Tokenizers, loader: Loader) -> DataReport:
@@ -84,7 +113,7 @@ def report_data(splits: Splits, tokenizers: Tokenizers, loader: Loader) -> DataR
             problems.append(
                 f"{name}: {overlap['also in training']:,} of {counted(len(other), 'pair')} also in training, so its scores flatter"
             )
-        rows = encode(tokenizers.source, other.source), encode(tokenizers.target, other.target)
+        rows = encode(tokenizers.source, other.source, loader.prefix), encode(tokenizers.target, other.target)
         lengths = [np.array([len(row) for row in side], dtype=np.int64) for side in rows]
         tokens |= _distributions(name, *lengths)
         too_long = np.flatnonzero(np.maximum(*lengths) + 1 > loader.max_seq_len).tolist()

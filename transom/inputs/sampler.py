@@ -97,7 +97,49 @@ def cut_batches(order: Indices, lengths: Indices, batch_tokens: int) -> Iterator
         yield order[start:]
 
 
-def draws(n: int, seed: int, epoch: int) -> Noise:
-    """Draw two rows of n numbers from [0, 1), by the bit generator alone, whose stream is the same in every version of numpy."""
-    bits = np.random.Philox(np.random.SeedSequence([seed, epoch])).random_raw(2 * n)
+def draws(n: int, *key: int) -> Noise:
+    """Draw two rows of n numbers from [0, 1) for a key such as (seed, epoch).
+
+    They come from the bit generator alone, whose stream is the same in every version of numpy.
+    """
+    bits = np.random.Philox(np.random.SeedSequence(key)).random_raw(2 * n)
     return np.asarray(bits * 2.0**-64, np.float64).reshape(2, n)
+
+
+def tempered(sizes: Sequence[int], temperature: float) -> list[int]:
+    """Share an epoch among languages: as many samples as there are in all, in proportion to size^(1 / temperature).
+
+    p_l ~ (D_l / sum_k D_k)^(1/T) (Arivazhagan et al. 2019): T = 1 takes all as they are, T without end the same of each.
+    Each has one sample at least.
+
+    >>> tempered([900, 100], 1), tempered([900, 100], 2), tempered([900, 100], 1e9)
+    ([900, 100], [750, 250], [500, 500])
+    """
+    weights = np.array(sizes, np.float64) ** (1 / temperature)
+    exact = sum(sizes) * weights / weights.sum()
+    counts = np.floor(exact).astype(np.int64)
+    missing = sum(sizes) - int(counts.sum())
+    counts[np.argsort(counts - exact, kind="stable")[:missing]] += 1
+    return [max(1, count) for count in counts.tolist()]
+
+
+def taken(n: int, count: int, epoch: int, *key: int) -> Indices:
+    """Choose which of n samples an epoch takes: the next ``count`` of passes over all of them, each in an order of its own.
+
+    So all are taken equally often, but for one time more or less, and any epoch's choice is known without those before it.
+
+    Args:
+        n: samples there are.
+        count: samples an epoch; all of them once where it is n.
+        epoch: its number, from 0.
+        key: whole numbers such as seed and language.
+
+    Returns:
+        The samples in ascending order.
+    """
+    if count == n:
+        return np.arange(n)
+    first, last = epoch * count // n, ((epoch + 1) * count - 1) // n
+    passes = np.concatenate([np.argsort(draws(n, *key, number)[0], kind="stable") for number in range(first, last + 1)])
+    start = epoch * count - first * n
+    return np.sort(passes[start : start + count])

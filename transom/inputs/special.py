@@ -1,4 +1,7 @@
-"""The symbols that are no text. No tokenizer ever reads them out of a text, whatever a user types."""
+"""The symbols that are no text. No tokenizer ever reads them out of a text, whatever a user types.
+
+Where a model translates into several languages, their tags, as <2de>, are such symbols too: ``tokenizer.Tokenizer.prefix``.
+"""
 
 PAD = 0
 """Padding, which no real token reads: masks come from segments, not from symbols."""

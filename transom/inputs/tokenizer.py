@@ -8,9 +8,10 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from transom.config.data import PairTokenizer
+from transom.config.data import TAG, PairTokenizer
 from transom.config.data import Tokenizer as TokenizerConfig
-from transom.errors import CheckpointError, DataError
+from transom.config.names import nearest
+from transom.errors import CheckpointError, ConfigError, DataError
 from transom.inputs.bpe import BytePairs
 from transom.inputs.closed import Characters, Closed, Words
 from transom.inputs.pairs import Pairs
@@ -24,36 +25,65 @@ _SILENT = frozenset({PAD, SOS, EOS})
 
 
 class Tokenizer:
-    """One side's text as tokens, the numbers of symbols from 0: the special symbols, and then what was learned.
+    """One side's text as tokens, the numbers of symbols from 0: the special symbols, what was learned, and the target languages' tags.
 
     Attributes:
         lowercase: whether text is lower-cased before anything else.
         kind: the sort of symbols, as in a recipe.
+        tags: the target languages that a source may be asked for in; none where there is only one.
     """
 
-    def __init__(self, symbols: BytePairs | Closed, lowercase: bool = False) -> None:
+    def __init__(self, symbols: BytePairs | Closed, lowercase: bool = False, tags: Sequence[str] = ()) -> None:
         """Read text by these symbols."""
-        self._segmenter, self.lowercase, self.kind = symbols, lowercase, symbols.kind
+        self._segmenter, self.lowercase, self.kind, self.tags = symbols, lowercase, symbols.kind, tuple(tags)
+        self._symbols = [*symbols.symbols, *(f"<2{tag}>" for tag in self.tags)]
 
     @classmethod
-    def train(cls, texts: Iterable[str], config: TokenizerConfig) -> "Tokenizer":
+    def train(cls, texts: Iterable[str], config: TokenizerConfig, tags: Sequence[str] = ()) -> "Tokenizer":
         """Learn symbols from texts; the same texts in any order give the same symbols.
 
         Args:
             texts: sentences.
             config: kind, size and case.
+            tags: target languages, a symbol each.
 
         Raises:
             ConfigError: the size is too small for the kind.
         """
         if config.lowercase:
             texts = map(str.lower, texts)
-        return cls(_KINDS[config.kind].learn(texts, config.vocab_size), config.lowercase)
+        return cls(_KINDS[config.kind].learn(texts, config.vocab_size), config.lowercase, tags)
 
     @property
     def vocab_size(self) -> int:
-        """Count the symbols, special ones included."""
-        return len(self._segmenter.symbols)
+        """Count the symbols, special ones and tags included."""
+        return len(self._symbols)
+
+    @property
+    def tag_tokens(self) -> range:
+        """The tokens of the tags, behind all that a text can become: no text holds one, whatever a user types."""
+        return range(len(self._segmenter.symbols), self.vocab_size)
+
+    def prefix(self, to: str | None) -> list[int]:
+        """Give what stands in front of a source that is to become a language: its tag, or nothing where there is only one language.
+
+        The tag is at the source's start, so that encoder and decoder both know it (Johnson et al. 2017, section 3).
+
+        Args:
+            to: the target language's tag; None where there is only one.
+
+        Raises:
+            ConfigError: the tag is missing or unknown, or there is only one language.
+        """
+        if to in self.tags:
+            return [self.tag_tokens[self.tags.index(to)]]
+        if not self.tags and to is None:
+            return []
+        if not self.tags:
+            raise ConfigError(f"expected no target language, found {to!r}: the model translates into one alone; leave out --to (to=)")
+        if to is None:
+            raise ConfigError(f"expected a target language, found none; name one of {', '.join(self.tags)} by --to (to=)")
+        raise ConfigError(f"expected one of the target languages {', '.join(self.tags)}, found {to!r}; {nearest(to, self.tags)}")
 
     def encode(self, text: str) -> list[int]:
         """Give a text's tokens, without start and end."""
@@ -83,8 +113,9 @@ class Tokenizer:
         return self._segmenter.encode_with_dropout(self._prepared(texts), p, key, samples)
 
     def decode(self, tokens: Iterable[int]) -> str:
-        """Give the text of tokens; start, end and padding are no text."""
-        return self._segmenter.join(token for token in tokens if token not in _SILENT)
+        """Give the text of tokens; start, end, padding and tags are no text."""
+        n_of_text = len(self._segmenter.symbols)
+        return self._segmenter.join(token for token in tokens if token not in _SILENT and token < n_of_text)
 
     def decode_behind(self, before: Sequence[int], tokens: Sequence[int]) -> str:
         """Give the text that tokens add to the text of those before them: a space between the two belongs to it."""
@@ -92,20 +123,21 @@ class Tokenizer:
 
     def symbols(self, tokens: Iterable[int]) -> list[str]:
         """Name tokens for people: the symbols as they are written, with ``▁`` for a space."""
-        return [self._segmenter.symbols[token].replace(" ", "▁") for token in tokens]
+        return [self._symbols[token].replace(" ", "▁") for token in tokens]
 
     def starts_word(self, tokens: Sequence[int]) -> list[bool]:
         """Say of each token whether a white-space word starts with it, to put sub-words together; special symbols stand alone."""
         starts, alone = [], True
         for token in tokens:
-            special = token in _SILENT
-            starts.append(alone or special or self.kind == "whitespace" or self._segmenter.symbols[token][0].isspace())
+            special = token in _SILENT or token in self.tag_tokens
+            starts.append(alone or special or self.kind == "whitespace" or self._symbols[token][0].isspace())
             alone = special
         return starts
 
     def to_dict(self) -> dict[str, Any]:
         """Give all that makes this tokenizer, as JSON values."""
-        return {"kind": self.kind, "lowercase": self.lowercase, **self._segmenter.to_dict()}
+        tags = {"tags": list(self.tags)} if self.tags else {}
+        return {"kind": self.kind, "lowercase": self.lowercase, **tags, **self._segmenter.to_dict()}
 
     @classmethod
     def from_dict(cls, value: object) -> "Tokenizer":
@@ -116,7 +148,10 @@ class Tokenizer:
         """
         if not isinstance(value, dict) or value.get("kind") not in list(_KINDS) or not isinstance(value.get("lowercase"), bool):
             raise CheckpointError(f"expected a tokenizer with a kind ({', '.join(_KINDS)}) and lowercase (true or false)")
-        return cls(_KINDS[value["kind"]].from_dict(value), value["lowercase"])
+        tags = value.get("tags", [])
+        if not isinstance(tags, list) or not all(isinstance(tag, str) and TAG.fullmatch(tag) for tag in tags) or len(set(tags)) < len(tags):
+            raise CheckpointError("expected different tags of letters, digits, - and _")
+        return cls(_KINDS[value["kind"]].from_dict(value), value["lowercase"], tags)
 
     def _prepared(self, texts: Sequence[str]) -> list[str]:
         try:
@@ -139,16 +174,21 @@ class Tokenizers:
         return self.source is self.target
 
     @classmethod
-    def train(cls, pairs: Pairs, config: PairTokenizer) -> "Tokenizers":
+    def train(cls, pairs: Pairs, config: PairTokenizer, tags: Sequence[str] = ()) -> "Tokenizers":
         """Learn the symbols of training pairs.
+
+        Args:
+            pairs: into all target languages.
+            config: kind, sizes and case.
+            tags: the target languages, where there are several.
 
         Raises:
             ConfigError: the vocabulary size is too small for the kind.
         """
         if config.joint:
-            both = Tokenizer.train(pairs.source + pairs.target, config)
+            both = Tokenizer.train(pairs.source + pairs.target, config, tags)
             return cls(both, both)
-        return cls(Tokenizer.train(pairs.source, config), Tokenizer.train(pairs.target, config))
+        return cls(Tokenizer.train(pairs.source, config, tags), Tokenizer.train(pairs.target, config))
 
     def to_bytes(self) -> bytes:
         """Give the content of ``tokenizer.json``."""
@@ -205,7 +245,8 @@ def describe(tokenizers: Tokenizers) -> list[str]:
     lines = []
     for name, tokenizer in sides:
         case = ", lower-cased" if tokenizer.lowercase else ""
-        lines.append(f"{name}: {tokenizer.kind}, {tokenizer.vocab_size:,} symbols{case}")
+        tags = f", target languages {', '.join(tokenizer.tags)}" if tokenizer.tags else ""
+        lines.append(f"{name}: {tokenizer.kind}, {tokenizer.vocab_size:,} symbols{case}{tags}")
         longest = sorted(range(len(_SILENT), tokenizer.vocab_size), key=lambda n: len(tokenizer.decode([n])), reverse=True)[:5]
         lines.append(f"  longest: {' '.join(tokenizer.symbols(longest))}")
     return lines

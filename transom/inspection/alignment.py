@@ -84,7 +84,13 @@ def merge(
 
 
 def align(
-    model: Seq2SeqNetwork, tokenizers: Tokenizers, source: str, target: str, layer: int | None = None, words: bool = True
+    model: Seq2SeqNetwork,
+    tokenizers: Tokenizers,
+    source: str,
+    target: str,
+    layer: int | None = None,
+    words: bool = True,
+    to: str | None = None,
 ) -> Alignment:
     """Align a sentence with its translation by the model's attention over the source, averaged over the heads of one layer.
 
@@ -95,9 +101,10 @@ def align(
         target: its translation, the model's or any other.
         layer: the decoder's layer, from 0; left out, the one of ``clearest_layer``.
         words: merge sub-words to white-space words.
+        to: tag of the target language, where the model knows several.
 
     Raises:
-        ConfigError: there is no such layer, or the model has no attention.
+        ConfigError: there is no such layer, the model has no attention, or ``to`` is missing.
         DataError: a sentence has more tokens than the model can read.
     """
     config, attentions = model.config, cross_attentions(model)
@@ -105,16 +112,16 @@ def align(
         raise ConfigError("expected a model that attends to its source, found model.attention.kind = 'none'; align with another")
     if layer is not None and not 0 <= layer < len(attentions):
         raise ConfigError(f"expected a decoder layer from 0 to {len(attentions) - 1}, found {layer}")
-    pieces = tokenizers.source.encode(source), tokenizers.target.encode(target)
+    pieces = [*tokenizers.source.prefix(to), *tokenizers.source.encode(source)], tokenizers.target.encode(target)
     for side, tokens in zip(("source", "target"), pieces, strict=True):
         if len(tokens) >= config.max_seq_len:
             raise DataError(f"expected a {side} of at most {config.max_seq_len - 1} tokens to align, found {len(tokens)}; shorten it")
     every = cross_attention(model, *pieces)
     chosen = clearest_layer(every) if layer is None else layer
-    (columns, from_), (rows, to) = _labels(tokenizers.source, pieces[0], words), _labels(tokenizers.target, pieces[1], words)
+    (columns, read), (rows, written) = _labels(tokenizers.source, pieces[0], words), _labels(tokenizers.target, pieces[1], words)
     n_heads = every.shape[1]
     origin = attentions[chosen] + (f", mean of {n_heads} heads" if n_heads > 1 else "")
-    return Alignment(from_, to, merge(every[chosen].mean(0), columns, rows), origin)
+    return Alignment(read, written, merge(every[chosen].mean(0), columns, rows), origin)
 
 
 def _labels(tokenizer: Tokenizer, tokens: Sequence[int], words: bool) -> tuple[list[int], tuple[str, ...]]:

@@ -2,12 +2,13 @@
 
 import re
 
+from transom.config.data import Data, Language
 from transom.config.recipe import TranslationRecipe, dump_recipe
 from transom.inspection import describe
 from transom.inspection.facts import Facts
 from transom.inspection.figures import duration, parameters, percent, whole
 from transom.inspection.markup import visible
-from transom.training.figures import COUNTED, spelled
+from transom.training.figures import spelled
 
 
 def card(facts: Facts) -> str:
@@ -40,7 +41,8 @@ def _scores(facts: Facts) -> str:
         translated = ""
         if "bleu" in kept and isinstance(facts.recipe, TranslationRecipe):
             case = ", upper and lower case aside" if facts.recipe.tokenizer.lowercase else ""
-            translated = f" (BLEU and chrF on its first {whole(facts.recipe.training.validate_bleu)} pairs at most{case})"
+            each = " of each language" if facts.recipe.data.languages else ""
+            translated = f" (BLEU and chrF on its first {whole(facts.recipe.training.validate_bleu)} pairs{each} at most{case})"
         lines.append(
             f"validation set{translated}: {figures}, at step {whole(kept['step'])}."
             f" These weights were chosen by this {facts.recipe.training.select_by}, so the figures favour them."
@@ -50,7 +52,18 @@ def _scores(facts: Facts) -> str:
 
 
 def _data(facts: Facts) -> str:
-    data = facts.recipe.data
+    lines = _origin(facts.recipe.data)
+    if isinstance(facts.recipe, TranslationRecipe):
+        for language in facts.recipe.data.languages:
+            turned = ", read from target to source" if language.reverse else ""
+            lines += [f"{_code(language.tag)}: {line}{turned}" for line in _origin(language)]
+    problems = [str(problem) for problem in facts.data.get("problems") or ()]
+    found = f"\n\nFound in the data before training:\n\n{_list([_code(problem) for problem in problems])}" if problems else ""
+    return f"## Data\n\n{_list(lines)}{found}"
+
+
+def _origin(data: Data | Language) -> list[str]:
+    """Say where examples come from."""
     lines = []
     if data.generate is not None:
         lines.append(f"generated: {_code(data.generate.model_dump_json())}")
@@ -58,17 +71,15 @@ def _data(facts: Facts) -> str:
         if files is not None:
             lines.append(f"{use}: {', '.join(_code(name) for name in describe.files(files))}")
     if data.train is not None and data.valid is None:
-        lines.append(f"validation: {describe.split_off(facts.recipe)}")
-    problems = [str(problem) for problem in facts.data.get("problems") or ()]
-    found = f"\n\nFound in the data before training:\n\n{_list([_code(problem) for problem in problems])}" if problems else ""
-    return f"## Data\n\n{_list(lines)}{found}"
+        lines.append(f"validation: {data.split_off}")
+    return lines
 
 
 def _training(facts: Facts) -> str:
     lines = [f"{whole(facts.steps)} steps in {duration(facts.seconds)}, validation included, seed {facts.recipe.training.seed}"]
     if facts.throughput is not None:
         share = "" if facts.peak_share is None else f", {percent(facts.peak_share, 1)} of the machine's measured matrix-product peak"
-        lines.append(f"{whole(facts.throughput)} {COUNTED[facts.recipe.task]} a second (median){share}")
+        lines.append(f"{whole(facts.throughput)} {facts.recipe.COUNTED} a second (median){share}")
     if skipped := len(facts.of_kind("skipped")):
         lines.append(f"{whole(skipped)} steps skipped for a loss or gradient that was not finite")
     lines.extend(_code(line) for line in facts.machine)

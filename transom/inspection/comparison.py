@@ -18,6 +18,7 @@ from transom.inspection.names import Recorder
 from transom.layers.approximate import build_approximation
 from transom.layers.approximation import Approximation
 from transom.layers.attention import Attention, Terms, attend, attend_explicit, attend_fused, attend_tiles, pattern, scores
+from transom.layers.block import Block, ParallelBlock
 from transom.layers.linear_attention import Performer as PerformerLayer
 from transom.layers.low_rank import Linformer as LinformerLayer
 from transom.layers.low_rank import runs
@@ -90,8 +91,10 @@ class Cost(NamedTuple):
 
 @torch.no_grad()
 def tapped(model: Network, batch: Any) -> list[Tapped]:
-    """Run a model on a batch of one row and read what entered each of its attentions."""
-    modules = {name: module for name, module in model.named_modules() if isinstance(module, Attention)}
+    """Run a model on a batch of one row and read what entered each of its attentions, but for blocks that only chosen tokens pass."""
+    named = dict(model.named_modules())
+    routed = {name for name, module in named.items() if isinstance(module, Block | ParallelBlock) and module.depth is not None}
+    modules = {name: m for name, m in named.items() if isinstance(m, Attention) and name.rpartition(".")[0] not in routed}
     recorder = Recorder(f"{name}.{site}" for name in modules for site in ("q", "k", "v"))
     model.hidden(batch, recorder.taps)
     found = []
@@ -318,11 +321,14 @@ def compare(model: Network, batch: Any, settings: Settings, tell: Callable[[int,
         tell: is told how many places are done.
 
     Raises:
-        ConfigError: there is no attention of a Transformer in the model.
+        ConfigError: there is no attention of a Transformer in the model, or none that all tokens have.
     """
     places = tapped(model, batch)
     if not places:
-        raise ConfigError(f"expected a Transformer's run, found model.kind = {model.config.kind!r}, which has no such attention")
+        found = f"model.kind = {model.config.kind!r}, which has no such attention"
+        if isinstance(model.config, Transformer):
+            found = f"model.depth = {model.config.depth.kind!r} in every block, which has no attention of all tokens"
+        raise ConfigError(f"expected a Transformer's run, found {found}")
     peak_bytes(lambda: None, places[0].q.device)  # the first time takes seconds
     first, layers, lengths = next(place for place in places if place.own), {}, {}
     for done, place in enumerate(places, 1):
@@ -352,6 +358,8 @@ def _notes(model: Network, places: Sequence[Tapped], settings: Settings) -> list
         notes.append(f"the model's own attention has {' and '.join(found)}, which approximations leave out")
     if c.attention.approximation.kind != "none":
         notes.append(f"the model learned with approximation = {c.attention.approximation.kind!r}: exact attention is new to it")
+    if c.depth.kind != "full":
+        notes.append("blocks that only chosen tokens pass are left out")
     if settings.lengths:
         notes.append(f"at other lengths: {next(place.address for place in places if place.own)}, its text's tokens repeated or cut")
     return notes

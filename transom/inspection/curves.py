@@ -13,6 +13,8 @@ WIDTH, HEIGHT = 520, 264
 LEFT, RIGHT, TOP, BOTTOM = 54, 498, 34, 222
 MOST_POINTS = 160
 MOST_PROBES = 60
+STYLES = 4
+"""Styles of lines in the style sheet; further lines have them again."""
 LOG_FROM = 5.0
 """An axis of positive values is logarithmic from this ratio of the largest to the smallest on."""
 
@@ -65,7 +67,7 @@ def line_chart(
         mark: an x value to point out, and its label.
         from_zero: begin the y axis at zero.
     """
-    drawn = [(place, line.name, buckets) for place, line in enumerate(lines) if any(buckets := _buckets(line.points))]
+    drawn = [(place % STYLES, line.name, buckets) for place, line in enumerate(lines) if any(buckets := _buckets(line.points))]
     finite = [bucket for _, _, buckets in drawn for bucket in buckets if bucket is not None]
     assert finite, f"no finite point to draw in {title!r}"
     places = [x for line in lines for x, _ in _finite(line.points)]

@@ -3,10 +3,12 @@
 import shlex
 
 from transom.config.architecture import Architecture, Transformer, TwoSided
-from transom.config.data import ImageFiles, LabelledFiles, PairFiles, TextFiles
+from transom.config.data import ImageFiles, InstructionFiles, LabelledFiles, PairFiles, TextFiles
+from transom.config.depth import MixtureOfDepths
 from transom.config.mixture import Mixture
 from transom.config.model import Decoder, Encoder, TextTransformer
-from transom.config.recipe import ImageRecipe, Recipe, TextRecipe, TranslationRecipe
+from transom.config.patterns import spelled
+from transom.config.recipe import Recipe, TextRecipe, TranslationRecipe
 from transom.config.recurrent import Luong, Recurrent, RecurrentDecoder, RecurrentSeq2Seq
 from transom.config.vision import ConvolutionalNetwork, ImageClassifier, VisionTransformer
 from transom.inspection.figures import whole
@@ -29,7 +31,11 @@ def family(recipe: Recipe) -> str:
 
 def origin(recipe: Recipe) -> str:
     """Say what the first weights were."""
-    return "from scratch" if recipe.training.start_from is None else "from the weights of another run"
+    if recipe.training.start_from is None:
+        return "from scratch"
+    adapter = recipe.training.adapter
+    by = "" if adapter is None else f", by {adapter.kind} of rank {adapter.rank} on {', '.join(adapter.on)}"
+    return f"from the weights of another run{by}"
 
 
 def layers(recipe: Recipe) -> str:
@@ -58,9 +64,15 @@ def sizes(recipe: Recipe) -> list[str]:
     match recipe.model:
         case Transformer() as model:
             bricks = f"positions {model.position.kind}; feed-forward {_feed_forward(model)}"
+            chosen = (
+                [f"of every {depth.every} blocks one for {100 * depth.capacity:g} % of the tokens"]
+                if (isinstance(depth := model.depth, MixtureOfDepths))
+                else []
+            )
             return [
                 f"{model.norm.kind}, placed {model.norm_placement}; {bricks}",
                 f"width {model.d_model}, {_heads(model)}, feed-forward width {model.d_ff}",
+                *chosen,
                 *([symbols(recipe)] if isinstance(recipe, TextRecipe) else []),
                 *_of_images(model),
                 *([f"sequences of at most {whole(model.max_seq_len)} tokens"] if isinstance(model, TextTransformer) else []),
@@ -113,11 +125,19 @@ def _looks(model: RecurrentSeq2Seq) -> str:
 def _heads(model: Transformer) -> str:
     """Describe the attention heads."""
     shared = f", {model.key_heads} of keys and values" if model.key_heads != model.n_heads else ""
-    extras = [name for name, there in (("QK-norm", model.attention.qk_norm.kind != "none"), ("sinks", model.attention.sinks)) if there]
-    if model.attention.softcap is not None:
-        extras.append(f"scores bounded at {model.attention.softcap:g}")
-    if model.attention.approximation.kind != "none":
-        extras.append(f"attention approximated: {model.attention.approximation.kind}")
+    brick = model.attention
+    there = {
+        "QK-norm": brick.qk_norm.kind != "none",
+        "sinks": brick.sinks,
+        "values mixed with the first block's": brick.value_residual.kind != "none",
+    }
+    extras = [name for name, is_there in there.items() if is_there]
+    if brick.softcap is not None:
+        extras.append(f"scores bounded at {brick.softcap:g}")
+    if brick.pattern.kind != "full":
+        extras.append(f"pattern {spelled(brick.pattern)}")
+    if brick.approximation.kind != "none":
+        extras.append(f"attention approximated: {brick.approximation.kind}")
     return f"{model.n_heads} heads of width {model.width_of_head}{shared}{''.join(f', {extra}' for extra in extras)}"
 
 
@@ -134,21 +154,14 @@ def symbols(recipe: TextRecipe) -> str:
     return f"{tokenizer.kind} symbols, {both} ({counts} symbols){case}"
 
 
-_ANSWERS = {
-    "translation": ("translate {run} --input source.txt --output translations.txt", 'translate(["A sentence in the source language."])'),
-    "language": ('generate {run} "The beginning of a text"', 'generate(["The beginning of a text"])'),
-    "masked": ('fill {run} "A text with a [MASK] in it"', 'fill(["A text with a [MASK] in it"])'),
-    "embedding": ('embed {run} "A text" "Another text"', 'embed(["A text", "Another text"])'),
-    "image-classification": ("classify {run} image.jpg", 'classify(["image.jpg"])'),
-    "classification": ('classify {run} "A text"', 'classify(["A text"])'),
-}
-"""By task: what follows ``transom``, and the method of what ``transom.load`` gives."""
-
-
 def use(recipe: Recipe, name: str) -> tuple[str, str]:
     """Give the command and the lines of Python that answer with a run's model."""
-    verb, method = _ANSWERS[recipe.task]
-    return f"transom {verb.format(run=shlex.quote(name))}", f"import transom\n\ntransom.load({name!r}).{method}"
+    arguments, call = recipe.EXAMPLE
+    if isinstance(recipe, TranslationRecipe) and recipe.data.languages:
+        tag = recipe.data.languages[0].tag
+        arguments, call = f"--to {tag} {arguments}", f'{call}, to="{tag}"'
+    command = f"transom {recipe.VERB} {shlex.quote(name)} {arguments}"
+    return command, f"import transom\n\ntransom.load({name!r}).{recipe.VERB}({call})"
 
 
 def files(part: object) -> list[str]:
@@ -159,29 +172,12 @@ def files(part: object) -> list[str]:
         case TextFiles():
             span = [f"{part.start:g} to {part.end:g} of it"] if (part.start, part.end) != (0.0, 1.0) else []
             return [*([part.files] if isinstance(part.files, str) else part.files), *span]
-        case LabelledFiles():
+        case LabelledFiles() | InstructionFiles():
             return [part.file]
         case ImageFiles():
             return [part.images]
         case _:
             return []
-
-
-def split_off(recipe: Recipe) -> str:
-    """Say what is taken for validation where no data are named."""
-    if isinstance(recipe, ImageRecipe):
-        return f"{100 * recipe.data.valid_share:g} % of the training images, split off by hash"
-    return {
-        "translation": _OF_PAIRS,
-        "language": _OF_TEXT,
-        "masked": _OF_TEXT,
-        "classification": "10 % of the training texts, split off by hash",
-        "embedding": _OF_PAIRS,
-    }[recipe.task]
-
-
-_OF_PAIRS = "1 % of the training pairs, split off by hash"
-_OF_TEXT = "5 % of the documents, split off by hash, or the last 5 % of a single one"
 
 
 def _convolutions(n: int) -> str:

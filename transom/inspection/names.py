@@ -17,6 +17,7 @@ from transom.errors import ConfigError
 from transom.inputs.batch import Batch, ImageBatch, translation_batch
 from transom.inputs.special import EOS
 from transom.layers.approximation import Approximation
+from transom.layers.depth import DepthRouter, every_token
 from transom.layers.mixture import Mixture, every_expert
 from transom.layers.tap import Scope
 from transom.models.build import build_model
@@ -89,7 +90,7 @@ def sites(config: Architecture) -> list[Site]:
     """List every tap site of a model in the order of its forward pass, without building its weights.
 
     The shapes are those of a batch of one target of 2 tokens and, where there is one, a source of 3, or of one image; of an expert in a
-    mixture they are those of all tokens, of which it gets some.
+    mixture, or in a block that only chosen tokens pass, they are those of all tokens, of which it gets some.
 
     Args:
         config: the model's, vocabulary sizes filled in.
@@ -102,6 +103,8 @@ def sites(config: Architecture) -> list[Site]:
                 module.path = every_expert  # without data nobody knows how many tokens an expert gets: each has all of them
             if isinstance(module, Approximation):
                 module.packed = False  # nor how many texts lie in a row: one does
+            if isinstance(module, DepthRouter):
+                module.path = every_token  # nor how many pass a block
         model(_example(config), recorder.taps)
     return [Site(address, tuple(x.shape)) for address, x in recorder.kept.items()]
 

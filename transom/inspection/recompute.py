@@ -7,6 +7,7 @@ from torch import Tensor
 
 from transom.inputs.batch import Batch
 from transom.layers.attention import Attends
+from transom.layers.depth import DepthRouter
 from transom.models.network import Network
 
 
@@ -16,9 +17,13 @@ def attention_pattern(model: Network, attention: str, kept: Mapping[str, Tensor]
     Args:
         model: what was run; its own rules of attention hold (position biases, bounded scores, sinks).
         attention: address of the attention, as ``encoder.blocks.3.attn``.
-        kept: tapped tensors, those at its sites ``q`` and ``k`` among them.
+        kept: tapped tensors, those at its sites ``q`` and ``k`` among them, and the ``depth.score`` of its block, where it has one.
         batch: what the model read.
     """
     module = model.get_submodule(attention)
     assert isinstance(module, Attends)
-    return module.weights(kept[f"{attention}.q"], kept[f"{attention}.k"], model.sight(attention, batch))
+    block, sight = attention.rpartition(".")[0], model.sight(attention, batch)
+    if isinstance(router := getattr(model.get_submodule(block), "depth", None), DepthRouter):
+        (real,) = model.tokens(f"{block}.attn", batch)
+        sight = router.sight(kept[f"{block}.depth.score"], real, sight, cross=attention.endswith(".cross"))
+    return module.weights(kept[f"{attention}.q"], kept[f"{attention}.k"], sight)

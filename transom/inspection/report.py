@@ -14,10 +14,15 @@ from transom.inspection.describe import layers_in_short, origin
 from transom.inspection.facts import Facts
 from transom.inspection.figures import compact, duration, percent, whole
 from transom.inspection.markup import node, page, preformatted
+from transom.inspection.patterns import pattern_picture, shown_views
 from transom.inspection.pictures import alignment_picture
 from transom.inspection.style import COLOURS, PAGE, PICTURES
 from transom.inspection.tables import facts_table, table
-from transom.training.figures import COUNTED, VALIDATED
+from transom.training.figures import VALIDATED, tags
+
+Mark = tuple[float, str] | None
+Panel = tuple[str, list[tuple[str, str, str]], Mark, bool]
+"""A chart: its title, lines (name, kind of record, field), what is marked, and whether its axis begins at zero."""
 
 _UNITS = {"peak_share": 100.0}
 """What a field is multiplied by to be drawn."""
@@ -36,6 +41,7 @@ def report(facts: Facts) -> str:
         ("gaps", "Gaps", _gaps(facts)),
         ("answers", "Answers", _answers(facts)),
         ("alignment", "Alignment", _alignments(facts)),
+        ("patterns", "Attention patterns", _patterns(facts)),
         ("data", "Data", data_section(facts.data)),
         ("time", "Time and throughput", _time(facts)),
         ("recipe", "Recipe", [preformatted(dump_recipe(facts.recipe))]),
@@ -56,7 +62,7 @@ def _lead(facts: Facts) -> str:
 
 
 def _counted(facts: Facts) -> str:
-    return COUNTED[facts.recipe.task].capitalize()
+    return facts.recipe.COUNTED.capitalize()
 
 
 def _tile(name: str, value: str, *below: str) -> Element:
@@ -68,10 +74,11 @@ def _tiles(facts: Facts) -> Element:
     tiles.extend(_tile(score.metric, f"{score.value:.2f}", score.data) for score in facts.scores)
     if facts.kept is not None:
         if "bleu" in facts.kept:
-            tiles.append(_tile("Validation BLEU", _figure(facts.kept, "bleu", 1), f"chrF {_figure(facts.kept, 'chrf', 1)}"))
+            each = [f"{tag} {_figure(facts.kept, f'bleu/{tag}', 1)}" for tag in tags(facts.kept)]
+            tiles.append(_tile("Validation BLEU", _figure(facts.kept, "bleu", 1), *each, f"chrF {_figure(facts.kept, 'chrf', 1)}"))
         kept = f"kept: step {whole(facts.kept['step'])}, the best {facts.recipe.training.select_by}"
         if "accuracy" in facts.kept:
-            tiles.append(_tile("Validation accuracy", f"{_figure(facts.kept, 'accuracy', 2)} %", f"of the {COUNTED[facts.recipe.task]}"))
+            tiles.append(_tile("Validation accuracy", f"{_figure(facts.kept, 'accuracy', 2)} %", f"of the {facts.recipe.COUNTED}"))
         measures = [f"perplexity {_figure(facts.kept, 'perplexity', 2)}"] if "perplexity" in facts.kept else []
         if "bits_per_byte" in facts.kept:
             measures.append(f"{_figure(facts.kept, 'bits_per_byte', 3)} bits a byte")
@@ -113,9 +120,9 @@ def _scores(facts: Facts) -> list[Element]:
 
 def _curves(facts: Facts) -> list[Element]:
     mark = None if facts.kept is None else (float(facts.kept["step"]), "kept")
-    panels = [
+    panels: list[Panel] = [
         (
-            f"Loss a {COUNTED[facts.recipe.task].removesuffix('s')}, in nats",
+            f"Loss a {facts.recipe.COUNTED.removesuffix('s')}, in nats",
             [("training", "train", "nll"), ("validation", "validation", "loss")],
             mark,
             False,
@@ -123,10 +130,11 @@ def _curves(facts: Facts) -> list[Element]:
         ("Bits a byte of text", [("validation", "validation", "bits_per_byte")], mark, False),
         ("Validation accuracy, in %", [("validation", "validation", "accuracy")], mark, False),
         ("Validation BLEU and chrF", [("BLEU", "validation", "bleu"), ("chrF", "validation", "chrf")], mark, True),
+        *_of_languages(facts, mark),
         ("Busiest expert's load, over the mean", [("load", "train", "expert_load")], None, False),
         ("Learning rate", [("learning rate", "train", "learning_rate")], None, True),
         ("Norm of the gradient, before clipping", [("norm", "train", "grad_norm")], None, False),
-        (f"{_counted(facts)} a second", [(f"{COUNTED[facts.recipe.task]} a second", "train", "target_tokens_per_second")], None, True),
+        (f"{_counted(facts)} a second", [(f"{facts.recipe.COUNTED} a second", "train", "target_tokens_per_second")], None, True),
         ("Share of the machine's measured peak, in %", [("share", "train", "peak_share")], None, True),
     ]
     figures = []
@@ -138,16 +146,28 @@ def _curves(facts: Facts) -> list[Element]:
     return [node("div", *figures, class_="curves"), *_validations(facts)] if figures else []
 
 
+def _of_languages(facts: Facts, mark: Mark) -> list[Panel]:
+    """Lay out the losses and scores of each target language, where there are several."""
+    found = tags(facts.validations[0]) if facts.validations else []
+    titles = {"loss": "Validation loss by target language, in nats", "bleu": "Validation BLEU by target language"}
+    return [(title, [(tag, "validation", f"{key}/{tag}") for tag in found], mark, key == "bleu") for key, title in titles.items() if found]
+
+
 def _validations(facts: Facts) -> list[Element]:
     if not facts.validations:
         return []
-    columns = [figure for figure in VALIDATED if any(figure.key in record for record in facts.validations)]
+    every = [
+        (f"{figure.name} {tag}".strip(), f"{figure.key}/{tag}".strip("/"), figure.digits)
+        for tag in ("", *tags(facts.validations[0]))
+        for figure in VALIDATED
+    ]
+    columns = [column for column in every if any(column[1] in record for record in facts.validations)]
     rows = [
-        [whole(record["step"]), duration(record["seconds"]), *(_figure(record, figure.key, figure.digits) for figure in columns)]
+        [whole(record["step"]), duration(record["seconds"]), *(_figure(record, key, digits) for _, key, digits in columns)]
         for record in facts.validations
     ]
     summary = node("summary", f"All {len(rows)} validations as a table")
-    return [node("details", summary, node("div", table(["Step", "Time", *(figure.name for figure in columns)], rows), class_="scroll"))]
+    return [node("details", summary, node("div", table(["Step", "Time", *(name for name, _, _ in columns)], rows), class_="scroll"))]
 
 
 def _continuations(facts: Facts) -> list[Element]:
@@ -193,7 +213,8 @@ def _translations(facts: Facts) -> list[Element]:
 
 
 def _sample(sample: Mapping[str, str], lowercase: bool) -> Element:
-    rows = node("dl", node("dt", "Source"), node("dd", sample["source"], dir="auto"))
+    source = f"Source, to {sample['to']}" if "to" in sample else "Source"
+    rows = node("dl", node("dt", source), node("dd", sample["source"], dir="auto"))
     rows.extend([node("dt", "Reference"), node("dd", sample["reference"], dir="auto")])
     rows.extend([node("dt", "Translation"), node("dd", *_compared(sample["reference"], sample["translation"], lowercase), dir="auto")])
     return node("div", rows, class_="sample")
@@ -226,6 +247,16 @@ def _alignments(facts: Facts) -> list[Element]:
         )
         for alignment in facts.alignments
     ]
+    return [node("p", note, class_="soft"), node("div", *pictures, class_="pictures")]
+
+
+def _patterns(facts: Facts) -> list[Element]:
+    """Draw what the layers let each token see, where that is not all."""
+    views = shown_views(facts.recipe.model)
+    if not views:
+        return []
+    pictures = (node("figure", node("figcaption", view.title, class_="soft"), pattern_picture(view)) for view in views)
+    note = "A row is a token that asks, a column one that is asked; it is filled where the layers let the one see the other."
     return [node("p", note, class_="soft"), node("div", *pictures, class_="pictures")]
 
 

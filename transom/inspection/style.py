@@ -34,6 +34,8 @@ svg .field { fill: var(--field); }
 svg .cell { fill: var(--heat); }
 svg .cell:hover { stroke: var(--line-1); stroke-width: 2; }
 svg .symbol { font-size: 14px; }
+svg.pattern .cell:hover { stroke: none; }
+svg .asked { stroke: var(--line-1); }
 """
 
 PAGE = """

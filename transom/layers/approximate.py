@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from transom.config.approximations import AnyApproximation
@@ -65,13 +65,24 @@ class ApproximateAttention(Attention):
 
     def remember(self, memory: Float[Tensor, "batch key d_model"], segments: Int[Tensor, "batch key"]) -> Remembered:
         """Keep the sums over another sequence, which are all that steps of decoding need."""
-        assert isinstance(self.approximation, KernelAttention)
-        k, v = (x.to(torch.promote_types(x.dtype, torch.float32)) for x in self.keys_values(memory))
-        return self.approximation.sums(k, v, segments > 0)
+        return self._sums(self.keys_values(memory), segments > 0)
 
-    def new_cache(self, n_rows: int, max_length: int, like: Tensor) -> BlockCache:
-        """Make empty sums, whose size is the same for any length."""
+    def keep(self, x: Float[Tensor, "rows new d_model"], sight: Sight, cache: BlockCache) -> None:
+        """Add tokens that ask nothing themselves to the sums."""
+        assert isinstance(cache, SumsCache)
+        before, new = cache.read(), self._sums(self.keys_values(x, sight))
+        cache.write(Sums(before.sums + new.sums), x.shape[1])
+
+    def _sums(self, memory: KeyValues, asked: Bool[Tensor, "batch key"] | None = None) -> Sums:
+        """Add up keys and values, in float32 at least."""
         assert isinstance(self.approximation, KernelAttention)
+        with torch.autocast(memory.k.device.type, enabled=False):
+            k, v = (x.to(torch.promote_types(x.dtype, torch.float32)) for x in memory)
+            return self.approximation.sums(k, v, asked)
+
+    def new_cache(self, n_rows: int, max_length: int, like: Tensor, routed: bool = False) -> BlockCache:
+        """Make empty sums, whose size is the same for any length."""
+        assert isinstance(self.approximation, KernelAttention) and not routed
         return SumsCache(n_rows, self.n_kv_heads, self.approximation.features, self.d_value, like)
 
     def weights(

@@ -9,11 +9,11 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from transom.config.architecture import Transformer
-from transom.layers.cache import BlockCache, KeyValueCache, KeyValues, Remembered, SumsCache
+from transom.layers.cache import BlockCache, KeyValueCache, KeyValues, Remembered, RoutedCache, SumsCache
 from transom.layers.dropout import dropout as dropped
 from transom.layers.dropout import keep_mask, rounded
 from transom.layers.norm import build_norm
-from transom.layers.position import Rotation, turn
+from transom.layers.position import turn
 from transom.layers.sight import EVERYTHING, Sight
 from transom.layers.tap import Scope, scope, tap
 from transom.layers.tiles import Tiles, over_tiles
@@ -265,7 +265,7 @@ class Attention(nn.Module):
             taps: observer.
         """
         if memory is None or isinstance(memory, Tensor):
-            memory = self.keys_values(x if memory is None else memory, sight.rotation, taps)
+            memory = self.keys_values(x if memory is None else memory, sight, taps)
         q = self.q(x).view(len(memory[0]), -1, self.n_heads, self.d_head).transpose(1, 2)  # (batch, n_heads, query, d_head)
         if self.q_norm is not None:
             q = self.q_norm(q, scope(taps, "q_norm"))
@@ -290,18 +290,32 @@ class Attention(nn.Module):
         """Keep what all steps of decoding need of another sequence; where ``segments`` is 0 it is padding."""
         return self.keys_values(memory)
 
-    def new_cache(self, n_rows: int, max_length: int, like: Tensor) -> BlockCache:
-        """Make an empty memory of this layer's own earlier tokens, ``max_length`` a row at most."""
-        return KeyValueCache(n_rows, self.n_kv_heads, max_length, self.d_head, self.d_value, like)
+    def new_cache(self, n_rows: int, max_length: int, like: Tensor, routed: bool = False) -> BlockCache:
+        """Make an empty memory of this layer's own earlier tokens.
 
-    def keys_values(self, x: Float[Tensor, "batch key d_model"], rotation: Rotation | None = None, taps: Scope | None = None) -> KeyValues:
-        """Project ``x`` to keys and values in heads."""
+        Args:
+            n_rows: texts side by side.
+            max_length: most tokens of each.
+            like: has the type and the device.
+            routed: whether only chosen tokens pass the layer.
+        """
+        return (RoutedCache if routed else KeyValueCache)(n_rows, self.n_kv_heads, max_length, self.d_head, self.d_value, like)
+
+    def keep(self, x: Float[Tensor, "rows new d_model"], sight: Sight, cache: BlockCache) -> None:
+        """Keep what later tokens need of tokens that ask nothing themselves."""
+        assert not isinstance(cache, SumsCache)
+        cache.append(self.keys_values(x, sight))
+
+    def keys_values(self, x: Float[Tensor, "batch key d_model"], sight: Sight = EVERYTHING, taps: Scope | None = None) -> KeyValues:
+        """Project ``x`` to keys and values in heads, turned and mixed as the sight has it."""
         k = self.k(x).view(*x.shape[:2], self.n_kv_heads, self.d_head).transpose(1, 2)  # (batch, kv_heads, key, d_head)
         v = self.v(x).view(*x.shape[:2], self.n_kv_heads, self.d_value).transpose(1, 2)  # (batch, kv_heads, key, d_value)
         if self.k_norm is not None:
             k = self.k_norm(k, scope(taps, "k_norm"))
-        k = turn(k, rotation)
+        k = turn(k, sight.rotation)
         k = tap(taps, "k", k)
+        if sight.values is not None:
+            v = sight.values(v)
         v = tap(taps, "v", v)
         return KeyValues(k, v)
 

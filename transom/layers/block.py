@@ -4,8 +4,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from transom.config.architecture import Transformer
+from transom.config.depth import MixtureOfDepths
 from transom.layers.approximate import build_attention
 from transom.layers.cache import BlockCache, Remembered
+from transom.layers.depth import DepthRouter
 from transom.layers.dropout import Dropout
 from transom.layers.feed_forward import build_feed_forward
 from transom.layers.norm import Norm, build_norm
@@ -32,6 +34,7 @@ class Block(nn.Module):
         self.cross_residual = residual() if cross else None
         self.ff = build_feed_forward(config.feed_forward, config.d_model, config.d_ff, config.feed_forward_dropout)
         self.ff_residual = residual()
+        self.depth: DepthRouter | None = None
 
     def forward(
         self,
@@ -44,14 +47,20 @@ class Block(nn.Module):
     ) -> Float[Tensor, "rows query d_model"]:
         """Pass the residual stream through the sub-layers; arguments as in ``Attention``, ``memory_sight`` of the memory."""
         x = tap(taps, "resid_pre", x)
-        x = self.attn_residual(x, lambda y: self.attn(y, sight, None, cache, scope(taps, "attn")), scope(taps, "attn_residual"))
+        x = self.attn_residual(x, lambda y: self.attn(y, sight, None, cache, scope(taps, "attn")), scope(taps, "attn_residual"), sight.real)
         x = tap(taps, "resid_mid", x)
         if (cross := self.cross) is not None and self.cross_residual is not None:
-            x = self.cross_residual(x, lambda y: cross(y, memory_sight, memory, None, scope(taps, "cross")), scope(taps, "cross_residual"))
+            x = self.cross_residual(
+                x, lambda y: cross(y, memory_sight, memory, None, scope(taps, "cross")), scope(taps, "cross_residual"), sight.real
+            )
             x = tap(taps, "resid_cross", x)
-        x = self.ff_residual(x, lambda y: self.ff(y, scope(taps, "ff"), sight.real), scope(taps, "ff_residual"))
+        x = self.ff_residual(x, lambda y: self.ff(y, scope(taps, "ff"), sight.real), scope(taps, "ff_residual"), sight.real)
         x = tap(taps, "resid_post", x)
         return x
+
+    def keep(self, x: Float[Tensor, "rows query d_model"], sight: Sight, cache: BlockCache) -> None:
+        """Keep tokens that go past the block for later ones to see."""
+        self.attn.keep(self.attn_residual.before(x), sight, cache)
 
 
 class ParallelBlock(nn.Module):
@@ -68,6 +77,7 @@ class ParallelBlock(nn.Module):
         self.cross = build_attention(config) if cross else None
         self.ff = build_feed_forward(config.feed_forward, config.d_model, config.d_ff, config.feed_forward_dropout)
         self.dropout = Dropout(config.dropout)
+        self.depth: DepthRouter | None = None
 
     def forward(
         self,
@@ -80,7 +90,7 @@ class ParallelBlock(nn.Module):
     ) -> Float[Tensor, "rows query d_model"]:
         """Add every sub-layer's output on the same input; arguments as in ``Block``."""
         x = tap(taps, "resid_pre", x)
-        y = self.norm(x, scope(taps, "norm"))
+        y = self.norm(x, scope(taps, "norm"), sight.real)
         x = self.dropout.add(x, self.attn(y, sight, None, cache, scope(taps, "attn")))
         if self.cross is not None:
             x = self.dropout.add(x, self.cross(y, memory_sight, memory, None, scope(taps, "cross")))
@@ -88,7 +98,14 @@ class ParallelBlock(nn.Module):
         x = tap(taps, "resid_post", x)
         return x
 
+    def keep(self, x: Float[Tensor, "rows query d_model"], sight: Sight, cache: BlockCache) -> None:
+        """Keep tokens that go past the block for later ones to see."""
+        self.attn.keep(self.norm(x), sight, cache)
 
-def build_block(config: Transformer, cross: bool) -> Block | ParallelBlock:
-    """Build the block that a configuration describes."""
-    return ParallelBlock(config, cross) if config.norm_placement == "parallel" else Block(config, cross)
+
+def build_block(config: Transformer, cross: bool, place: int = 0) -> Block | ParallelBlock:
+    """Build the block that a configuration describes for a place of its stack; one that only chosen tokens pass has a router, ``depth``."""
+    block = ParallelBlock(config, cross) if config.norm_placement == "parallel" else Block(config, cross)
+    if isinstance(config.depth, MixtureOfDepths) and config.depth.routed(place):
+        block.depth = DepthRouter(config.depth, config.d_model)
+    return block

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 
@@ -42,6 +42,42 @@ class KeyValueCache:
         for buffer in (self._k, self._v):
             buffer[: len(rows), :, : self.length] = buffer[rows, :, : self.length]
         self._k, self._v = self._k[: len(rows)], self._v[: len(rows)]
+
+
+class RoutedCache(KeyValueCache):
+    """That of a block which only chosen tokens pass: a place for every token, of which those of the others are not to be seen.
+
+    Attributes:
+        chosen: True at the places of chosen tokens.
+    """
+
+    def __init__(self, n_rows: int, kv_heads: int, max_length: int, d_head: int, d_value: int, like: Tensor) -> None:
+        """Reserve room; places that stay empty hold zeros, so that a weight of 0 makes nothing of them."""
+        super().__init__(n_rows, kv_heads, max_length, d_head, d_value, like)
+        self._k.zero_()
+        self._v.zero_()
+        self.chosen = like.new_zeros(n_rows, max_length, dtype=torch.bool)
+        self._places: Tensor | None = None
+
+    def expect(self, chosen: Bool[Tensor, "rows new"], places: Int[Tensor, "rows chosen"]) -> Bool[Tensor, "rows key"]:
+        """Make room for the next tokens, of which those at ``places`` are to be appended; tell for all tokens whether they were chosen."""
+        begin, self.length = self.length, self.length + chosen.shape[1]
+        assert self.length <= self._k.shape[2], f"the cache holds {self._k.shape[2]} tokens, asked for {self.length}"
+        self.chosen[:, begin : self.length] = chosen
+        self._places = begin + places
+        return self.chosen[:, : self.length]
+
+    def append(self, new: KeyValues) -> KeyValues:
+        """Store keys and values at the expected places and return those of all places."""
+        assert self._places is not None, "places are told before"
+        for buffer, x in zip((self._k, self._v), new, strict=True):
+            buffer.scatter_(2, self._places[:, None, :, None].expand_as(x), x)
+        return self.read()
+
+    def reorder(self, rows: Int[Tensor, "rows"]) -> None:
+        """Let row i continue from old row ``rows[i]``; fewer rows than before drop the rest."""
+        super().reorder(rows)
+        self.chosen = self.chosen[rows]
 
 
 class Sums(NamedTuple):
@@ -86,6 +122,7 @@ class DecoderCache:
         blocks: one self-attention cache a block; rows are source-major, ``n_beams`` a source.
         memories: what each block's cross-attention remembers, kept once a source and never copied a beam; none where there is no source.
         memory_mask: True where a memory key is not padding.
+        n_prefix: tokens that were read first and in one piece, as the prefix of what follows.
     """
 
     def __init__(self, blocks: Sequence[BlockCache], memories: Sequence[Remembered] = (), memory_mask: Tensor | None = None) -> None:
@@ -93,6 +130,7 @@ class DecoderCache:
         self.blocks = blocks
         self.memories = list(memories)
         self.memory_mask = memory_mask
+        self.n_prefix = 0
 
     @property
     def length(self) -> int:

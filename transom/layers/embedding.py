@@ -3,7 +3,7 @@
 import math
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from transom.layers.dropout import Dropout
@@ -33,14 +33,18 @@ class Embedding(nn.Module):
         self.dropout = Dropout(dropout)
 
     def forward(
-        self, tokens: Int[Tensor, "batch length"], positions: Int[Tensor, "#batch length"], taps: Scope | None = None
+        self,
+        tokens: Int[Tensor, "batch length"],
+        positions: Int[Tensor, "#batch length"],
+        taps: Scope | None = None,
+        real: Bool[Tensor, "batch length"] | None = None,
     ) -> Float[Tensor, "batch length d_model"]:
-        """Embed tokens at their positions."""
+        """Embed tokens at their positions; ``real`` is False at padding, for the norm."""
         x = self.tokens(tokens) * self.scale
         if (p := self.position(positions)) is not None:
             x = x + p
         if self.norm is not None:
-            x = self.norm(x, scope(taps, "norm"))
+            x = self.norm(x, scope(taps, "norm"), real)
         x = tap(taps, "resid", x)
         return self.dropout(in_autocast_type(x))
 

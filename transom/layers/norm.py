@@ -1,10 +1,10 @@
-"""Normalisation of a token's vector."""
+"""Normalisation of tokens' vectors."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
@@ -20,8 +20,10 @@ class Norm(nn.Module):
         """Make what the brick describes for vectors of ``width`` columns."""
         super().__init__()
 
-    def forward(self, x: Float[Tensor, "*axes d_model"], taps: Scope | None = None) -> Float[Tensor, "*axes d_model"]:
-        """Normalise each vector."""
+    def forward(
+        self, x: Float[Tensor, "*axes d_model"], taps: Scope | None = None, real: Bool[Tensor, "..."] | None = None
+    ) -> Float[Tensor, "*axes d_model"]:
+        """Normalise each vector; ``real`` is False at padding, which counts in no statistics."""
         x = tap(taps, "x", x)
         return x
 
@@ -39,7 +41,9 @@ class LayerNorm(Norm):
         self.weight = nn.Parameter(torch.ones(width))
         self.bias = nn.Parameter(torch.zeros(width)) if brick.bias else None
 
-    def forward(self, x: Float[Tensor, "*axes d_model"], taps: Scope | None = None) -> Float[Tensor, "*axes d_model"]:
+    def forward(
+        self, x: Float[Tensor, "*axes d_model"], taps: Scope | None = None, real: Bool[Tensor, "..."] | None = None
+    ) -> Float[Tensor, "*axes d_model"]:
         """Normalise each vector."""
         x = tap(taps, "x", x)
         if x.device.type != "cpu" or x.dtype.itemsize >= torch.float32.itemsize or not torch.is_grad_enabled():
@@ -60,7 +64,9 @@ class RmsNorm(Norm):
         self.eps = brick.eps
         self.weight = nn.Parameter(torch.ones(width))
 
-    def forward(self, x: Float[Tensor, "*axes d_model"], taps: Scope | None = None) -> Float[Tensor, "*axes d_model"]:
+    def forward(
+        self, x: Float[Tensor, "*axes d_model"], taps: Scope | None = None, real: Bool[Tensor, "..."] | None = None
+    ) -> Float[Tensor, "*axes d_model"]:
         """Normalise each vector."""
         x = tap(taps, "x", x)
         if x.device.type != "cpu":
@@ -141,13 +147,86 @@ class DynamicTanh(Norm):
         self.bias = nn.Parameter(torch.zeros(width))
         self.alpha = nn.Parameter(torch.tensor(brick.alpha))
 
-    def forward(self, x: Float[Tensor, "*axes d_model"], taps: Scope | None = None) -> Float[Tensor, "*axes d_model"]:
+    def forward(
+        self, x: Float[Tensor, "*axes d_model"], taps: Scope | None = None, real: Bool[Tensor, "..."] | None = None
+    ) -> Float[Tensor, "*axes d_model"]:
         """Bend each vector."""
         x = tap(taps, "x", x)
         return (torch.tanh(self.alpha * x) * self.weight + self.bias).to(x.dtype)
 
 
-NORMS: dict[str, Callable[[Any, int], Norm]] = {"layernorm": LayerNorm, "rmsnorm": RmsNorm, "dyt": DynamicTanh, "none": Norm}
+class _Statistics(NamedTuple):
+    """How many tokens there were, and the mean and the variance of each column over them."""
+
+    n: int
+    mean: Tensor
+    variance: Tensor
+
+
+class BatchNorm(Norm):
+    """Batch normalisation: gamma * (x - mean) / sqrt(variance + eps) + beta, mean and variance over true tokens (Ioffe & Szegedy 2015).
+
+    Training normalises by the statistics of the tokens of a pass (algorithm 1), so tokens depend on each other; evaluation by the running
+    ones (algorithm 2). Those of passes that are learnt from are kept until ``end_step``: the running ones move once a step, by what all of
+    its passes saw together, and not for a step that is not made. Statistics are in float32 at least.
+    """
+
+    def __init__(self, brick: bricks.BatchNorm, width: int) -> None:
+        """Make gamma (``weight``, ones), beta (``bias``, zeros) and the running statistics (zeros and ones)."""
+        super().__init__(brick, width)
+        self.eps, self.momentum = brick.eps, brick.momentum
+        self.weight = nn.Parameter(torch.ones(width))
+        self.bias = nn.Parameter(torch.zeros(width))
+        self.mean: Tensor
+        self.variance: Tensor
+        self.register_buffer("mean", torch.zeros(width))
+        self.register_buffer("variance", torch.ones(width))
+        self.passes: list[_Statistics] = []
+
+    def forward(
+        self, x: Float[Tensor, "*axes d_model"], taps: Scope | None = None, real: Bool[Tensor, "..."] | None = None
+    ) -> Float[Tensor, "*axes d_model"]:
+        """Normalise each column."""
+        x = tap(taps, "x", x)
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        mean, variance = self.measured(wide, real) if self.training else (self.mean, self.variance)
+        return ((wide - mean) * (variance + self.eps).rsqrt() * self.weight + self.bias).to(x.dtype)
+
+    def measured(
+        self, x: Float[Tensor, "*axes d_model"], real: Bool[Tensor, "..."] | None
+    ) -> tuple[Float[Tensor, "d_model"], Float[Tensor, "d_model"]]:
+        """Return mean and variance of each column over the true tokens."""
+        there = torch.ones(x.shape[:-1], dtype=torch.bool, device=x.device) if real is None else real.expand(x.shape[:-1])
+        rows = x[there]
+        n = max(len(rows), 1)
+        mean = rows.sum(0) / n
+        variance = (rows - mean).square().sum(0) / n
+        if torch.is_grad_enabled():
+            self.passes.append(_Statistics(len(rows), mean.detach(), variance.detach()))
+        return mean, variance
+
+    @torch.no_grad()
+    def end_step(self, updated: bool) -> None:
+        """Move the running statistics by those of a step's tokens, unless its update was not made; the variance is the unbiased one."""
+        passes, self.passes = self.passes, []
+        n = sum(each.n for each in passes)
+        if not updated or n < 2:
+            return
+        shares = [each.n / n for each in passes]
+        mean = sum((share * each.mean for share, each in zip(shares, passes, strict=True)), torch.zeros_like(self.mean))
+        spreads = (share * (each.variance + (each.mean - mean).square()) for share, each in zip(shares, passes, strict=True))
+        variance = sum(spreads, torch.zeros_like(mean)) * n / (n - 1)
+        self.mean.lerp_(mean.to(self.mean), self.momentum)
+        self.variance.lerp_(variance.to(self.variance), self.momentum)
+
+
+NORMS: dict[str, Callable[[Any, int], Norm]] = {
+    "layernorm": LayerNorm,
+    "rmsnorm": RmsNorm,
+    "dyt": DynamicTanh,
+    "batchnorm": BatchNorm,
+    "none": Norm,
+}
 """The norms by the ``kind`` that they have in a recipe."""
 
 

@@ -160,7 +160,23 @@ class PlainDecoder(RecurrentStack):
         return self.dropout(h), DecoderState(layers)
 
 
-class LuongDecoder(PlainDecoder):
+class AttendingDecoder(PlainDecoder):
+    """A decoder that attends to the source by its states.
+
+    Attributes:
+        cross: the attention.
+    """
+
+    cross: SourceAttention
+
+    def keys(
+        self, memory: Float[Tensor, "batch source d_model"], segments: Int[Tensor, "batch source"], taps: Scope | None = None
+    ) -> SourceKeys | None:
+        """Map the source's states to keys."""
+        return self.cross.keys(memory, segments, scope(taps, "cross"))
+
+
+class LuongDecoder(AttendingDecoder):
     """A recurrence, then attention over the source by its states: h~_t = tanh(W_c [c_t; h_t]) (Luong et al. 2015, eq. 5)."""
 
     def __init__(self, config: RecurrentSeq2Seq) -> None:
@@ -171,12 +187,6 @@ class LuongDecoder(PlainDecoder):
         concat = brick.score == "concat"
         self.cross = AdditiveScore(d_model, brick.width(d_model)) if concat else DotScore(d_model, general=brick.score == "general")
         self.joined = nn.Linear(2 * d_model, d_model, bias=False)
-
-    def keys(
-        self, memory: Float[Tensor, "batch source d_model"], segments: Int[Tensor, "batch source"], taps: Scope | None = None
-    ) -> SourceKeys | None:
-        """Map the source's states to keys."""
-        return self.cross.keys(memory, segments, scope(taps, "cross"))
 
     def forward(
         self, y: Float[Tensor, "rows new d_embedding"], state: DecoderState, source: SourceKeys | None, taps: Scope | None = None
@@ -215,7 +225,7 @@ class InputFeedingDecoder(LuongDecoder):
         return torch.stack(vectors, 1), DecoderState(layers, fed)
 
 
-class AdditiveDecoder(PlainDecoder):
+class AdditiveDecoder(AttendingDecoder):
     """A decoder each of whose steps begins with attention over the source by the state before it (Bahdanau et al. 2015, eq. 4 to 6)."""
 
     def __init__(self, config: RecurrentSeq2Seq) -> None:
@@ -225,12 +235,6 @@ class AdditiveDecoder(PlainDecoder):
         assert isinstance(brick, Additive)
         self.cross = AdditiveScore(d_model, brick.width(d_model))
         self.maxout = nn.Linear(2 * d_model + config.width_of_embedding, 2 * d_model)
-
-    def keys(
-        self, memory: Float[Tensor, "batch source d_model"], segments: Int[Tensor, "batch source"], taps: Scope | None = None
-    ) -> SourceKeys | None:
-        """Map the source's states to keys."""
-        return self.cross.keys(memory, segments, scope(taps, "cross"))
 
     def forward(
         self, y: Float[Tensor, "rows new d_embedding"], state: DecoderState, source: SourceKeys | None, taps: Scope | None = None

@@ -35,14 +35,16 @@ class Places(NamedTuple):
     Attributes:
         positions: place in its own sequence, from 0.
         segments: number of its sequence in the row; 0 is padding.
+        prefix: True where it is in its sequence's prefix; None where there is none.
     """
 
     positions: Int[Tensor, "..."]
     segments: Int[Tensor, "..."]
+    prefix: Bool[Tensor, "..."] | None = None
 
     def each(self, change: Callable[[Tensor], Tensor]) -> "Places":
-        """Change both in the same way."""
-        return Places(change(self.positions), change(self.segments))
+        """Change all in the same way."""
+        return Places(change(self.positions), change(self.segments), None if self.prefix is None else change(self.prefix))
 
 
 class Verdict(NamedTuple):
@@ -200,6 +202,31 @@ class Distance(Rule):
 
 
 @dataclass(frozen=True)
+class Near(Rule):
+    """Patches fewer than ``size`` rows and columns away, in an image of ``width`` patches a row (Ramachandran et al. 2019, section 3.1)."""
+
+    size: int
+    width: int
+
+    def allows(self, query: Places, key: Places) -> Bool[Tensor, "..."]:
+        """Measure the distance in rows and in columns."""
+        rows = query.positions // self.width - key.positions // self.width
+        columns = query.positions % self.width - key.positions % self.width
+        return (rows.abs() < self.size) & (columns.abs() < self.size)
+
+    def judge(self, queries: Places, keys: Places) -> Verdict:
+        """Bound both distances, one apart from the other."""
+        rows = self._judge(queries.positions // self.width, keys.positions // self.width)
+        columns = self._judge(queries.positions % self.width, keys.positions % self.width)
+        return Verdict(rows.some & columns.some, rows.every & columns.every)
+
+    def _judge(self, queries: Tensor, keys: Tensor) -> Verdict:
+        q, k = _bounds(queries, keys)
+        shortest, longest = torch.maximum(q.low - k.high, k.low - q.high), torch.maximum(q.high - k.low, k.high - q.low)
+        return Verdict(shortest < self.size, longest < self.size)
+
+
+@dataclass(frozen=True)
 class Powers(Rule):
     """Distances below ``local``, and powers of two (Li et al. 2019, section 4.2)."""
 
@@ -316,6 +343,23 @@ class First(Rule):
 
 
 @dataclass(frozen=True)
+class InPrefix(Rule):
+    """All attend to their own sequence's prefix (Raffel et al. 2020, section 3.2.1); to be joined with ``SAME_SEGMENT``."""
+
+    def allows(self, query: Places, key: Places) -> Bool[Tensor, "..."]:
+        """Look at the key."""
+        return (query.positions >= 0) & self._inside(key)
+
+    def _inside(self, places: Places) -> Tensor:
+        return places.positions < 0 if places.prefix is None else places.prefix
+
+    def judge(self, queries: Places, keys: Places) -> Verdict:
+        """Look for keys in it."""
+        _, k = _bounds(queries.positions, self._inside(keys).long())
+        return Verdict(k.high > 0, k.low > 0)
+
+
+@dataclass(frozen=True)
 class RandomBlocks(Rule):
     """Each block of ``size`` tokens and ``blocks`` of those before it attend to each other, drawn by their numbers and the seed."""
 
@@ -362,24 +406,34 @@ CAUSAL = Distance(least=0)
 LOOKING_BACK = SAME_SEGMENT & CAUSAL
 """What decoders let a token see: itself and what came before it in its own sequence."""
 
+BOTH_WAYS_IN_PREFIX = SAME_SEGMENT & (CAUSAL | InPrefix())
+"""What a prefix-LM lets a token see: beside these, all of its sequence's prefix."""
+
 RULES: dict[type[patterns.Leaf], Callable[..., Rule]] = {
-    patterns.Full: lambda p: EVERYWHERE,
-    patterns.Window: lambda p: Distance(1 - p.size, p.size - 1),
-    patterns.Strided: lambda p: SameResidue(p.stride),
-    patterns.Local: lambda p: SameBlock(p.size),
-    patterns.Summary: lambda p: LastColumns(p.stride, p.columns),
-    patterns.Logarithmic: lambda p: Powers(p.local),
-    patterns.Global: lambda p: First(p.size),
-    patterns.Random: lambda p: RandomBlocks(p.blocks, p.size, p.seed),
+    patterns.Full: lambda p, width: EVERYWHERE,
+    patterns.Window: lambda p, width: Distance(1 - p.size, p.size - 1),
+    patterns.Window2d: lambda p, width: Near(p.size, width),
+    patterns.Strided: lambda p, width: SameResidue(p.stride),
+    patterns.Local: lambda p, width: SameBlock(p.size),
+    patterns.Summary: lambda p, width: LastColumns(p.stride, p.columns),
+    patterns.Logarithmic: lambda p, width: Powers(p.local),
+    patterns.Global: lambda p, width: First(p.size),
+    patterns.Random: lambda p, width: RandomBlocks(p.blocks, p.size, p.seed),
+    patterns.Prefix: lambda p, width: InPrefix(),
 }
-"""The rule of each pattern."""
+"""The rule of each pattern, in an image of so many patches a row."""
 
 
-def rule_of(pattern: patterns.Leaf | patterns.Joined) -> Rule:
-    """Build the rule that a pattern is."""
+def rule_of(pattern: patterns.Leaf | patterns.Joined, width: int = 0) -> Rule:
+    """Build the rule that a pattern is.
+
+    Args:
+        pattern: the brick.
+        width: patches a row, of images.
+    """
     if not isinstance(pattern, patterns.Joined):
-        return RULES[type(pattern)](pattern)
-    parts = [rule_of(part) for part in pattern.of]
+        return RULES[type(pattern)](pattern, width)
+    parts = [rule_of(part, width) for part in pattern.of]
     return reduce(and_, parts) if pattern.kind == "all" else reduce(or_, parts) if pattern.kind == "any" else ~reduce(or_, parts)
 
 

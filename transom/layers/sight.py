@@ -8,8 +8,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from transom.layers.position import Position, Rotation
-from transom.layers.rule import LOOKING_BACK, Places, Rule, Unwritten
+from transom.layers.rule import BOTH_WAYS_IN_PREFIX, LOOKING_BACK, Places, Rule, Unwritten
 from transom.layers.tiles import Part, Tiles, plan
+from transom.layers.values import Values
 
 LONG = 1024
 """From this many queries on, a CPU looks for tiles that it need not compute: below, all of them take less time than a choice."""
@@ -47,6 +48,7 @@ class Sight(NamedTuple):
         tiles: mask and bias by visible tiles, in place of both.
         seen: numbers of the only keys that any query sees; None for all.
         reach: in place of a mask, for attention that needs no matrix; None for everywhere.
+        values: what becomes of the values of what is seen; None where they stay as they are.
     """
 
     mask: Bool[Tensor, "..."] | None = None
@@ -56,6 +58,7 @@ class Sight(NamedTuple):
     tiles: Tiles | None = None
     seen: Int[Tensor, "seen"] | None = None
     reach: Reach | None = None
+    values: Values | None = None
 
 
 EVERYTHING = Sight()
@@ -89,7 +92,15 @@ def look(position: Position, queries: Places, keys: Places, rules: Sequence[Rule
     ]
 
 
-def look_back(position: Position, rules: Sequence[Rule], n_read: int, n_new: int, device: torch.device) -> list[Sight]:
+def look_back(
+    position: Position,
+    rules: Sequence[Rule],
+    n_read: int,
+    n_new: int,
+    device: torch.device,
+    n_prefix: int = 0,
+    written_out: bool = False,
+) -> list[Sight]:
     """Let new tokens of sequences that are read step by step see those before them that rules allow.
 
     Args:
@@ -98,15 +109,17 @@ def look_back(position: Position, rules: Sequence[Rule], n_read: int, n_new: int
         n_read: tokens that were read before.
         n_new: tokens that are read now.
         device: where they are.
+        n_prefix: tokens at the start that are the sequences' prefix.
+        written_out: give masks and biases as matrices, however long.
 
     Returns:
         What the blocks see in turn.
     """
     positions = torch.arange(n_read + n_new, device=device)[None]
-    every = Places(positions, torch.ones_like(positions))
+    every = Places(positions, torch.ones_like(positions), positions < n_prefix)
     new = every.each(lambda x: x[:, n_read:])
     if n_new > 1 or isinstance(rules[0], Unwritten):
-        return [sight._replace(real=None) for sight in look(position, new, every, rules)]  # all of them are tokens, in every row
+        return [sight._replace(real=None) for sight in look(position, new, every, rules, written_out)]  # all are tokens, in every row
     rotation = position.rotation(new.positions)
     return [_last(position, rule, new, every, rotation) for rule in rules]
 
@@ -114,7 +127,7 @@ def look_back(position: Position, rules: Sequence[Rule], n_read: int, n_new: int
 def _last(position: Position, rule: Rule, new: Places, every: Places, rotation: Rotation | None) -> Sight:
     """Let the last token look back, at the rare keys that it may see or, if they are many, at all."""
     mask, keys, seen = None, every.positions, None
-    if rule != LOOKING_BACK:
+    if rule not in (LOOKING_BACK, BOTH_WAYS_IN_PREFIX):
         mask = rule.matrix(new, every)
         places = mask.flatten().nonzero()[:, 0]
         if 0 < len(places) <= RARE * mask.numel():

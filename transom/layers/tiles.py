@@ -135,7 +135,8 @@ def visible_pairs(parts: Sequence[Part]) -> int:
 
 
 def _side(places: Places, by: Rule | None) -> Side:
-    places = Places(*torch.broadcast_tensors(*places))
+    shape = torch.broadcast_shapes(*(x.shape for x in places if x is not None))
+    places = places.each(lambda x: x.expand(shape))
     length, order = places.positions.shape[1], None
     if by is not None:
         group = by.group(places)

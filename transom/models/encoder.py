@@ -53,7 +53,7 @@ class EncoderTransformer(Network):
 
     def encode(self, text: Sequences, taps: Scope | None = None) -> Float[Tensor, "batch source d_model"]:
         """Return a vector a token."""
-        x = self.embedding(text.tokens, text.positions, scope(taps, "embedding"))
+        x = self.embedding(text.tokens, text.positions, scope(taps, "embedding"), text.segments > 0)
         return self.encoder(x, self.source_sight(text), taps=scope(taps, "encoder"))
 
     def sight(self, attention: str, batch: Batch) -> Sight:
@@ -63,7 +63,7 @@ class EncoderTransformer(Network):
     def source_sight(self, text: Sequences, written_out: bool = False) -> list[Sight]:
         """Let tokens see their own text, as each block's pattern has it."""
         places = Places(text.positions, text.segments)
-        return look(self.embedding.position, places, places, self.rules, written_out)
+        return look(self.embedding.position, places, places, self.rules, written_out or self.encoder.routed)
 
 
 class MaskedEncoderTransformer(EncoderTransformer):
@@ -83,7 +83,8 @@ class MaskedEncoderTransformer(EncoderTransformer):
 
     def hidden(self, batch: Batch, taps: Scope | None = None) -> Float[Tensor, "batch source d_model"]:
         """Return a vector a token, of which the logits are a linear map."""
-        return self.transform_norm(F.gelu(self.transform(self.encode(batch.source, taps))), scope(taps, "transform_norm"))
+        transformed = F.gelu(self.transform(self.encode(batch.source, taps)))
+        return self.transform_norm(transformed, scope(taps, "transform_norm"), batch.source.segments > 0)
 
 
 class TextClassifierTransformer(EncoderTransformer):

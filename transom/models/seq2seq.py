@@ -76,12 +76,12 @@ class Seq2SeqTransformer(Seq2SeqNetwork):
     def source_sight(self, source: Sequences, written_out: bool = False) -> list[Sight]:
         """Let source tokens see their own sequence, as each block's pattern has it."""
         places = Places(source.positions, source.segments)
-        return look(self.source_embedding.position, places, places, self.source_rules, written_out)
+        return look(self.source_embedding.position, places, places, self.source_rules, written_out or self.encoder.routed)
 
     def target_sight(self, target: Sequences, written_out: bool = False) -> list[Sight]:
         """Let target tokens see themselves and those before them in their own sequence, as each block's pattern has it."""
         places = Places(target.positions, target.segments)
-        return look(self.target_embedding.position, places, places, self.target_rules, written_out)
+        return look(self.target_embedding.position, places, places, self.target_rules, written_out or self.decoder.routed)
 
     def memory_sight(self, target: Sequences, source: Int[Tensor, "batch source"], written_out: bool = False) -> Sight:
         """Let target tokens see their own source, whose segments are ``source``; there is no distance between the two."""
@@ -105,6 +105,7 @@ class Seq2SeqTransformer(Seq2SeqNetwork):
         """Read the next target tokens of each row and return the logits of what follows each."""
         read, new = cache.length, tokens.shape[1]
         x = self.target_embedding(tokens, torch.arange(read, read + new, device=tokens.device)[None])
-        sight = look_back(self.target_embedding.position, self.target_rules, read, new, tokens.device)
+        position, written_out = self.target_embedding.position, self.decoder.routed
+        sight = look_back(position, self.target_rules, read, new, tokens.device, written_out=written_out)
         x = self.decoder(x, sight, cache.memories, Sight(cache.memory_mask), cache.blocks)
         return self.unembedding(x)

@@ -10,11 +10,14 @@ from torch.nn import functional as F
 from transom.config import vision
 from transom.layers.dropout import Dropout
 from transom.layers.embedding import in_autocast_type
+from transom.layers.grid import image_places, image_rules
 from transom.layers.patches import PatchEmbedding
-from transom.layers.sight import EVERYTHING, Sight
+from transom.layers.rule import EVERYWHERE
+from transom.layers.sight import EVERYTHING, Sight, of_block, visible_tiles
 from transom.layers.stack import Stack
 from transom.layers.stem import Pixels, Stem
 from transom.layers.tap import Scope, scope, tap
+from transom.layers.tiles import Tiles
 from transom.models.network import Network
 
 
@@ -39,20 +42,32 @@ class VisionTransformer(Network):
         self.config: vision.VisionTransformer = config
         self.embedding = PatchEmbedding(config)
         self.encoder = Stack(config, config.n_layers, cross=False)
+        self.rules = image_rules(config)
         self.dropout = Dropout(config.head_dropout)
         self.unembedding = nn.Linear(config.d_model, len(config.classes), bias=False)
 
     def hidden(self, batch: Batch, taps: Scope | None = None) -> Float[Tensor, "batch d_model"]:
         """Return a vector an image, of which the logits are a linear map."""
         x = self.embedding(batch.pixels, scope(taps, "embedding"))
-        x = self.encoder(x, EVERYTHING, taps=scope(taps, "encoder"))
+        x = self.encoder(x, self.image_sight(batch), taps=scope(taps, "encoder"))
         pooled = x[:, 0] if self.config.pool == "cls" else x.mean(1)
         pooled = tap(taps, "pooled", pooled)
         return self.dropout(pooled)
 
     def sight(self, attention: str, batch: Batch) -> Sight:
-        """Return what the queries of an attention may see of a batch: every patch all of its image."""
-        return EVERYTHING
+        """Return what the queries of an attention may see of a batch: what its pattern lets them see of their image."""
+        return of_block(self.image_sight(batch, written_out=True), attention)
+
+    def image_sight(self, batch: Batch, written_out: bool = False) -> list[Sight]:
+        """Let patches see what the pattern allows."""
+        places = image_places(self.config, batch.pixels.device)
+        every_row = places.each(lambda x: x.expand(len(batch.pixels), -1))
+        sights = []
+        for rule in self.rules:
+            parts = None if written_out or rule == EVERYWHERE else visible_tiles(rule, every_row, every_row)
+            tiles = Tiles(parts, self.embedding.position.bias) if parts else None
+            sights.append(Sight(None if tiles or rule == EVERYWHERE else rule.matrix(places, places), tiles=tiles))
+        return sights
 
     def tokens(self, site: str, batch: Batch) -> list[Bool[Tensor, "batch length"]]:
         """Tell tokens from padding, of which images have none."""

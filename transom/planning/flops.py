@@ -9,9 +9,14 @@ from transom.config.architecture import Architecture, Transformer
 from transom.config.model import Decoder, Encoder, MaskedEncoder, Seq2Seq, TextClassifier, TextEmbedder
 from transom.config.recurrent import RecurrentDecoder, RecurrentSeq2Seq
 from transom.config.vision import ConvolutionalNetwork, ImageClassifier, VisionTransformer
+from transom.layers.grid import image_places, image_rules
 from transom.layers.rule import LOOKING_BACK, SAME_SEGMENT, Places, Rule, build_rules
 from transom.layers.sight import visible_tiles
 from transom.planning.approximations import approximate
+
+OF_FROZEN_MAPS = 2 / 3
+"""Part of a training's operations that is left where maps are frozen: those for their gradients are not made. The few of what is adapted
+and those of scores, whose two sides both have gradients, are not told apart."""
 
 
 @dataclass(frozen=True)
@@ -57,13 +62,16 @@ def count_flops(config: Architecture, batch: int, source: int, target: int) -> F
     if isinstance(c, Seq2Seq | Encoder | VisionTransformer):
         n_layers = c.n_encoder_layers if isinstance(c, Seq2Seq) else c.n_layers
         parts["encoder.attn"] = _self_attention(c, n_layers, batch, source, SAME_SEGMENT)
-        parts["encoder.ff"] = n_layers * feed_forward * n_source
+        parts["encoder.ff"] = batch * feed_forward * sum(_passing(c, n_layers, source))
+        parts["encoder.depth"] = _routers(c, n_layers, n_source)
     if isinstance(c, Seq2Seq | Decoder):
         n_layers = c.n_decoder_layers if isinstance(c, Seq2Seq) else c.n_layers
         if isinstance(c, Seq2Seq):
-            parts["decoder.cross"] = n_layers * (_projections(c, n_target, n_source) + _across(c, batch, target, source))
+            passing = _passing(c, n_layers, target)
+            parts["decoder.cross"] = sum(_projections(c, batch * n, n_source) + _across(c, batch, n, source) for n in passing)
         parts["decoder.attn"] = _self_attention(c, n_layers, batch, target, LOOKING_BACK)
-        parts["decoder.ff"] = n_layers * feed_forward * n_target
+        parts["decoder.ff"] = batch * feed_forward * sum(_passing(c, n_layers, target))
+        parts["decoder.depth"] = _routers(c, n_layers, n_target)
     if isinstance(c, RecurrentSeq2Seq):
         parts |= _recurrent(c, batch, source, target)
     if isinstance(c, RecurrentDecoder):
@@ -88,13 +96,25 @@ def _logits(c: Architecture) -> int:
 
 
 def _self_attention(c: Transformer, n_layers: int, batch: int, length: int, family: Rule) -> int:
-    """All layers of a stack, each with its pattern."""
-    projections = n_layers * _projections(c, batch * length, batch * length)
+    """All layers of a stack, each with its pattern; masks are written out where only chosen tokens pass some of the layers."""
+    passing = _passing(c, n_layers, length)
+    projections = sum(_projections(c, batch * n, batch * n) for n in passing)
     if c.attention.approximation.kind != "none":
         return projections + n_layers * approximate(c, batch, length, length, family == LOOKING_BACK)
-    rules = build_rules(c.attention, family)
-    pairs = [batch * _pairs(rule, length) for rule in rules]
-    return projections + sum(_of_pairs(c, pairs[i % len(rules)]) for i in range(n_layers))
+    image = c if isinstance(c, VisionTransformer) else None
+    rules = build_rules(c.attention, family) if image is None else image_rules(image)
+    pairs = [_pairs(rules[i % len(rules)], n, image) if c.depth.kind == "full" else n**2 for i, n in enumerate(passing)]
+    return projections + _of_pairs(c, batch * sum(pairs))
+
+
+def _passing(c: Transformer, n_layers: int, length: int) -> list[int]:
+    """Count the tokens of a sequence that pass each layer of a stack in training."""
+    return [c.depth.n_chosen(length) if c.depth.routed(i) else length for i in range(n_layers)]
+
+
+def _routers(c: Transformer, n_layers: int, n_tokens: int) -> int:
+    """The scores of all tokens in front of each layer that only chosen ones pass."""
+    return 2 * c.d_model * n_tokens * sum(c.depth.routed(i) for i in range(n_layers))
 
 
 def _across(c: Transformer, batch: int, target: int, source: int) -> int:
@@ -130,9 +150,9 @@ def _recurrent(c: RecurrentSeq2Seq, batch: int, source: int, target: int) -> dic
 
 
 @lru_cache(maxsize=256)
-def _pairs(rule: Rule, length: int) -> int:
-    """Count the pairs of a query and a key of one sequence that are computed."""
+def _pairs(rule: Rule, length: int, image: VisionTransformer | None = None) -> int:
+    """Count the pairs of a query and a key of one sequence, or of one image, that are computed."""
     positions = torch.arange(length)[None]
-    places = Places(positions, torch.ones_like(positions))
+    places = Places(positions, torch.ones_like(positions)) if image is None or not length else image_places(image)
     parts = visible_tiles(rule, places, places)
     return length**2 if parts is None else sum(part.pairs for part in parts)

@@ -103,7 +103,9 @@ def _stack(c: Transformer, name: str, n_layers: int, cross: bool) -> dict[str, i
     norms_a_block = (3 if cross else 2) * placement.norms_a_sub_layer + placement.norms_a_block
     return {
         f"{name}.attn": n_layers * attention,
+        f"{name}.mixes": c.attention.value_residual.parameters(n_layers),
         **({f"{name}.cross": n_layers * attention} if cross else {}),
+        f"{name}.depth": c.depth.parameters(n_layers, c.d_model),
         f"{name}.ff": n_layers * c.feed_forward.parameters(c.d_model, c.d_ff),
         f"{name}.norm": (n_layers * norms_a_block + placement.final_norm) * norm,
     }

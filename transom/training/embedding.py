@@ -58,16 +58,16 @@ class EmbeddingTask:
             TransomError: the data cannot be read, or do not fit the recipe.
         """
         pairs = read_pairs(recipe, base, folder, tell, rank, n_ranks, matched_batch)
-        splits, tokenizers = pairs.splits, pairs.tokenizers
+        splits, tokenizers, loader = pairs.splits[None], pairs.tokenizers, pairs.loaders[None]
         recipe = recipe.model_copy(update={"model": recipe.model.model_copy(update={"vocab_size": tokenizers.source.vocab_size})})
         batch_tokens, max_seq_len = recipe.training.batch_tokens, recipe.model.max_seq_len
         return cls(
             recipe=recipe,
             tokenizers=tokenizers,
-            loader=pairs.loader,
+            loader=loader,
             valid=splits.valid,
             valid_batches=ordered_batches(splits.valid, tokenizers, batch_tokens, max_seq_len, make=matched_batch),
-            report=report_data(splits, tokenizers, pairs.loader),
+            report=report_data(splits, tokenizers, loader),
             data=fingerprint(splits.train, splits.valid),
         )
 
@@ -77,7 +77,7 @@ class EmbeddingTask:
 
     def place(self, sample: int) -> str:
         """Name a training pair by its line."""
-        return f"line {self.loader.pairs.line(sample)}"
+        return self.loader.place(sample)
 
     def flops(self, batch: MatchedBatch) -> float:
         """Count the floating-point operations of learning from a batch, forward and backward, padding included."""

@@ -40,6 +40,20 @@ class Load(NamedTuple):
     dropped: int
 
 
+class Passed(NamedTuple):
+    """How many tokens passed the blocks that only chosen ones pass, added up over these blocks.
+
+    Attributes:
+        tokens: all true tokens.
+        chosen: those that training chose.
+        alone: those that would choose themselves, as they do in evaluation.
+    """
+
+    tokens: int
+    chosen: int
+    alone: int
+
+
 @dataclass(frozen=True)
 class Stepped:
     """One optimizer step is done.

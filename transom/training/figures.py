@@ -30,22 +30,27 @@ VALIDATED = (
 )
 """The figures, the most general first; a validation has some of them. The loss is a mean over what is counted."""
 
-COUNTED = {
-    "translation": "target tokens",
-    "language": "tokens",
-    "masked": "masked tokens",
-    "classification": "texts",
-    "embedding": "pairs",
-    "image-classification": "images",
-}
-"""By task: what has a label each, and what losses and speeds are of."""
-
 
 def spelled(figures: Mapping[str, float | None]) -> list[str]:
-    """Write those figures that there are.
+    """Write those figures that there are; those of one language, whose keys end in its tag, stand together behind the others.
 
     >>> spelled({"chrf": 51.234, "loss": 1.5, "step": 300})
     ['loss 1.5000 nats', 'chrF 51.23']
+    >>> spelled({"loss": 1.5, "loss/de": 1.4, "bleu/de": 20.1})
+    ['loss 1.5000 nats', 'de (loss 1.4000 nats, BLEU 20.10)']
     """
-    found = [(figure, value) for figure in VALIDATED if (value := figures.get(figure.key)) is not None]
+    return [*_spelled(figures, ""), *(f"{tag} ({', '.join(_spelled(figures, f'/{tag}'))})" for tag in tags(figures))]
+
+
+def _spelled(figures: Mapping[str, float | None], ending: str) -> list[str]:
+    found = [(figure, value) for figure in VALIDATED if (value := figures.get(figure.key + ending)) is not None]
     return [f"{figure.name} {value:.{figure.digits}f} {figure.unit}".rstrip() for figure, value in found]
+
+
+def tags(figures: Mapping[str, object]) -> list[str]:
+    """Name the target languages that there are figures of.
+
+    >>> tags({"loss": 1.5, "loss/de": 1.4, "loss/fr": 1.6, "bleu/de": 20.1})
+    ['de', 'fr']
+    """
+    return list(dict.fromkeys(key.split("/", 1)[1] for key in figures if "/" in key))

@@ -16,6 +16,7 @@ from transom.planning.precision import choose_precision, choose_threads
 from transom.training.optimizer import build_optimizer
 from transom.training.schedule import learning_rate
 from transom.training.setup import TASKS
+from transom.training.start import adapt_base
 from transom.training.state import Progress, gather_generators, learned_tensors, restore_generators, restore_optimizer
 from transom.training.step import Stepper
 from transom.weights.run_folder import RECIPE, RunFolder
@@ -44,6 +45,8 @@ class Follower:
             raise DataError(f"{folder}: the data changed while the run began; begin again")
         torch.manual_seed(self.recipe.training.seed)
         self.model = build_model(self.recipe.model).train()
+        if (adapter := self.recipe.training.adapter) is not None:
+            adapt_base(self.model, adapter, self.folder)
         self.optimizer = build_optimizer(self.model, self.recipe.training.optimizer)
         torch.manual_seed(int(np.random.SeedSequence([self.recipe.training.seed, rank]).generate_state(1, np.uint64)[0]))
 

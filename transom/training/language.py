@@ -9,8 +9,8 @@ from typing import Any, Self
 import torch
 
 from transom.config.recipe import LanguageRecipe
-from transom.decoding.flat import searcher_of
 from transom.decoding.generator import Generator
+from transom.decoding.searcher import searcher_of
 from transom.inputs.batch import LanguageBatch
 from transom.inputs.documents import Documents
 from transom.inputs.text_report import TextReport, report_text
@@ -81,7 +81,9 @@ class LanguageTask:
 
     def flops(self, batch: LanguageBatch) -> float:
         """Count the floating-point operations of learning from a batch, forward and backward, padding included."""
-        return count_flops(self.recipe.model, len(batch.samples), 0, batch.target.tokens.shape[1]).training
+        flops = count_flops(self.recipe.model, len(batch.samples), 0, batch.target.tokens.shape[1])
+        n_exits = len(self.recipe.training.exits.weights(sum(self.recipe.model.stacks)))
+        return flops.training + 3 * (n_exits - 1) * flops.parts["unembedding"]
 
     def validate(
         self, model: Network, autocast: torch.autocast, precision: Precision

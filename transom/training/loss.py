@@ -83,7 +83,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
         wanted = any(ctx.needs_input_grad[:2])
         with torch.autocast(device, enabled=False):
-            loss, nll, *gradients = _chunked(hidden, weight, labels, smoothing, dtype, wanted)
+            loss, nll, *gradients = _chunked(hidden, weight, labels, smoothing, dtype, wanted, frozen=not ctx.needs_input_grad[1])
         if wanted:
             ctx.save_for_backward(*gradients)
         ctx.mark_non_differentiable(nll)
@@ -91,13 +91,15 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad_loss: Tensor, _: Tensor) -> tuple[Tensor, Tensor, None, None]:
-        grad_hidden, grad_weight = ctx.saved_tensors
-        return grad_hidden * grad_loss.to(grad_hidden.dtype), grad_weight * grad_loss.to(grad_weight.dtype), None, None
+    def backward(ctx: Any, grad_loss: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        gradients = [grad * grad_loss.to(grad.dtype) for grad in ctx.saved_tensors]
+        return gradients[0], gradients[1] if len(gradients) > 1 else None, None, None
 
 
-def _chunked(hidden: Tensor, weight: Tensor, labels: Tensor, smoothing: float, dtype: torch.dtype, wanted: bool) -> tuple[Tensor, ...]:
-    """Compute the loss and, where wanted, its gradients, reusing one buffer for all chunks' logits.
+def _chunked(
+    hidden: Tensor, weight: Tensor, labels: Tensor, smoothing: float, dtype: torch.dtype, wanted: bool, frozen: bool
+) -> tuple[Tensor, ...]:
+    """Compute the loss and, where wanted, its gradients, that of a frozen map left out, reusing one buffer for all chunks' logits.
 
     The smoothing's share of loss and gradient is the same for every vocabulary entry, so it needs sums of the map's rows, not of logits:
     sum_j z_j = h . sum_j w_j. The target's share touches one row a token.
@@ -118,6 +120,7 @@ def _chunked(hidden: Tensor, weight: Tensor, labels: Tensor, smoothing: float, d
             _softmax_(part, buffer[: len(part)], log_sum)
         if wanted:
             torch.mm(z, w, out=grad_hidden[start : start + rows])
+        if wanted and not frozen:
             chunk_grad = (z.T @ h).to(exact)
             grad_weight = chunk_grad if grad_weight is None else grad_weight.add_(chunk_grad)
     h_all, log_sums, grad_hidden = h_all[:n_tokens], log_sums[:n_tokens], grad_hidden[:n_tokens]
@@ -126,9 +129,11 @@ def _chunked(hidden: Tensor, weight: Tensor, labels: Tensor, smoothing: float, d
     loss = (1 - smoothing) * nll + smoothing * (log_sums - h_all.to(exact) @ w_sum / vocab).sum()
     if not wanted:
         return loss, nll
+    grad_hidden = grad_hidden.to(exact) - (1 - smoothing) * w_target - smoothing / vocab * w_sum
+    if frozen:
+        return loss, nll, grad_hidden.to(hidden.dtype)
     if grad_weight is None:  # there is no token
         grad_weight = torch.zeros_like(weight, dtype=exact)
-    grad_hidden = grad_hidden.to(exact) - (1 - smoothing) * w_target - smoothing / vocab * w_sum
     grad_weight.index_add_(0, labels, h_all.to(exact), alpha=smoothing - 1)
     grad_weight -= smoothing / vocab * h_all.sum(0, dtype=exact)
     return loss, nll, grad_hidden.to(hidden.dtype), grad_weight.to(weight.dtype)

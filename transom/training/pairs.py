@@ -1,13 +1,14 @@
 """Pairs made ready for the tasks that learn from them: both sides, their tokenizers, training batches."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from transom.config.recipe import EmbeddingRecipe, TranslationRecipe
-from transom.inputs.datasets import load_data
+from transom.errors import ConfigError
+from transom.inputs.datasets import load_languages
 from transom.inputs.loader import Loader, MakeBatch
-from transom.inputs.pairs import Splits
+from transom.inputs.pairs import Splits, together
 from transom.inputs.tokenizer import Tokenizers
 from transom.training.start import given_tokenizers
 from transom.weights.run_folder import RunFolder
@@ -15,17 +16,17 @@ from transom.weights.run_folder import RunFolder
 
 @dataclass(frozen=True)
 class PairedText:
-    """The pairs of a run.
+    """The pairs of a run, by the tag of their target language; None for the only one.
 
     Attributes:
         splits: all of them.
         tokenizers: of both sides.
-        loader: training batches.
+        loaders: training batches.
     """
 
-    splits: Splits
+    splits: Mapping[str | None, Splits]
     tokenizers: Tokenizers
-    loader: Loader
+    loaders: Mapping[str | None, Loader]
 
 
 def read_pairs(
@@ -52,21 +53,37 @@ def read_pairs(
         TransomError: the data cannot be read, or do not fit the recipe.
     """
     tell("reading the data")
-    splits = load_data(recipe.data, base)
+    splits = load_languages(recipe.data, base)
     tell("preparing the tokenizer")
-    tokenizers = given_tokenizers(recipe, folder) or Tokenizers.train(splits.train, recipe.tokenizer)
+    tags, train = [to for to in splits if to is not None], [of_language.train for of_language in splits.values()]
+    tokenizers = given_tokenizers(recipe, folder) or Tokenizers.train(together(train), recipe.tokenizer, tags)
+    if recipe.task == "translation":
+        _check_tags(tags, tokenizers.source.tags)
     training = recipe.training
-    loader = Loader(
-        splits.train,
-        tokenizers,
-        max_seq_len=recipe.model.max_seq_len,
-        batch_tokens=training.batch_tokens,
-        seed=training.seed,
-        dropout=recipe.tokenizer.dropout,
-        max_length_ratio=recipe.data.max_length_ratio,
-        accumulate=training.accumulate,
-        shard=rank,
-        n_shards=n_ranks,
-        make=make,
-    )
-    return PairedText(splits, tokenizers, loader)
+    loaders = {
+        to: Loader(
+            of_language.train,
+            tokenizers,
+            max_seq_len=recipe.model.max_seq_len,
+            batch_tokens=training.batch_tokens,
+            seed=training.seed,
+            dropout=recipe.tokenizer.dropout,
+            max_length_ratio=recipe.data.max_length_ratio,
+            accumulate=training.accumulate,
+            shard=rank,
+            n_shards=n_ranks,
+            make=make,
+            prefix=() if to is None else tokenizers.source.prefix(to),
+        )
+        for to, of_language in splits.items()
+    }
+    return PairedText(splits, tokenizers, loaders)
+
+
+def _check_tags(tags: list[str], known: tuple[str, ...]) -> None:
+    """Refuse languages that a tokenizer which was given has no tags for, and none where it has some."""
+    if not set(tags) <= set(known) or bool(tags) != bool(known):
+        raise ConfigError(
+            f"data.languages: expected {'tags among ' + ', '.join(known) if known else 'none'}, which the tokenizer of the run was made"
+            f" with, found {', '.join(tags) or 'none'}; change them or begin anew"
+        )

@@ -4,6 +4,9 @@ from collections.abc import Mapping
 
 from transom.training.step import StepResult
 
+_PASSED = ("routed_tokens", "routed_chosen", "routed_alone")
+"""Sums of ``training.events.Passed``."""
+
 
 class Window:
     """Sums over the steps since the last line, so that a line holds means over true target tokens, never means of means."""
@@ -27,6 +30,8 @@ class Window:
         }
         if result.load is not None:
             gains |= {"expert_load": result.load.most * taken, "dropped": result.load.dropped * taken}
+        if result.passed is not None:
+            gains |= {name: count * taken for name, count in zip(_PASSED, result.passed, strict=True)}
         self.sums = {name: self.sums.get(name, 0.0) + gain for name, gain in gains.items()}
 
     def close(self, peak: float) -> dict[str, float]:
@@ -34,6 +39,8 @@ class Window:
         s, self.sums = self.sums, {}
         n_tokens, taken = max(s["n_target_tokens"], 1), max(s["steps"] - s["skipped"], 1)
         experts = {"expert_load": s["expert_load"] / taken, "dropped": s["dropped"]} if "expert_load" in s else {}
+        n_passing, chosen, alone = (s.get(name, 0.0) for name in _PASSED)
+        depths = {"depth_share": chosen / max(n_passing, 1), "depth_alone": alone / max(n_passing, 1)} if _PASSED[0] in s else {}
         return {
             "loss": s["loss"] / n_tokens,
             "nll": s["nll"] / n_tokens,
@@ -42,4 +49,5 @@ class Window:
             "peak_share": s["flops"] / s["seconds"] / peak,
             "skipped": s["skipped"],
             **experts,
+            **depths,
         }

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from transom.config.training import Training
 from transom.errors import DataError, TransomError
+from transom.models.adapt import merged
 from transom.parallel.workers import working_together
 from transom.parallel.world import World
 from transom.planning.memory import give_back_freed_memory
@@ -28,6 +29,7 @@ from transom.training.state import (
     restore_optimizer,
 )
 from transom.training.step import Stepper, StepResult
+from transom.weights.run_folder import ADAPTER
 
 SKIPS_ALLOWED = 20
 """Steps in a row that may be skipped for a non-finite loss or gradient before the run stops."""
@@ -193,7 +195,8 @@ class _Run:
     def validate(self) -> None:
         """Read the validation set with the averaged weights and keep them if they are the best so far."""
         p, t, parts = self.progress, self.training, self.parts
-        restore_learned(parts.validated, self.averager.weights(p.step))
+        weights = self.averager.weights(p.step)
+        restore_learned(parts.validated, merged(parts.model, weights))
         with using_threads(parts.threads.count):  # the other processes are waiting
             figures, samples = parts.task.validate(parts.validated, self.stepper.autocast(), parts.precision)
         best = not p.best or _better(figures, p.best, t.select_by)
@@ -202,6 +205,8 @@ class _Run:
         if best:
             p.best = {"step": p.step, **figures}
             parts.folder.write_weights(parts.validated.state_dict())
+            if t.adapter is not None:
+                parts.folder.write_tensors(ADAPTER, weights)
         parts.folder.metrics.append(
             {"step": p.step, "kind": "validation", "best": best, "seconds": p.seconds, **figures, "samples": samples}
         )

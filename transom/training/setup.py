@@ -14,18 +14,19 @@ from transom.errors import CheckpointError, ConfigError
 from transom.inputs.pairs import expanded
 from transom.models.build import build_model
 from transom.models.network import Network
+from transom.planning.adapters import count_adapters
 from transom.planning.machine import MachinePeak, measure_peak
 from transom.planning.memory import keep_freed_memory, keep_made_kernels, refuse_larger_than_memory
 from transom.planning.parameters import count_parameters
 from transom.planning.precision import Precision, Processes, Threads, choose_precision, choose_threads, share_processors
 from transom.training.classification import ClassificationTask
 from transom.training.embedding import EmbeddingTask
-from transom.training.figures import COUNTED
 from transom.training.images import ImageTask
+from transom.training.instruction import InstructionTask
 from transom.training.language import LanguageTask
 from transom.training.masked import MaskedTask
 from transom.training.optimizer import build_optimizer
-from transom.training.start import shaped_like, start_from
+from transom.training.start import adapt_base, keep_base, shaped_like, start_from
 from transom.training.task import ReadTask, Report, Task
 from transom.training.translation import TranslationTask
 from transom.weights.run_folder import RECIPE, WEIGHTS, RunFolder
@@ -33,6 +34,7 @@ from transom.weights.run_folder import RECIPE, WEIGHTS, RunFolder
 TASKS: dict[str, ReadTask] = {
     "translation": TranslationTask.read,
     "language": LanguageTask.read,
+    "instruction": InstructionTask.read,
     "masked": MaskedTask.read,
     "classification": ClassificationTask.read,
     "embedding": EmbeddingTask.read,
@@ -104,12 +106,21 @@ def set_up(recipe: Recipe, base: Path, folder: RunFolder, tell: Callable[[str], 
     task = TASKS[recipe.task](recipe, base, folder, tell, 0, processes.count)
     recipe = task.recipe.model_copy(update={"training": recipe.training.model_copy(update={"precision": precision.name})})
     refuse_larger_than_memory(count_parameters(recipe.model).total, device)
+    if (adapter := recipe.training.adapter) is not None:
+        count_adapters(recipe.model, adapter)  # refuses maps that are not there
+        if recipe.training.start_from is None:
+            raise ConfigError("training.adapter: expected a run whose weights it is added to, found none; name one with --from")
     tell("measuring the machine")
     peak = measure_peak(device)
     model = build_model(recipe.model).to(device)
-    origin = None if recipe.training.start_from is None or folder.holds_recipe else Path(recipe.training.start_from)
-    notes = () if origin is None else (start_from(model, origin),)
+    starts = recipe.training.start_from is not None and not folder.checkpoints.steps()
+    taken = start_from(model, Path(str(recipe.training.start_from))) if starts else None
+    validated = copy.deepcopy(model).eval()
     task.write(folder)  # only now: what could not begin leaves nothing
+    if adapter is not None:
+        if taken is not None:
+            keep_base(model, taken.fresh, folder)
+        adapt_base(model, adapter, folder)
     folder.write(RECIPE, dump_recipe(recipe).encode())
     folder.write_config(recipe.model)
     return Parts(
@@ -117,25 +128,25 @@ def set_up(recipe: Recipe, base: Path, folder: RunFolder, tell: Callable[[str], 
         folder=folder,
         task=task,
         model=model,
-        validated=copy.deepcopy(model).eval(),
+        validated=validated,
         optimizer=build_optimizer(model, recipe.training.optimizer),
         precision=precision,
         threads=threads,
         processes=processes,
         peak=peak.flops[precision.dtype],
-        notes=notes,
-        facts=_facts(recipe, model, task.report, precision, threads, processes, peak),
+        notes=(*([taken.note] if taken else []), *_learning(recipe, model)),
+        facts=_facts(recipe, task.report, precision, threads, processes, peak),
     )
 
 
 def _facts(
-    recipe: Recipe, model: Network, report: Report, precision: Precision, threads: Threads, processes: Processes, peak: MachinePeak
+    recipe: Recipe, report: Report, precision: Precision, threads: Threads, processes: Processes, peak: MachinePeak
 ) -> dict[str, Any]:
     """Gather what is known before the run."""
     return {
         "data": report.to_json(),
-        "counted": COUNTED[recipe.task],
-        "parameters": sum(p.numel() for p in model.parameters()),
+        "counted": recipe.COUNTED,
+        "parameters": count_parameters(recipe.model).total,
         "active_parameters": count_parameters(recipe.model).active,
         "precision": precision.reason,
         "threads": threads.reason,
@@ -144,6 +155,17 @@ def _facts(
         "bandwidth": peak.bandwidth,
         "torch": torch.__version__,
     }
+
+
+def _learning(recipe: Recipe, model: Network) -> list[str]:
+    """Say how much of a model learns, where not all of it does."""
+    if (adapter := recipe.training.adapter) is None:
+        return []
+    learned, total = sum(p.numel() for p in model.parameters() if p.requires_grad), count_parameters(recipe.model).total
+    return [
+        f"{adapter.kind} of rank {adapter.rank} on {', '.join(adapter.on)}: {learned:,} numbers learn, {learned / total:.2%} of the model's"
+        f" {total:,} parameters; the others are kept"
+    ]
 
 
 def _resolve(recipe: Recipe, base: Path) -> Recipe:
@@ -158,7 +180,7 @@ def _resolve(recipe: Recipe, base: Path) -> Recipe:
 
 MAY_CHANGE = {
     "training": {"max_steps", "max_minutes", "patience", "log_every", "tensorboard"},
-    "data": {"root", "train", "valid", "test"},
+    "data": {"root", "train", "valid", "test", "languages"},
 }
 """Fields that a resumed run may change; any other would make another run of it. Files may move: what counts is the hash of their pairs."""
 

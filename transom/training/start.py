@@ -1,19 +1,23 @@
 """Where a run's weights and tokenizer come from when it goes on from another run's: fine-tuning."""
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import nn
 
+from transom.config.adapter import Lora
 from transom.config.architecture import Architecture
 from transom.config.recipe import Recipe
 from transom.config.recurrent import Recurrent
 from transom.config.vision import ImageClassifier
-from transom.errors import ConfigError
+from transom.errors import CheckpointError, ConfigError
 from transom.inputs.tokenizer import Tokenizers
 from transom.layers.position import resized_grid
+from transom.models.adapt import adapt
 from transom.models.vision import VisionTransformer
-from transom.weights.run_folder import TOKENIZER, WEIGHTS, RunFolder
+from transom.weights.run_folder import BASE, TOKENIZER, WEIGHTS, RunFolder
 from transom.weights.tensors import read_tensors
 
 
@@ -37,7 +41,7 @@ def given_tokenizers(recipe: Recipe, folder: RunFolder) -> Tokenizers | None:
 GRID = "embedding.position.table.weight"
 """Learned positions of patches, which are brought to another image size."""
 
-CHOSEN_ANEW = {"kind", "pool", "classes", "temperature"} | {
+CHOSEN_ANEW = {"kind", "pool", "classes", "temperature", "mask"} | {
     f"{place}dropout" for place in ("", "attention_", "feed_forward_", "pooler_", "head_")
 }
 """Fields of a model that fine-tuning may change: no weight of the shared part depends on them."""
@@ -58,15 +62,24 @@ def shaped_like(recipe: Recipe, model: Architecture) -> Recipe:
     return recipe.model_copy(update={"model": recipe.model.model_copy(update={name: getattr(model, name) for name in shared})})
 
 
-def start_from(model: nn.Module, folder: Path) -> str:
+class Taken(NamedTuple):
+    """What was taken over from a run.
+
+    Attributes:
+        note: a sentence that says so.
+        fresh: names of the tensors that it does not have.
+    """
+
+    note: str
+    fresh: list[str]
+
+
+def start_from(model: nn.Module, folder: Path) -> Taken:
     """Copy a run's chosen weights into a fresh model where names agree; what the run does not have stays fresh.
 
     Args:
         model: just built.
         folder: the run to start from.
-
-    Returns:
-        A sentence that says what was taken.
 
     Raises:
         CheckpointError: there is no intact run in the folder.
@@ -90,4 +103,24 @@ def start_from(model: nn.Module, folder: Path) -> str:
             ours[name].copy_(theirs[name])
     fresh = [name for name in ours if name not in shared]
     kept = f"{len(shared):,} of {len(ours):,} tensors, its widths and bricks"
-    return f"starts from {folder}: {kept}" + (f"; fresh: {', '.join(fresh)}" if fresh else "")
+    return Taken(f"starts from {folder}: {kept}" + (f"; fresh: {', '.join(fresh)}" if fresh else ""), fresh)
+
+
+def keep_base(model: nn.Module, fresh: Sequence[str], folder: RunFolder) -> None:
+    """Leave in a run folder the weights that a run is to adapt; it needs nothing of the run that they are from any more."""
+    folder.write_tensors(BASE, {name: x for name, x in model.state_dict().items() if name not in fresh})
+
+
+def adapt_base(model: nn.Module, brick: Lora, folder: RunFolder) -> None:
+    """Put the kept weights of a run folder into a plain model, freeze them, and put beside them what learns.
+
+    Raises:
+        CheckpointError: they are missing, damaged, or another model's.
+    """
+    base, ours = read_tensors(folder.path / BASE), model.state_dict()
+    if odd := [name for name in base if name not in ours or ours[name].shape != base[name].shape]:
+        raise CheckpointError(f"{folder.path / BASE}: expected the weights of this model, found another's {odd[0]}; put the file back")
+    with torch.no_grad():
+        for name, kept in base.items():
+            ours[name].copy_(kept)
+    adapt(model, brick, fresh=[name for name in ours if name not in base])

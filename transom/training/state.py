@@ -76,9 +76,10 @@ def restore_generators(states: Mapping[str, Tensor], rank: int = 0) -> None:
 
 
 def learned_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Gather what training changes, tied tensors once: the parameters, and those buffers that are saved with them."""
+    """Gather what training changes, tied tensors once: the parameters that are not frozen, and those buffers that are saved with them."""
     saved = model.state_dict().keys()
-    return {**dict(model.named_parameters()), **{name: x for name, x in model.named_buffers() if name in saved}}
+    learning = {name: x for name, x in model.named_parameters() if x.requires_grad}
+    return {**learning, **{name: x for name, x in model.named_buffers() if name in saved}}
 
 
 def restore_learned(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:

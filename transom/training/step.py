@@ -11,10 +11,13 @@ from torch import Tensor, nn
 
 from transom.config.training import Training
 from transom.inputs.batch import Batch, ImageBatch
+from transom.layers.norm import BatchNorm
 from transom.layers.tap import Scope
 from transom.models.network import Network
 from transom.parallel.world import ALONE, World
-from transom.training.events import Load
+from transom.planning.flops import OF_FROZEN_MAPS
+from transom.training.events import Load, Passed
+from transom.training.exits import Exits
 from transom.training.loss import linear_cross_entropy, mixed_cross_entropy
 from transom.training.routers import Routers
 
@@ -32,6 +35,7 @@ class StepResult:
         flops: floating-point operations of forward and backward, padding included.
         skipped: samples that made loss or gradient non-finite; empty when the update was made.
         load: how busy the experts were, where the model has a mixture of them; the loss above is without what balances them.
+        passed: how many tokens passed the blocks that only chosen ones pass, where there are such blocks.
     """
 
     loss: float
@@ -41,6 +45,7 @@ class StepResult:
     flops: float
     skipped: tuple[int, ...] = ()
     load: Load | None = None
+    passed: Passed | None = None
 
 
 def batch_loss(model: Network, batch: Batch, smoothing: float, taps: Scope | None = None) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
@@ -83,9 +88,12 @@ class Stepper:
         self.training = training
         self.dtype = dtype
         self.flops = flops
+        self.share = 1.0 if all(p.requires_grad for p in model.parameters()) else OF_FROZEN_MAPS
         self.world = world
         self.device = next(model.parameters()).device
         self.routers = Routers(model, world)
+        self.exits = Exits(model, training)
+        self.batch_norms = [module for module in model.modules() if isinstance(module, BatchNorm)]
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=dtype == torch.float16)
 
     def step(self, slices: Sequence[Batch], learning_rate: float) -> StepResult:
@@ -93,7 +101,8 @@ class Stepper:
 
         A non-finite loss or gradient leaves weights and optimizer as they were, and the samples that caused it are named.
         """
-        n_target_tokens, flops = self.world.totals(sum(batch.n_target_tokens for batch in slices), sum(map(self.flops, slices)))
+        flops = self.share * sum(map(self.flops, slices))
+        n_target_tokens, flops = self.world.totals(sum(batch.n_target_tokens for batch in slices), flops)
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
         loss = nll = 0.0
@@ -101,8 +110,9 @@ class Stepper:
         self.routers.begin(slices, self.autocast())
         for batch in slices:
             with self.autocast():
-                slice_loss, slice_nll = batch_loss(self.model, batch, self.training.label_smoothing, self.routers.taps)
-            self.scaler.scale(slice_loss / n_target_tokens + self.routers.loss(batch)).backward()
+                slice_loss, slice_nll = batch_loss(self.model, batch, self.training.label_smoothing, self.exits.taps(self.routers.taps))
+                learnt = self.exits.loss(slice_loss, batch, self.training.label_smoothing)
+            self.scaler.scale(learnt / n_target_tokens + self.routers.loss(batch)).backward()
             loss, nll = loss + slice_loss.item(), nll + slice_nll.item()
         loss, nll = self.world.totals(loss, nll)
         self._share_gradients()
@@ -113,8 +123,10 @@ class Stepper:
             self.scaler.step(self.optimizer)
             self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
-        load = self.routers.end(updated=finite)
-        return StepResult(loss, nll, int(n_target_tokens), grad_norm, flops, () if finite else self._culprits(slices), load)
+        load, passed = self.routers.end(updated=finite), self.routers.passed()
+        for norm in self.batch_norms:
+            norm.end_step(updated=finite)
+        return StepResult(loss, nll, int(n_target_tokens), grad_norm, flops, () if finite else self._culprits(slices), load, passed)
 
     def autocast(self) -> torch.autocast:
         """Run matrix products in ``dtype``; weights, residual stream and statistics stay in float32."""

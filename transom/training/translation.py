@@ -10,14 +10,15 @@ import torch
 from transom.config.recipe import TranslationRecipe
 from transom.inputs.batch import TranslationBatch, translation_batch
 from transom.inputs.loader import Loader, ordered_batches
+from transom.inputs.mixture import Mixture
 from transom.inputs.pairs import Pairs, fingerprint
-from transom.inputs.report import DataReport, report_data
+from transom.inputs.report import DataReport, report_languages
 from transom.inputs.tokenizer import Tokenizers
 from transom.models.network import Network, Seq2SeqNetwork
 from transom.planning.flops import count_flops
 from transom.planning.precision import Precision
 from transom.training.pairs import read_pairs
-from transom.training.validation import validation_loss, validation_scores
+from transom.training.validation import validation_losses, validation_scores
 from transom.weights.run_folder import TOKENIZER, RunFolder
 
 
@@ -29,7 +30,7 @@ class TranslationTask:
         recipe: as resolved, vocabulary sizes filled in.
         tokenizers: of both sides.
         loader: training batches.
-        valid: validation pairs.
+        valid: validation pairs, by the tag of their target language; None for the only one.
         valid_batches: the same as batches.
         report: what is known of the data.
         data: hash of all training and validation pairs, in their order.
@@ -37,9 +38,9 @@ class TranslationTask:
 
     recipe: TranslationRecipe
     tokenizers: Tokenizers
-    loader: Loader
-    valid: Pairs
-    valid_batches: Sequence[TranslationBatch]
+    loader: Loader | Mixture
+    valid: Mapping[str | None, Pairs]
+    valid_batches: Mapping[str | None, Sequence[TranslationBatch]]
     report: DataReport
     data: str
 
@@ -52,19 +53,24 @@ class TranslationTask:
         Raises:
             TransomError: the data cannot be read, or do not fit the recipe.
         """
-        pairs = read_pairs(recipe, base, folder, tell, rank, n_ranks, translation_batch)
-        splits, tokenizers = pairs.splits, pairs.tokenizers
+        text = read_pairs(recipe, base, folder, tell, rank, n_ranks, translation_batch)
+        splits, tokenizers, loaders = text.splits, text.tokenizers, text.loaders
         sizes = {"source_vocab_size": tokenizers.source.vocab_size, "target_vocab_size": tokenizers.target.vocab_size}
         recipe = recipe.model_copy(update={"model": recipe.model.model_copy(update=sizes)})
         batch_tokens, max_seq_len = recipe.training.batch_tokens, recipe.model.max_seq_len
+        tagged = {to: loader for to, loader in loaders.items() if to is not None}
+        mixture = Mixture(tagged, recipe.data.temperature) if tagged else None
         return cls(
             recipe=recipe,
             tokenizers=tokenizers,
-            loader=pairs.loader,
-            valid=splits.valid,
-            valid_batches=ordered_batches(splits.valid, tokenizers, batch_tokens, max_seq_len),
-            report=report_data(splits, tokenizers, pairs.loader),
-            data=fingerprint(splits.train, splits.valid),
+            loader=mixture or loaders[None],
+            valid={to: each.valid for to, each in splits.items()},
+            valid_batches={
+                to: ordered_batches(each.valid, tokenizers, batch_tokens, max_seq_len, prefix=loaders[to].prefix)
+                for to, each in splits.items()
+            },
+            report=report_languages(splits, tokenizers, loaders, mixture),
+            data=fingerprint(*(part for each in splits.values() for part in (each.train, each.valid)), tags=list(tagged)),
         )
 
     def write(self, folder: RunFolder) -> None:
@@ -72,8 +78,8 @@ class TranslationTask:
         folder.write(TOKENIZER, self.tokenizers.to_bytes())
 
     def place(self, sample: int) -> str:
-        """Name a training pair by its line."""
-        return f"line {self.loader.pairs.line(sample)}"
+        """Name a training pair by its line, and its language where there are several."""
+        return self.loader.place(sample)
 
     def flops(self, batch: TranslationBatch) -> float:
         """Count the floating-point operations of learning from a batch, forward and backward, padding included."""
@@ -82,9 +88,13 @@ class TranslationTask:
     def validate(
         self, model: Network, autocast: torch.autocast, precision: Precision
     ) -> tuple[dict[str, float], tuple[Mapping[str, Any], ...]]:
-        """Measure a model on the validation pairs; return the figures and, where it translated, a few translations."""
+        """Measure a model on the validation pairs; return the figures and, where it translated, a few translations.
+
+        Where there are several languages, the figures are of all of their sentences together, and with a language's tag, as in
+        ``loss/de``, of its own.
+        """
         assert isinstance(model, Seq2SeqNetwork)
-        figures = validation_loss(model, self.valid_batches, autocast)
+        figures = validation_losses(model, self.valid_batches, autocast)
         n_sentences = self.recipe.training.validate_bleu
         if not n_sentences:
             return figures, ()

@@ -1,12 +1,13 @@
 """Reading the validation set: the loss by teacher forcing, BLEU and chrF by translating."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple, TypeVar
 
 import torch
 
 from transom.config.decoding import Decoding
-from transom.decoding.flat import searcher_of
+from transom.decoding.searcher import searcher_of
 from transom.decoding.translator import Translator
 from transom.inputs.batch import Batch
 from transom.inputs.pairs import Pairs
@@ -16,20 +17,43 @@ from transom.training.evaluation import corpus_scores
 from transom.training.step import batch_loss
 
 SHOWN = 5
-"""Translations that a validation shows."""
+"""Translations that a validation shows, into each language."""
+
+Part = TypeVar("Part")
+
+
+def validation_loss(model: Network, batches: Sequence[Batch], autocast: torch.autocast) -> dict[str, float]:
+    """Return the negative log-likelihood a true target token in nats (``loss``) and its exponential (``perplexity``)."""
+    return validation_losses(model, {None: batches}, autocast)
+
+
+def validation_losses(model: Network, batches: Mapping[str | None, Sequence[Batch]], autocast: torch.autocast) -> dict[str, float]:
+    """Return the figures of ``validation_loss`` of several languages, by their tags: of all together, and as ``loss/de`` of each."""
+    sums = {to: _nll(model, of_language, autocast) for to, of_language in batches.items()}
+    return _by_language(sums, _of_sums)
 
 
 @torch.inference_mode()
-def validation_loss(model: Network, batches: Sequence[Batch], autocast: torch.autocast) -> dict[str, float]:
-    """Return the negative log-likelihood a true target token in nats (``loss``) and its exponential (``perplexity``)."""
+def _nll(model: Network, batches: Sequence[Batch], autocast: torch.autocast) -> tuple[float, int]:
+    """Return the negative log-likelihood of all true target tokens, in nats, and their number."""
     device = next(model.parameters()).device
     total, n_tokens = 0.0, 0
     for batch in batches:
         with autocast:
             total += batch_loss(model, batch.to(device), smoothing=0.0)[1].item()
         n_tokens += batch.n_target_tokens
-    loss = total / n_tokens
+    return total, n_tokens
+
+
+def _of_sums(sums: Sequence[tuple[float, int]]) -> dict[str, float]:
+    loss = sum(total for total, _ in sums) / sum(n_tokens for _, n_tokens in sums)
     return {"loss": loss, "perplexity": math.exp(min(loss, 700.0))}
+
+
+def _by_language(parts: Mapping[str | None, Part], figures: Callable[[Sequence[Part]], dict[str, float]]) -> dict[str, float]:
+    """Give the figures of all parts together and, as ``loss/de``, of each one that has a tag."""
+    each = {f"{key}/{to}": value for to, part in parts.items() if to is not None for key, value in figures([part]).items()}
+    return figures(list(parts.values())) | each
 
 
 @torch.inference_mode()
@@ -46,15 +70,38 @@ def validation_accuracy(model: Network, batches: Sequence[Batch], autocast: torc
     return {"accuracy": 100 * right / n}
 
 
-def validation_scores(
-    model: Seq2SeqNetwork, pairs: Pairs, n_sentences: int, tokenizers: Tokenizers, decoding: Decoding, dtype: torch.dtype
-) -> tuple[dict[str, float], tuple[Mapping[str, str], ...]]:
-    """Translate the first sentences of the validation set by products in ``dtype``; return bleu and chrf, and a few of the translations.
+class _Translated(NamedTuple):
+    sources: list[str]
+    references: list[str]
+    translations: list[str]
 
-    Case is ignored where the model has none.
+
+def validation_scores(
+    model: Seq2SeqNetwork,
+    pairs: Mapping[str | None, Pairs],
+    n_sentences: int,
+    tokenizers: Tokenizers,
+    decoding: Decoding,
+    dtype: torch.dtype,
+) -> tuple[dict[str, float], tuple[Mapping[str, str], ...]]:
+    """Translate the first validation sentences into each language, by products in ``dtype``; return bleu and chrf, and a few of them.
+
+    The scores are of all these sentences together and, as ``bleu/de``, of each language's. Case is ignored where the model has none.
     """
-    sources, references = pairs.source[:n_sentences], pairs.target[:n_sentences]
-    translations = Translator(model, tokenizers, decoding, searcher=searcher_of(model, dtype)).translate(sources)
-    scores = corpus_scores(translations, references, lowercase=tokenizers.target.lowercase)
-    rows = zip(sources[:SHOWN], references, translations, strict=False)
-    return scores, tuple({"source": s, "reference": r, "translation": t} for s, r, t in rows)
+    translator = Translator(model, tokenizers, decoding, searcher=searcher_of(model, dtype))
+    found = dict[str | None, _Translated]()
+    for to, of_language in pairs.items():
+        sources = of_language.source[:n_sentences]
+        found[to] = _Translated(sources, of_language.target[:n_sentences], translator.translate(sources, to=to))
+
+    def scores(parts: Sequence[_Translated]) -> dict[str, float]:
+        translations = [line for part in parts for line in part.translations]
+        references = [line for part in parts for line in part.references]
+        return corpus_scores(translations, references, lowercase=tokenizers.target.lowercase)
+
+    samples = [
+        {"source": source, "reference": reference, "translation": translation} | ({} if to is None else {"to": to})
+        for to, part in found.items()
+        for source, reference, translation in list(zip(*part, strict=True))[:SHOWN]
+    ]
+    return _by_language(found, scores), tuple(samples)

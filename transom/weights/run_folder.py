@@ -26,11 +26,14 @@ from transom.weights.metrics import Metrics
 from transom.weights.tensors import load_into, pack, read_specs
 
 RECIPE, CONFIG, WEIGHTS, TOKENIZER = "recipe.toml", "config.json", "model.safetensors", "tokenizer.json"
+BASE, ADAPTER = "base.safetensors", "adapter.safetensors"
+"""Of a run that adapts another's weights: those weights, which it keeps, and what it learned beside them."""
+
 METRICS, LEDGER, CHECKPOINTS, REPORT, CARD = "metrics.jsonl", "ledger.jsonl", "checkpoints", "report.html", "README.md"
 LOCK = ".transom.lock"
 """Held while a training writes the folder; its presence marks the folder as a run's."""
 
-FILES = (RECIPE, CONFIG, WEIGHTS, TOKENIZER, METRICS, LEDGER, REPORT, CARD)
+FILES = (RECIPE, CONFIG, WEIGHTS, BASE, ADAPTER, TOKENIZER, METRICS, LEDGER, REPORT, CARD)
 """The files that a run owns."""
 
 MAX_CONFIG_BYTES = 2**20
@@ -176,7 +179,11 @@ class RunFolder:
 
     def write_weights(self, state: Mapping[str, Tensor]) -> None:
         """Put ``model.safetensors`` in place, with its hash inside."""
-        self.write(WEIGHTS, lambda: pack(state, sealed=True))
+        self.write_tensors(WEIGHTS, state)
+
+    def write_tensors(self, name: str, tensors: Mapping[str, Tensor]) -> None:
+        """Put a file of tensors in place, with their hash inside."""
+        self.write(name, lambda: pack(tensors, sealed=True))
 
     def load_weights(self, model: nn.Module) -> None:
         """Copy the run's weights into ``model``, built from ``load_config``.

@@ -1,0 +1,300 @@
+"""Speed of the other families beside the transformers library's models of the same shape: training, and answering.
+
+    python -m benchmarks.families [--only gpt2 llama bert vit] [--no-compile] [--quick] [--rounds N] [--out FILE]
+
+A training step is forward, backward, clipping and fused Adam. Decoders then go on greedily with prompts, encoders read a batch once. All
+take turns in one run; ours computes in the type that it chooses itself, theirs in float32, bfloat16 and, where there is a C++ compiler,
+bfloat16 compiled (not when generating: a cache that grows would be compiled anew). Weights are fresh and numbers random: the time does
+not depend on them.
+"""
+
+import argparse
+import copy
+import json
+import os
+import sys
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import TypeAdapter
+from torch import Tensor, nn
+
+from benchmarks.measure import facts, interleave
+from benchmarks.shapes import LEARNING_RATE, TRAINING, symbols
+from benchmarks.translation import Row, row, seconds_of, show, with_ratios, workers
+from transom.config.architecture import Architecture
+from transom.config.model import Model
+from transom.config.recipe import packaged_presets
+from transom.config.training import Training
+from transom.inputs.batch import Batch, ImageBatch, LabelledBatch, LanguageBatch, Sequences
+from transom.models.build import build_model
+from transom.models.network import Network
+from transom.planning.machine import measure_peak
+from transom.planning.precision import choose_precision, choose_threads
+
+CLASSES = ("a", "b", "c", "d")
+Works = dict[tuple[str, str], Callable[[], Any]]
+"""What is timed, by what is done and in which type."""
+
+
+@dataclass(frozen=True)
+class Family:
+    """A model's shape, the batch that it learns from, and what it is asked.
+
+    Attributes:
+        name: of the transformers library's model.
+        preset: ours of the same architecture.
+        fields: what is smaller than in the preset.
+        rows: of a batch.
+        length: tokens a row, or patches and one more.
+        prompts: rows and tokens that a decoder goes on with, by ``new`` tokens each.
+    """
+
+    name: str
+    preset: str
+    fields: Mapping[str, Any]
+    rows: int
+    length: int
+    prompts: tuple[tuple[int, int], ...] = ()
+    new: int = 64
+    training: Training = field(default=TRAINING.model_copy(update={"label_smoothing": 0.0}))
+
+    @property
+    def config(self) -> Architecture:
+        """Ours, whole."""
+        fields = tomllib.loads(packaged_presets()[self.preset]) | dict(self.fields)
+        if fields["kind"] == "text-classifier":
+            del fields["tie"]  # it names classes, not tokens
+        config: Architecture = TypeAdapter(Model).validate_python(fields)
+        return config
+
+
+_SIZE = {"d_model": 512, "n_layers": 6, "n_heads": 8, "d_ff": 2048, "dropout": 0.1}
+_TINY = {"d_model": 32, "n_layers": 2, "n_heads": 2, "d_ff": 64, "dropout": 0.1}
+_TEXT = {"vocab_size": 8000, "max_seq_len": 256}
+
+
+def families(quick: bool) -> list[Family]:
+    """List the shapes; ``quick`` ones are to see that everything runs."""
+    size, text = (_TINY, {"vocab_size": 120, "max_seq_len": 48}) if quick else (_SIZE, _TEXT)
+    rows, length, new = (2, 8, 4) if quick else (16, 256, 64)
+    prompts = ((2, 6),) if quick else ((1, 32), (16, 32))
+    encoder = {"kind": "text-classifier", "classes": CLASSES, "attention_dropout": 0.0}
+    image = {"image_size": 32, "patch_size": 4, "classes": CLASSES}
+    return [
+        Family("gpt2", "gpt2", size | text | {"attention_dropout": 0.0}, rows, length, prompts, new),
+        Family("llama", "llama-7b", size | text | {"n_kv_heads": 2 if quick else 4, "dropout": 0.0}, rows, length, prompts, new),
+        Family("bert", "bert-base", size | text | encoder, 4 * rows, length // 4),
+        Family("vit", "vit-base-16", size | image, 4 * rows, 65),
+    ]
+
+
+def batch_of(family: Family) -> Batch:
+    """Make the batch that is learnt from, and read."""
+    labels, samples = torch.arange(family.rows) % len(CLASSES), tuple(range(family.rows))
+    if family.name == "vit":
+        return ImageBatch(torch.rand(family.rows, 3, 32, 32, generator=torch.Generator().manual_seed(1)), labels, samples)
+    tokens = symbols(family.rows, family.length, family.config.vocab_size, 1)
+    if family.prompts:
+        return LanguageBatch(Sequences.pad(tokens.tolist()), symbols(family.rows, family.length, family.config.vocab_size, 2), samples)
+    return LabelledBatch(Sequences.pad(tokens.tolist()), labels, samples)
+
+
+def ours(family: Family) -> Works:
+    """Give transom's works, through the functions that training and answering use."""
+    from transom.decoding.generator import Generator
+    from transom.decoding.inference import prepare
+    from transom.decoding.searcher import searcher_of
+    from transom.training.optimizer import build_optimizer
+    from transom.training.step import Stepper
+
+    torch.manual_seed(1)
+    model, batch = build_model(family.config), batch_of(family)
+    precision = choose_precision("auto", torch.device("cpu"))
+    answering = copy.deepcopy(model)
+    prepare(answering, precision.dtype, torch.device("cpu"))
+    stepper = Stepper(model.train(), build_optimizer(model, family.training.optimizer), family.training, precision.dtype)
+
+    def step() -> float:
+        result = stepper.step([batch], LEARNING_RATE)
+        return result.loss / result.n_target_tokens
+
+    works: Works = {("training", precision.name): step}
+    for rows, length in family.prompts:
+        tokenizer = _words(family.config.vocab_size)
+        generator = Generator(answering, tokenizer, precision=precision, searcher=searcher_of(answering))  # type: ignore[arg-type]
+        works[f"{rows} prompts", precision.name] = partial(_continued, generator, family, rows, length)
+    if not family.prompts:
+        works["reading", precision.name] = partial(_read, answering, batch)
+    return works
+
+
+def _words(vocab: int) -> Any:
+    """Make a tokenizer whose words are numbers, so that a text of n words is n tokens."""
+    from transom.config.data import PairTokenizer
+    from transom.inputs.special import NAMES
+    from transom.inputs.tokenizer import Tokenizer
+
+    text = " ".join(f"w{i}" for i in range(vocab - len(NAMES)))
+    tokenizer = Tokenizer.train([text], PairTokenizer(kind="whitespace", vocab_size=vocab))
+    assert tokenizer.vocab_size == vocab
+    return tokenizer
+
+
+def _continued(generator: Any, family: Family, rows: int, length: int) -> list[int]:
+    prompts = [generator.tokenizer.decode(prompt) for prompt in symbols(rows, length - 1, family.config.vocab_size, 3).tolist()]
+    found = generator.continuations(prompts, temperature=0.0, min_new_tokens=family.new - 1, max_new_tokens=family.new)
+    return [answers[0].n_tokens for answers in found]
+
+
+@torch.inference_mode()
+def _read(model: Network, batch: Batch) -> float:
+    if isinstance(batch, ImageBatch):
+        batch = ImageBatch(batch.pixels.to(model.unembedding.weight.dtype), batch.labels, batch.samples)
+    return float(model(batch).float().log_softmax(-1)[0, 0])
+
+
+def theirs(family: Family, compiled: bool) -> Works:
+    """Give the transformers library's works."""
+    from benchmarks.peers.training import steps
+
+    torch.manual_seed(1)
+    model, batch = their_model(family), batch_of(family)
+    inputs, labels = _inputs(batch), batch.labels
+
+    def logits() -> Tensor:
+        found: Tensor = model(**inputs).logits
+        return found if found.dim() == 3 else found[:, None]
+
+    answering = copy.deepcopy(model).eval().requires_grad_(False)
+    models = {"bf16": copy.deepcopy(answering).bfloat16(), "fp32": answering}
+    targets = labels if labels.dim() == 2 else labels[:, None]
+    works: Works = {("training", mode): step for mode, step in steps(model.train(), logits, targets, compiled).items()}
+    for rows, length in family.prompts:
+        prompt = symbols(rows, length, family.config.vocab_size, 3)
+        works |= {(f"{rows} prompts", mode): partial(_generated, each, prompt, family.new) for mode, each in models.items()}
+    if not family.prompts:
+        works |= {("reading", mode): partial(_logits, each, inputs) for mode, each in models.items()}
+        if ("training", "bf16 compiled") in works:
+            works["reading", "bf16 compiled"] = partial(_logits, torch.compile(models["bf16"]), inputs)
+    return works
+
+
+def _inputs(batch: Batch) -> dict[str, Any]:
+    match batch:
+        case ImageBatch():
+            return {"pixel_values": batch.pixels}
+        case LanguageBatch():
+            return {"input_ids": batch.target.tokens, "use_cache": False}
+        case LabelledBatch():
+            return {"input_ids": batch.source.tokens}
+    raise AssertionError(batch)
+
+
+@torch.inference_mode()
+def _logits(model: Any, inputs: dict[str, Any]) -> float:
+    dtype = next(model.parameters()).dtype
+    inputs = {name: x.to(dtype) if isinstance(x, Tensor) and x.is_floating_point() else x for name, x in inputs.items()}
+    return float(model(**inputs).logits.float().log_softmax(-1)[0, 0])
+
+
+@torch.inference_mode()
+def _generated(model: Any, prompt: Tensor, new: int) -> list[int]:
+    mask = torch.ones_like(prompt)
+    found = model.generate(prompt, attention_mask=mask, do_sample=False, min_new_tokens=new, max_new_tokens=new, pad_token_id=0)
+    return [new_tokens.shape[0] for new_tokens in found[:, prompt.shape[1] :]]
+
+
+def their_model(family: Family) -> nn.Module:
+    """Build the transformers library's model of a family's shape, with fresh weights."""
+    from transformers import (
+        BertConfig,
+        BertForSequenceClassification,
+        GPT2Config,
+        GPT2LMHeadModel,
+        LlamaConfig,
+        LlamaForCausalLM,
+        ViTConfig,
+        ViTForImageClassification,
+    )
+
+    c: Any = family.config
+    wide = {"hidden_size": c.d_model, "num_hidden_layers": c.n_layers, "num_attention_heads": c.n_heads, "intermediate_size": c.d_ff}
+    no_attention = {"hidden_dropout_prob": c.dropout, "attention_probs_dropout_prob": 0.0, "attn_implementation": "sdpa"}
+    match family.name:
+        case "gpt2":
+            return GPT2LMHeadModel(GPT2Config(
+                vocab_size=c.vocab_size, n_positions=c.max_seq_len, n_embd=c.d_model, n_layer=c.n_layers, n_head=c.n_heads, n_inner=c.d_ff,
+                resid_pdrop=c.dropout, embd_pdrop=c.dropout, attn_pdrop=0.0, bos_token_id=1, eos_token_id=1, attn_implementation="sdpa",
+            ))  # fmt: skip
+        case "llama":
+            return LlamaForCausalLM(LlamaConfig(
+                vocab_size=c.vocab_size, num_key_value_heads=c.n_kv_heads, max_position_embeddings=c.max_seq_len, rms_norm_eps=1e-6,
+                tie_word_embeddings=False, attn_implementation="sdpa", **wide,
+            ))  # fmt: skip
+        case "bert":
+            return BertForSequenceClassification(BertConfig(
+                vocab_size=c.vocab_size, max_position_embeddings=c.max_seq_len, num_labels=len(CLASSES), **wide, **no_attention,
+            ))  # fmt: skip
+        case _:
+            return ViTForImageClassification(ViTConfig(
+                image_size=c.image_size, patch_size=c.patch_size, num_labels=len(CLASSES), **wide, **no_attention,
+            ))  # fmt: skip
+
+
+def tables(family: Family, rounds: int, threads: int, compiled: bool) -> dict[str, list[Row]]:
+    """Time every system's works; the figure is tokens (patches) a second: those learnt from or read, or the new ones of a decoder."""
+    systems = {
+        "transom": ("benchmarks.families", "ours", family),
+        "transformers": ("benchmarks.families", "theirs", family, compiled),
+    }
+    found = {}
+    with workers(systems, threads) as turns:
+        for what in dict.fromkeys(what for _, (what, _) in turns):
+            of_work = {(system, mode): seconds_of(turn) for (system, (name, mode)), turn in turns.items() if name == what}
+            spreads = interleave(of_work, rounds)
+            prompts = {f"{rows} prompts": rows * family.new for rows, _ in family.prompts}
+            tokens = prompts.get(what, family.rows * family.length)
+            rows = [row(system, mode, tokens, spread) for (system, mode), spread in spreads.items()]
+            found[what] = show(f"{family.name}: {what}", with_ratios(rows))
+    return found
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Measure what was asked for, print tables, write JSON."""
+    asked = _parser().parse_args(arguments)
+    threads = choose_threads().count
+    torch.set_num_threads(threads)
+    found = facts(" ".join(["python -m benchmarks.families", *(arguments or sys.argv[1:])]), threads, measure_peak())
+    print(json.dumps(found, indent=1))
+    chosen = [family for family in families(asked.quick) if family.name in (asked.only or FAMILIES)]
+    result: dict[str, Any] = {"facts": found}
+    result["families"] = {family.name: tables(family, asked.rounds, threads, not asked.no_compile) for family in chosen}
+    result["load_after"] = round(os.getloadavg()[0], 2)
+    if asked.out:
+        asked.out.parent.mkdir(parents=True, exist_ok=True)
+        asked.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        print(f"written: {asked.out}")
+
+
+FAMILIES = [family.name for family in families(quick=True)]
+
+
+def _parser() -> argparse.ArgumentParser:
+    form = argparse.RawTextHelpFormatter
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.families", description=__doc__, formatter_class=form)
+    parser.add_argument("--only", nargs="+", choices=FAMILIES, help="these families; default: all")
+    parser.add_argument("--no-compile", action="store_true", help="leave out the compiled modes")
+    parser.add_argument("--quick", action="store_true", help="tiny shapes, to see that everything runs; the figures mean nothing")
+    parser.add_argument("--rounds", type=int, default=5, help="times that each system is timed; 5")
+    parser.add_argument("--out", type=Path, help="JSON file for the results")
+    return parser
+
+
+if __name__ == "__main__":
+    main()

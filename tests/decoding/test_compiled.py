@@ -1,0 +1,238 @@
+"""The compiled step gives what the flat layout gives, a product what its formula gives; no row or thread changes another's."""
+
+import ctypes
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.decoding.models import tiny_model
+from tests.decoding.tables import EOS, FORBIDDEN, SOS
+from transom.decoding import native as natives
+from transom.decoding.beam import Beam
+from transom.decoding.compiled import CompiledSeq2Seq, Kind, Tiled
+from transom.decoding.filters import Forbid
+from transom.decoding.flat import FlatSeq2Seq
+from transom.decoding.limits import Limits
+from transom.decoding.loop import search
+from transom.decoding.native import SWITCH, compiled, native, opened
+from transom.decoding.searcher import searcher_of
+from transom.errors import ConfigError
+from transom.inputs.batch import Sequences
+from transom.models.seq2seq import Seq2SeqTransformer
+
+needs_library = pytest.mark.skipif(native().library is None, reason=native().reason)
+VOCAB = 43
+SIZES = {"d_model": 80, "n_heads": 3, "d_head": 16, "d_ff": 72}
+VARIANTS: list[dict[str, object]] = [
+    {},
+    {"norm_placement": "pre"},
+    {"d_value": 32},
+    {"attention": {"bias": False, "output_bias": False}, "feed_forward": {"bias": False}},
+    {"tie": "none", "scale_embeddings": False, "norm": {"kind": "layernorm", "bias": False}},
+]
+SOURCES = [[3, 4, 5, 6, 2], [7, 2], [40, 8, 3, 2], [5, 2], [*range(3, 23), 2]]
+TOLERANCE: dict[Kind, float] = {"bf16": 0.02, "int8": 0.06}
+
+
+def library() -> ctypes.CDLL:
+    found = native().library
+    assert found is not None
+    return found
+
+
+@pytest.fixture
+def threads() -> object:
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+def model_of(fields: dict[str, object] | None = None, dtype: torch.dtype = torch.float64) -> Seq2SeqTransformer:
+    return tiny_model(VOCAB, dtype=dtype, **SIZES, **(fields or {}))
+
+
+def distance(found: torch.Tensor, expected: torch.Tensor) -> float:
+    return ((found.double() - expected).norm() / expected.norm()).item()
+
+
+@needs_library
+@pytest.mark.parametrize("kind", ["bf16", "int8"])
+@pytest.mark.parametrize("fields", VARIANTS)
+@torch.inference_mode()
+def test_steps_are_near_the_models(fields: dict[str, object], kind: Kind) -> None:
+    model = model_of(fields)
+    exact, fast = FlatSeq2Seq(model), CompiledSeq2Seq(library(), model_of(fields, torch.float32), kind)
+    source, n_beams = Sequences.pad(SOURCES), 4
+    exact_cache, cache = exact.start(exact.encode(source), n_beams, 20), fast.start(fast.encode(source), n_beams, 20)
+    draw = torch.Generator().manual_seed(1)
+    for new in (1, 3, 1, 12, 2):
+        tokens = torch.randint(3, VOCAB, (n_beams * len(SOURCES), new), generator=draw)
+        found, expected = fast.step(tokens, cache), exact.step(tokens, exact_cache)
+        assert found.shape == expected.shape
+        assert distance(found, expected) < TOLERANCE[kind]
+        parents = torch.randint(0, n_beams, (len(SOURCES), n_beams), generator=draw) + n_beams * torch.arange(len(SOURCES))[:, None]
+        for each in (exact_cache, cache):
+            each.reorder(parents.flatten())
+
+
+@needs_library
+@torch.inference_mode()
+def test_sources_can_leave() -> None:
+    model = model_of()
+    exact, fast = FlatSeq2Seq(model), CompiledSeq2Seq(library(), model.float(), "bf16")
+    exact = FlatSeq2Seq(model.double())
+    source = Sequences.pad(SOURCES)
+    exact_cache, cache = exact.start(exact.encode(source), 2, 8), fast.start(fast.encode(source), 2, 8)
+    kept, rows = torch.tensor([1, 4]), torch.tensor([3, 2, 8, 8])
+    draw = torch.Generator().manual_seed(1)
+    for n_rows in (10, 4, 4, 4):
+        tokens = torch.randint(3, VOCAB, (n_rows, 1), generator=draw)
+        assert distance(fast.step(tokens, cache), exact.step(tokens, exact_cache)) < TOLERANCE["bf16"]
+        for each in (exact_cache, cache):
+            if n_rows == 10:
+                each.keep_sources(kept)
+            each.reorder(rows if n_rows == 10 else torch.tensor([1, 0, 3, 3]))
+
+
+@needs_library
+@pytest.mark.parametrize("kind", ["bf16", "int8"])
+@torch.inference_mode()
+def test_a_row_is_the_same_beside_any_others_and_by_any_number_of_threads(kind: Kind, threads: object) -> None:
+    assert callable(threads)
+    model = CompiledSeq2Seq(library(), model_of(dtype=torch.float32), kind)
+
+    def run(sources: list[list[int]], n_threads: int) -> torch.Tensor:
+        memory = alone.__class__(torch.cat([alone.states[i : i + 1] for i in places(sources)]), source_all.segments[places(sources)])
+        threads(n_threads)  # the cache's team is as large as the threads allow when it is made
+        cache = model.start(memory, 1, 20)
+        threads(1)
+        return torch.cat([model.step(torch.full((len(sources), 1), 3 + i), cache) for i in range(20)], 1)
+
+    def places(sources: list[list[int]]) -> list[int]:
+        return [SOURCES.index(source) for source in sources]
+
+    source_all = Sequences.pad(SOURCES)
+    alone = model.encode(source_all)
+    expected = run(SOURCES, 1)
+    assert torch.equal(run(SOURCES, 3), expected)
+    assert torch.equal(run(SOURCES[2:3], 2), expected[2:3])
+    assert torch.equal(run([*SOURCES, *SOURCES, *SOURCES, *SOURCES][::-1], 1)[:5].flip(0), expected)
+
+
+@needs_library
+@pytest.mark.parametrize("rows", [1, 16, 17, 70])
+@pytest.mark.parametrize("inner, outer", [(64, 16), (40, 21), (130, 5)])
+@pytest.mark.parametrize("relu", [False, True])
+def test_products_equal_their_formula(rows: int, inner: int, outer: int, relu: bool) -> None:
+    draw = torch.Generator().manual_seed(1)
+    weight, bias, x = (torch.randn(*shape, generator=draw) for shape in ((outer, inner), (outer,), (rows, inner)))
+    weight[1], x[-1] = 0, 0
+    plus = torch.randn(rows, outer, generator=draw)
+    y = rounded(x) @ rounded(weight).T + bias
+    expected = (y.relu() if relu else y) + plus
+    assert torch.allclose(Tiled(library(), "int8", weight, bias, relu)(x, plus).double(), expected, rtol=0, atol=1e-5)
+    y = x.bfloat16().double() @ weight.bfloat16().double().T
+    expected = y.relu() if relu else y
+    assert torch.allclose(Tiled(library(), "bf16", weight, None, relu)(x).double(), expected, rtol=0, atol=1e-5)
+
+
+def rounded(x: torch.Tensor) -> torch.Tensor:
+    """Round each row to 255 values; multiplied back."""
+    scale = x.double().abs().amax(-1, keepdim=True) / 127
+    return torch.where(scale > 0, (x.double() / scale).round(), 0.0) * scale
+
+
+@needs_library
+def test_without_the_matrix_unit_the_numbers_are_the_same() -> None:
+    compiler = shutil.which("g++") or shutil.which("c++")
+    assert compiler is not None
+    plain = opened(compiled(compiler, "-mno-amx-tile", "-mno-amx-int8", "-mno-amx-bf16"))
+    draw = torch.Generator().manual_seed(1)
+    weight, x = torch.randn(37, 200, generator=draw), torch.randn(19, 200, generator=draw)
+    with_tiles, without = (Tiled(lib, "int8", weight, None, False)(x) for lib in (library(), plain))
+    assert torch.equal(with_tiles, without)
+    with_tiles, without = (Tiled(lib, "bf16", weight, None, False)(x) for lib in (library(), plain))
+    assert torch.allclose(with_tiles, without, rtol=0, atol=1e-4)
+
+
+@needs_library
+def test_searches_find_what_the_model_finds() -> None:
+    model = model_of({"norm_placement": "pre", "seed": 2})
+    limits = Limits(torch.zeros(len(SOURCES), dtype=torch.long), torch.tensor([7, 6, 7, 6, 7]))
+
+    def run(stepper: object) -> list[list[tuple[int, ...]]]:
+        found = search(stepper, Sequences.pad(SOURCES), Beam(EOS, 4), limits, SOS, EOS, [Forbid(torch.tensor(FORBIDDEN))])  # type: ignore[arg-type]
+        return [[h.tokens for h in of_source] for of_source in found]
+
+    expected = run(model)
+    assert run(CompiledSeq2Seq(library(), model.float(), "bf16")) == expected
+    assert len({token for of_source in expected for tokens in of_source for token in tokens}) > 8
+
+
+@needs_library
+def test_what_is_compiled_and_what_is_not() -> None:
+    assert isinstance(searcher_of(model_of(dtype=torch.bfloat16)), CompiledSeq2Seq)
+    assert isinstance(searcher_of(model_of(dtype=torch.float32)), FlatSeq2Seq)
+    assert isinstance(searcher_of(model_of(dtype=torch.float32), eight_bits=True), CompiledSeq2Seq)
+    assert isinstance(searcher_of(tiny_model(VOCAB, dtype=torch.bfloat16, d_head=3)), FlatSeq2Seq)
+    with pytest.raises(ConfigError, match=r"int8 needs the compiled decoder of a translator, and it takes heads .* found d_head 3"):
+        searcher_of(tiny_model(VOCAB, d_head=3), eight_bits=True)
+    with pytest.raises(ConfigError, match="its bricks have no such form"):
+        searcher_of(tiny_model(VOCAB, norm={"kind": "rmsnorm"}), eight_bits=True)
+
+
+@pytest.fixture
+def uncached(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    monkeypatch.setattr("transom.decoding.searcher.native", native.__wrapped__)
+    monkeypatch.setattr("transom.decoding.compiled.native", native.__wrapped__)
+    return monkeypatch
+
+
+def test_it_can_be_switched_off(uncached: pytest.MonkeyPatch) -> None:
+    uncached.setenv(SWITCH, "0")
+    assert isinstance(searcher_of(model_of(dtype=torch.bfloat16)), FlatSeq2Seq)
+    with pytest.raises(ConfigError, match=f"and {SWITCH}=0; take auto"):
+        searcher_of(model_of(), eight_bits=True)
+
+
+@needs_library
+def test_without_a_compiler_pytorch_does_it(uncached: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    uncached.setenv("PATH", str(tmp_path))
+    uncached.delenv("CXX", raising=False)
+    assert "no C++ compiler was found" in native.__wrapped__().reason
+    assert isinstance(searcher_of(model_of(dtype=torch.bfloat16)), FlatSeq2Seq)
+
+
+@needs_library
+def test_a_compiler_that_fails_is_told(uncached: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    compiler = tmp_path / "c++"
+    compiler.write_text("#!/bin/sh\necho 'step.cpp:1: error: no such header' >&2\nexit 1\n")
+    compiler.chmod(0o755)
+    uncached.setenv("CXX", str(compiler))
+    uncached.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    assert native.__wrapped__().reason == f"{compiler} could not make it: step.cpp:1: error: no such header"
+    assert list((tmp_path / "cache" / "transom").iterdir()) == []
+    (tmp_path / "file").touch()  # and so is a cache folder that cannot be made
+    uncached.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    assert "could not make it" in native.__wrapped__().reason
+
+
+def test_the_source_has_no_warnings(tmp_path: Path) -> None:
+    compiler = shutil.which("g++")
+    if compiler is None:
+        pytest.skip("there is no g++")
+    command = [
+        compiler,
+        *natives.FLAGS,
+        "-Wall",
+        "-Wextra",
+        "-Wno-maybe-uninitialized",
+        str(natives.SOURCE),
+        "-o",
+        str(tmp_path / "step.so"),
+    ]
+    told = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+    assert told == ""

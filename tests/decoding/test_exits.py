@@ -1,0 +1,135 @@
+"""Early exit: against a token-by-token reference, exact where no token is sure, and each row as alone."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from transom.config.data import Tokenizer as TokenizerConfig
+from transom.config.decoding import Sampling
+from transom.config.model import Decoder
+from transom.config.recurrent import RecurrentDecoder
+from transom.decoding.exits import EarlyExits
+from transom.decoding.generator import Generator
+from transom.errors import ConfigError
+from transom.inputs.batch import Sequences
+from transom.inputs.tokenizer import Tokenizer
+from transom.layers.attention import attend_explicit
+from transom.layers.block import Block
+from transom.models.build import build_model
+from transom.models.decoder import DecoderTransformer
+
+CLOSE = {"rtol": 0, "atol": 1e-10}
+TOKENS = torch.tensor([[5, 3, 8, 8, 4, 6], [7, 2, 3, 5, 5, 1], [4, 4, 4, 1, 7, 3]])
+PLACEMENTS = ["post", "pre", "sandwich", "parallel"]
+ATTENTIONS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "mixed": {"value_residual": "learned", "pattern": {"kind": "window", "size": 3}},
+    "linear": {"approximation": "linear", "value_residual": "fixed"},
+    "performer": {"approximation": {"kind": "performer", "n_features": 8}},
+}
+
+
+def decoder(vocab_size: int = 9, **fields: Any) -> DecoderTransformer:
+    torch.manual_seed(1)
+    sizes: dict[str, Any] = {"d_model": 12, "n_heads": 3, "d_ff": 16, "n_layers": 4, "max_seq_len": 32, "tie": False}
+    model = build_model(Decoder.model_validate(sizes | {"vocab_size": vocab_size} | fields))
+    assert isinstance(model, DecoderTransformer)
+    with torch.no_grad():
+        model.unembedding.weight.normal_()
+    return model.double().eval()
+
+
+def read(model: DecoderTransformer, threshold: float, tokens: Tensor = TOKENS) -> tuple[Tensor, EarlyExits]:
+    """Read all tokens of each row one by one."""
+    steps = EarlyExits(model, threshold)
+    cache = steps.start(Sequences.pad(tokens[:, :1].tolist()), 1, tokens.shape[1])
+    return torch.cat([steps.step(tokens[:, i : i + 1], cache) for i in range(tokens.shape[1])], 1), steps
+
+
+def by_hand(model: DecoderTransformer, tokens: list[int], threshold: float) -> tuple[Tensor, int]:
+    """Read one row by the equations of a pre-norm decoder without positions; also count the blocks passed."""
+    keys: list[list[Tensor]] = [[] for _ in model.decoder.blocks]
+    values: list[list[Tensor]] = [[] for _ in model.decoder.blocks]
+    logits, passed = [], 0
+    for token in tokens:
+        x, stopped = model.embedding.tokens.weight[token], False
+        for i, block in enumerate(model.decoder.blocks):
+            assert isinstance(block, Block)
+            y = block.attn_residual.norm(x)
+            q, k, v = (part(y).view(1, 3, 1, 4) for part in (block.attn.q, block.attn.k, block.attn.v))
+            keys[i].append(k)
+            values[i].append(v)
+            if stopped:
+                continue
+            z = attend_explicit(q, torch.cat(keys[i], 2), torch.cat(values[i], 2))
+            x = x + block.attn.o(z.flatten())
+            x = x + block.ff(block.ff_residual.norm(x))
+            passed += 1
+            assert model.decoder.norm is not None
+            out = model.unembedding.weight @ model.decoder.norm(x)
+            first, second = sorted(F.softmax(out, -1).tolist())[:-3:-1]
+            stopped = first - second >= threshold
+        logits.append(out)
+    return torch.stack(logits), passed
+
+
+@pytest.mark.parametrize("threshold", [0.1, 0.3, 0.6])
+@torch.no_grad()
+def test_it_is_the_reference_token_by_token(threshold: float) -> None:
+    model = decoder(position="none")
+    found, steps = read(model, threshold)
+    expected = [by_hand(model, row, threshold) for row in TOKENS.tolist()]
+    assert torch.allclose(found, torch.stack([logits for logits, _ in expected]), **CLOSE)
+    assert sum(n for _, n in steps.passed) == sum(n for _, n in expected)
+    assert 1 < steps.mean_exit < 4, "some tokens stopped early, and some did not"
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+@pytest.mark.parametrize("attention", ATTENTIONS.values(), ids=ATTENTIONS)
+@torch.no_grad()
+def test_the_ends_are_the_whole_model_and_its_first_block_and_rows_are_as_alone(placement: str, attention: dict[str, Any]) -> None:
+    model = decoder(norm_placement=placement, attention=attention)
+    cache = model.start(Sequences.pad(TOKENS[:, :1].tolist()), 1, 6)
+    whole = torch.cat([model.step(TOKENS[:, i : i + 1], cache) for i in range(6)], 1)
+    found, steps = read(model, 1.1)
+    assert torch.equal(found, whole) and steps.mean_exit == 4
+    shallow = decoder(norm_placement=placement, attention=attention, n_layers=1)
+    state = model.state_dict()
+    shallow.load_state_dict({name: state[name] for name in shallow.state_dict()})
+    found, steps = read(model, 0.0)
+    assert torch.allclose(found, read(shallow, 1.1)[0], **CLOSE) and steps.mean_exit == 1
+    together, alone = read(model, 0.4)[0], [read(model, 0.4, row[None])[0][0] for row in TOKENS]
+    assert torch.allclose(together, torch.stack(alone), **CLOSE)
+
+
+def generator(threshold: float, model: Any = None) -> Generator:
+    tokenizer = Tokenizer.train(["abcdefgh"], TokenizerConfig(kind="char", vocab_size=12))
+    sampling = Sampling(exit_threshold=threshold, temperature=0.0, max_new_tokens=8, min_new_tokens=7)
+    return Generator(model or decoder(tokenizer.vocab_size), tokenizer, sampling)
+
+
+def test_a_generator_stops_its_tokens_early_where_it_is_asked_to() -> None:
+    whole, early = generator(1.0), generator(0.2)
+    prompts = ["abc", "hg", ""]
+    plain = whole.generate(prompts)
+    assert whole.exits is None and early.generate(prompts, exit_threshold=1.0) == plain and early.exits is None
+    found = early.generate(prompts)
+    assert early.exits is not None and 1 < early.exits.mean_exit < 4
+    assert found == [early.generate([prompt])[0] for prompt in prompts] == ["".join(early.stream(prompt)) for prompt in prompts]
+    assert found != plain
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        lambda: build_model(RecurrentDecoder(vocab_size=12, d_model=8)),
+        lambda: decoder(12, depth="mixture"),
+    ],
+    ids=["recurrent", "routed"],
+)
+def test_what_has_no_exits_says_so(model: Any) -> None:
+    with pytest.raises(ConfigError, match=r"decoding.exit_threshold = 0.5 needs model.kind = 'decoder' with model.depth = 'full'"):
+        generator(1.0, model()).generate(["a"], exit_threshold=0.5)

@@ -1,0 +1,91 @@
+"""Batch normalisation: PyTorch's own over true tokens, statistics that move once a step, and the leak that it is the example of."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from transom.config.bricks import BatchNorm as Brick
+from transom.config.model import Decoder
+from transom.inputs.batch import LanguageBatch, Sequences
+from transom.layers.norm import BatchNorm
+from transom.models.build import build_model
+
+REAL = torch.tensor([[True] * 5, [True] * 2 + [False] * 3])
+CLOSE = {"rtol": 0, "atol": 1e-10}
+
+
+def norms() -> tuple[BatchNorm, nn.BatchNorm1d]:
+    """Ours and PyTorch's, of the same gain and shift."""
+    torch.manual_seed(1)
+    ours, theirs = BatchNorm(Brick(eps=1e-3, momentum=0.3), 6).double(), nn.BatchNorm1d(6, eps=1e-3, momentum=0.3).double()
+    for parameter, other in zip(ours.parameters(), theirs.parameters(), strict=True):
+        nn.init.normal_(parameter)
+        other.data.copy_(parameter)
+    return ours, theirs
+
+
+def draw(seed: int) -> Tensor:
+    return 2 * torch.randn(2, 5, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)) + 1
+
+
+def test_it_is_torchs_over_true_tokens_in_training_and_after_some_steps_in_evaluation() -> None:
+    ours, theirs = norms()
+    for seed in range(4):
+        inputs = [draw(seed).requires_grad_(), draw(seed).requires_grad_()]
+        found, expected = ours(inputs[0], real=REAL)[REAL], theirs(inputs[1][REAL])
+        assert torch.allclose(found, expected, **CLOSE)
+        for y in (found, expected):
+            (y * torch.arange(6)).square().sum().backward()
+        assert torch.allclose(inputs[0].grad, inputs[1].grad, **CLOSE)
+        for parameter, other in zip(ours.parameters(), theirs.parameters(), strict=True):
+            assert torch.allclose(parameter.grad, other.grad, **CLOSE)
+        ours.end_step(updated=True)
+    x = draw(9)
+    assert torch.allclose(ours.eval()(x, real=REAL), theirs.eval()(x.flatten(0, 1)).view_as(x), **CLOSE)
+    assert torch.allclose(ours(x[:1, :1]), ours(x)[:1, :1], **CLOSE), "in evaluation a token is on its own"
+
+
+def test_padding_counts_in_nothing_and_one_token_alone_gives_the_shift() -> None:
+    ours, x = norms()[0], draw(1)
+    noisy = torch.where(REAL[:, :, None], x, 50.0)
+    assert torch.equal(ours(noisy, real=REAL)[REAL], ours(x, real=REAL)[REAL])
+    assert not torch.allclose(ours(noisy)[REAL], ours(x)[REAL], **CLOSE)
+    assert torch.allclose(ours(x[:1, :1])[0, 0], ours.bias, **CLOSE)
+    assert ours(x, real=torch.zeros_like(REAL)).isfinite().all(), "a slice may have no token at all"
+
+
+def test_a_step_moves_the_statistics_once_by_all_of_its_passes_together() -> None:
+    (whole, _), (sliced, _), (still, _) = norms(), norms(), norms()
+    x = draw(3)
+    whole(x, real=REAL)
+    for row in range(2):
+        sliced(x[row : row + 1], real=REAL[row : row + 1])
+        with torch.no_grad():
+            sliced(draw(row))  # read, but not learnt from
+    for norm, updated in ((whole, True), (sliced, True), (still, False)):
+        still(x, real=REAL)
+        norm.end_step(updated)
+    assert torch.allclose(whole.mean, sliced.mean, **CLOSE) and torch.allclose(whole.variance, sliced.variance, **CLOSE)
+    assert whole.mean.any() and not still.mean.any() and torch.equal(still.variance, torch.ones_like(still.variance))
+    whole.end_step(updated=True)
+    assert torch.allclose(whole.mean, sliced.mean, **CLOSE), "nothing is left over"
+    assert not torch.allclose(sliced(x[:1])[0], whole(x)[0], rtol=0, atol=1e-3), "slices are normalised apart"
+
+
+@pytest.mark.parametrize("placement", ["post", "pre", "sandwich", "parallel"])
+@torch.no_grad()
+def test_a_decoder_leaks_in_training_and_is_causal_in_evaluation(placement: str) -> None:
+    torch.manual_seed(1)
+    sizes: dict[str, Any] = {"d_model": 8, "n_heads": 2, "d_ff": 12, "n_layers": 2, "vocab_size": 9, "dropout": 0.0}
+    model = build_model(Decoder.model_validate(sizes | {"norm": "batchnorm", "norm_placement": placement})).double()
+    rows = [[1, 5, 8, 4], [1, 7, 3, 6]]
+
+    def logits(*changes: tuple[int, int]) -> Tensor:
+        text = Sequences.pad([[2 if (r, t) in changes else token for t, token in enumerate(row)] for r, row in enumerate(rows)])
+        return model(LanguageBatch(text, text.tokens, (0, 1)))[0, :3]
+
+    for of_the_future in ((0, 3), (1, 0)):  # a later token of the row, and a token of another row
+        assert not torch.allclose(model.train() and logits(of_the_future), logits(), rtol=0, atol=1e-6)
+        assert torch.allclose(model.eval() and logits(of_the_future), logits(), **CLOSE)

@@ -1,0 +1,145 @@
+"""Whatever bricks are adapted: the model starts as it was, only what is new learns, and it amounts to a plain model."""
+
+import copy
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.models.combinations import ENCODERS, FAMILIES, batch_for, combinations, described
+from tests.models.test_combinations import CLOSE, built
+from tests.models.test_vision import NETWORKS, batch_of
+from tests.models.test_vision import described as described_images
+from transom.config.adapter import Lora
+from transom.config.architecture import Architecture
+from transom.config.training import Adam, AdamW, Training
+from transom.decoding.flat import FlatSeq2Seq
+from transom.decoding.searcher import searcher_of
+from transom.errors import ConfigError
+from transom.inputs.batch import Batch, ImageBatch
+from transom.inspection.names import Recorder, sites
+from transom.layers.lora import LowRank
+from transom.models.adapt import adapt, merged
+from transom.planning.adapters import adaptable, count_adapters
+from transom.training.optimizer import build_optimizer
+from transom.training.state import learned_tensors, optimizer_tensors
+from transom.training.step import Stepper
+
+EVERY = st.one_of(combinations(FAMILIES + ENCODERS), NETWORKS.filter(lambda fields: fields["kind"] == "vision-transformer"))
+
+
+def read(fields: dict[str, Any]) -> tuple[Architecture, Batch]:
+    """Describe a model of any family, and a batch for it."""
+    if fields["kind"] == "vision-transformer":
+        config = described_images(fields)
+        return config, batch_of(config)
+    text = described(fields)
+    return text, batch_for(text)
+
+
+def brick_for(config: Architecture, seed: int, dropout: float = 0.0) -> Lora:
+    """Name some of the maps that a model has."""
+    names = list(adaptable(config))
+    chosen = [name for i, name in enumerate(names) if (seed >> i) & 1] or names[:1]
+    return Lora.model_validate({"rank": 1 + seed % 3, "alpha": 5.0, "on": chosen, "dropout": dropout})
+
+
+@settings(max_examples=40)
+@given(EVERY, st.integers(0, 2**31))
+@torch.no_grad()
+def test_it_starts_as_it_was_and_amounts_to_a_plain_model(fields: dict[str, Any], seed: int) -> None:
+    config, batch = read(fields)
+    plain = built(config)
+    adapted, brick = copy.deepcopy(plain), brick_for(config, seed)
+    adapt(adapted, brick)
+    assert torch.allclose(adapted(batch), plain(batch), **CLOSE)
+    torch.manual_seed(seed)
+    for name, x in learned_tensors(adapted).items():
+        if name.endswith("lora_b"):
+            x.normal_()
+    recorder = Recorder(["*"])
+    found = adapted(batch, recorder.taps)
+    assert not torch.allclose(found, plain(batch), **CLOSE)
+    whole = merged(adapted, learned_tensors(adapted))
+    assert whole.keys() == learned_tensors(plain).keys()
+    for name, x in learned_tensors(plain).items():
+        x.copy_(whole[name])
+    assert torch.allclose(plain(batch), found, **CLOSE)
+    known = {site.address for site in sites(config)}
+    assert set(recorder.kept) <= known and all("experts" in address for address in known - set(recorder.kept))
+
+
+@settings(max_examples=40)
+@given(EVERY, st.integers(0, 2**31), st.sampled_from(["adam", "adamw"]))
+def test_only_low_rank_maps_learn_and_they_are_counted(fields: dict[str, Any], seed: int, optimizer: str) -> None:
+    config, batch = read(fields)
+    model, brick = built(config).float().train(), brick_for(config, seed, dropout=0.3)
+    if isinstance(batch, ImageBatch):
+        batch = replace(batch, pixels=batch.pixels.float())
+    adapt(model, brick)
+    learning = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    assert all(name.rsplit(".", 1)[1] in ("lora_a", "lora_b") for name in learning)
+    assert sum(p.numel() for p in learning.values()) == count_adapters(config, brick)
+    before = {name: x.clone() for name, x in model.state_dict().items()}
+    chosen = build_optimizer(model, Adam() if optimizer == "adam" else AdamW())
+    stepper = Stepper(model, chosen, Training(clip_norm=None, label_smoothing=0.0), torch.float32)
+    stepper.step([batch], 3e-3)
+    model.eval()
+    losses = [stepper.step([batch], 3e-3).loss for _ in range(8)]
+    assert losses[-1] < losses[0] or set(brick.on) <= {"attn.q", "attn.k", "cross.q", "cross.k"}, "which may have nothing to say here"
+    for name, x in model.state_dict().items():
+        assert torch.equal(x, before[name]) or name in learning, name
+    assert {name.split(".")[0] for name in optimizer_tensors(chosen)} <= {str(i) for i in range(len(learning))}
+
+
+def test_the_formula() -> None:
+    torch.manual_seed(1)
+    layer = LowRank(torch.nn.Linear(5, 3).double(), Lora(rank=2, alpha=6.0))
+    layer.lora_b.data.normal_()
+    x = torch.randn(4, 5, dtype=torch.float64)
+    w, b, low, high = layer.weight, layer.bias, layer.lora_a, layer.lora_b
+    expected = torch.stack([w @ row + b + 6 / 2 * (high @ (low @ row)) for row in x])
+    assert torch.allclose(layer(x), expected, **CLOSE)
+    assert torch.allclose(x @ layer.merged(w, low, high).T + b, expected, **CLOSE)
+
+
+def test_what_is_new_learns_too() -> None:
+    config = described(
+        {"kind": "text-classifier", "n_layers": 1, "vocab_size": 9, "classes": ["a", "b"], "d_model": 8, "n_heads": 2, "d_ff": 8}
+    )
+    model = built(config)
+    adapt(model, Lora(on=("attn.v",)), fresh=["pooler.weight", "unembedding.weight"])
+    learning = [name for name, p in model.named_parameters() if p.requires_grad]
+    assert learning == [f"encoder.blocks.0.attn.v.lora_{x}" for x in "ab"] + ["pooler.weight", "unembedding.weight"]
+
+
+@torch.inference_mode()
+def test_what_it_amounts_to_is_searched_flat() -> None:
+    config = described({**FAMILIES[0], "d_model": 8, "n_heads": 2, "d_ff": 8})
+    plain = built(config)
+    adapted = copy.deepcopy(plain)
+    adapt(adapted, Lora(on=("attn.q", "cross.v", "ff.up")))
+    assert isinstance(searcher_of(plain), FlatSeq2Seq) and searcher_of(adapted) is adapted
+
+
+@pytest.mark.parametrize(
+    ("kind", "on", "message"),
+    [
+        ("decoder", ["cross.q"], "training.adapter.on: expected maps of this decoder, attn.q, .*ff.down, found cross.q; remove it"),
+        ("encoder", ["ff.gate"], "found ff.gate; remove it"),
+        ("recurrent-decoder", ["attn.q"], "training.adapter: expected a Transformer, .* found recurrent-decoder; leave it out"),
+    ],
+)
+def test_maps_that_are_not_there_are_named(kind: str, on: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        count_adapters(described({"kind": kind, "vocab_size": 9}), Lora.model_validate({"on": on}))
+
+
+def test_families_of_text_and_images_have_maps() -> None:
+    assert set(adaptable(described({**FAMILIES[0]}))) == {f"{a}.{x}" for a in ("attn", "cross") for x in "qkvo"} | {"ff.up", "ff.down"}
+    assert "ff.gate" in adaptable(described({"kind": "decoder", "vocab_size": 9}))
+    vision = described_images({"kind": "vision-transformer", "n_heads": 4})
+    assert set(adaptable(vision)) == {f"attn.{x}" for x in "qkvo"} | {"ff.up", "ff.down"}

@@ -1,0 +1,129 @@
+"""Decoders that read a prefix both ways: by a mask written out, causal behind it, packed as alone, step by step as at once, by tiles."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from tests.models.combinations import combinations, described
+from tests.models.test_combinations import CLOSE, built
+from tests.models.test_patterns import LENGTH, fields, text
+from transom.inputs.batch import LanguageBatch, Sequences
+from transom.layers import sight
+from transom.layers.rule import Places
+from transom.layers.sight import Sight, look
+from transom.models.decoder import DecoderTransformer
+
+PREFIXED = combinations([{"kind": "decoder", "n_layers": 2, "vocab_size": 9, "mask": "prefix"}])
+ROWS = [[2, 5, 8, 4, 1, 6], [2, 7, 1, 3, 3]]
+PREFIXES = [4, 2]
+
+
+def batch_of(rows: Sequence[Sequence[int]], prefixes: Sequence[int]) -> LanguageBatch:
+    """Lay sequences with a prefix one a row."""
+    whole = Sequences.pad(rows)
+    prefix = torch.arange(whole.tokens.shape[1]) < torch.tensor(prefixes)[:, None]
+    return LanguageBatch(replace(whole, prefix=prefix), whole.tokens, tuple(range(len(rows))))
+
+
+def changed(batch: LanguageBatch, row: int, place: int) -> LanguageBatch:
+    """Put another token in a place."""
+    tokens = batch.target.tokens.clone()
+    tokens[row, place] = tokens[row, place] % 7 + 1
+    return replace(batch, target=replace(batch.target, tokens=tokens))
+
+
+@settings(max_examples=30)
+@given(PREFIXED)
+@torch.no_grad()
+def test_it_sees_what_a_mask_written_out_lets_it_see(drawn: dict[str, Any]) -> None:
+    config = described(drawn | {"attention": drawn["attention"] | {"pattern": "full"}})
+    model, batch = built(config), batch_of(ROWS, PREFIXES)
+    assert isinstance(model, DecoderTransformer)
+    mask = torch.tensor([[[j <= i or j < n for j in range(6)] for i in range(6)] for n in PREFIXES])[:, None]
+    places = Places(batch.target.positions, batch.target.segments)
+    causal = look(model.embedding.position, places, places, model.rules)[0]
+    by_hand = model.decoder(model.embedding(batch.target.tokens, batch.target.positions), Sight(mask, causal.bias, causal.rotation))
+    real = batch.target.segments > 0
+    assert torch.allclose(model(batch)[real], model.unembedding(by_hand)[real], **CLOSE)
+
+
+@settings(max_examples=30)
+@given(PREFIXED)
+@torch.no_grad()
+def test_a_prefix_is_seen_both_ways_and_what_follows_looks_back(drawn: dict[str, Any]) -> None:
+    config = described(drawn | {"attention": drawn["attention"] | {"pattern": "full"}})
+    model, batch = built(config), batch_of(ROWS, PREFIXES)
+    whole = model(batch)
+    in_prefix, behind = model(changed(batch, 0, 3)), model(changed(batch, 0, 4))
+    assert not any(torch.allclose(in_prefix[0, i], whole[0, i], **CLOSE) for i in range(6)), "all tokens see the prefix's last"
+    assert torch.allclose(behind[0, :4], whole[0, :4], **CLOSE) and not torch.allclose(behind[0, 4], whole[0, 4], **CLOSE)
+    assert torch.allclose(in_prefix[1], whole[1], **CLOSE)
+    none = model(replace(batch, target=replace(batch.target, prefix=None)))
+    other = model(changed(replace(batch, target=replace(batch.target, prefix=None)), 0, 3))
+    assert torch.allclose(other[0, :3], none[0, :3], **CLOSE), "without a prefix it is causal"
+    assert not torch.allclose(none[0, :3], whole[0, :3], **CLOSE)
+
+
+@settings(max_examples=30)
+@given(PREFIXED, st.integers(1, 5))
+@torch.inference_mode()
+def test_steps_behind_a_prompt_equal_the_whole_pass(drawn: dict[str, Any], n_prefix: int) -> None:
+    model = built(described(drawn))
+    whole = model(batch_of(ROWS[:1], [n_prefix]))
+    steps: Any = model
+    cache = steps.start(Sequences.pad([ROWS[0][: n_prefix + 1]]), 1, 6 - n_prefix)
+    found = torch.cat([steps.step(torch.tensor([[token]]), cache) for token in ROWS[0][n_prefix:]], 1)
+    assert torch.allclose(found, whole[:, n_prefix:], **CLOSE)
+
+
+@settings(max_examples=20)
+@given(PREFIXED)
+@torch.no_grad()
+def test_packed_is_as_alone(drawn: dict[str, Any]) -> None:
+    model = built(described(drawn))
+    alone = [model(batch_of([row], [n]))[0] for row, n in zip(ROWS, PREFIXES, strict=True)]
+
+    def joined(*parts: Tensor) -> Tensor:
+        return torch.cat(parts)[None]
+
+    row = Sequences(
+        joined(*(torch.tensor(row) for row in ROWS)),
+        joined(torch.arange(6), torch.arange(5)),
+        joined(torch.ones(6, dtype=torch.long), torch.full((5,), 2)),
+        torch.tensor([11]),
+        joined(torch.arange(6) < 4, torch.arange(5) < 2),
+    )
+    assert torch.allclose(model(LanguageBatch(row, row.tokens, (0,)))[0], torch.cat(alone), **CLOSE)
+
+
+PATTERNS: dict[str, Any] = {
+    "full": "full",
+    "window and prefix": {"kind": "any", "of": [{"kind": "window", "size": 20}, "prefix"]},
+    "window but not the prefix": {"kind": "all", "of": [{"kind": "window", "size": 30}, {"kind": "not", "of": "prefix"}]},
+    "strided and prefix, in turn": [{"kind": "any", "of": [{"kind": "strided", "stride": 9}, "prefix"]}, "full"],
+}
+
+
+@pytest.mark.parametrize("position", ["rotary", "relative"])
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_tiles_change_nothing(pattern: str, position: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sight, "LONG", 128)
+    monkeypatch.setattr(sight, "MOST", 0.95)
+    model = built(described(fields("decoder", PATTERNS[pattern], position=position, mask="prefix")))
+    side = text(LENGTH)
+    batch = batch_of([row[:n] for row, n in zip(side.tokens.tolist(), side.lengths.tolist(), strict=True)], [40, 25])
+    assert isinstance(model, DecoderTransformer) and any(each.tiles for each in model.target_sight(batch.target))
+    real = batch.target.segments > 0
+    by_tiles = model(batch)
+    gradients = torch.autograd.grad(by_tiles[real].square().mean(), list(model.parameters()))
+    monkeypatch.setattr(sight, "LONG", 10**6)
+    written_out = model(batch)
+    assert torch.allclose(by_tiles[real], written_out[real], **CLOSE)
+    for a, b in zip(gradients, torch.autograd.grad(written_out[real].square().mean(), list(model.parameters())), strict=True):
+        assert torch.allclose(a, b, **CLOSE)

@@ -1,0 +1,163 @@
+"""Fine-tuning by low-rank maps: what learns, what is kept, what a run folder holds, and that it learns what all weights would."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.training.test_encoders import changed, classes, masked, sit
+from tests.training.test_run import Killed, kill_at, recipe, same
+from transom.config.recipe import ClassificationRecipe, MaskedRecipe, TranslationRecipe
+from transom.decoding.classifier import Classifier
+from transom.decoding.flat import FlatSeq2Seq
+from transom.decoding.load import load
+from transom.decoding.translator import Translator
+from transom.errors import CheckpointError, ConfigError
+from transom.training.events import Saved, Started, Stepped, Validated
+from transom.training.setup import set_up
+from transom.weights.run_folder import ADAPTER, BASE, WEIGHTS, RunFolder
+from transom.weights.tensors import read_specs, read_tensors
+
+__all__ = ["classes", "masked"]
+
+LORA: dict[str, Any] = {"rank": 2, "alpha": 6.0, "on": ["attn.q", "attn.v", "ff.down"]}
+
+
+@pytest.fixture
+def pretrained(masked: MaskedRecipe, tmp_path: Path) -> Path:
+    sit(changed(masked, max_steps=4), tmp_path / "pretrained")
+    return tmp_path / "pretrained"
+
+
+def numbers(path: Path) -> int:
+    """Count the numbers in a file of tensors."""
+    return sum(torch.Size(spec.shape).numel() for spec in read_specs(path).values())
+
+
+def test_a_run_folder_is_whole_and_its_parts_are_small(classes: ClassificationRecipe, pretrained: Path, tmp_path: Path) -> None:
+    seen: list[Any] = []
+    tuned = changed(classes, start_from=str(pretrained), adapter=LORA, max_steps=12, average="none")
+    sit(tuned, tmp_path / "tuned", seen.append)
+    before, out = read_tensors(pretrained / WEIGHTS), tmp_path / "tuned"
+    base, adapter, whole = (read_tensors(out / name) for name in (BASE, ADAPTER, WEIGHTS))
+    assert base.keys() < before.keys() | {"pooler.weight"} and all(torch.equal(x, before[name]) for name, x in base.items())
+    heads = {"pooler.weight", "pooler.bias", "unembedding.weight"}
+    maps = [f"encoder.blocks.0.{name}" for name in LORA["on"]]
+    assert adapter.keys() == heads | {f"{path}.lora_{x}" for path in maps for x in "ab"}
+    for name, x in whole.items():
+        if name.removesuffix(".weight") in maps:
+            a, b = (adapter[f"{name.removesuffix('.weight')}.lora_{x}"] for x in "ab")
+            assert torch.allclose(x, base[name] + 6.0 / 2 * b @ a, rtol=0, atol=1e-6) and not torch.equal(x, base[name])
+        else:
+            assert torch.equal(x, adapter[name] if name in heads else base[name])
+    newest = RunFolder.open(out).checkpoints.latest()
+    assert newest is not None and numbers(out / "checkpoints" / f"step-{newest.step}" / WEIGHTS) == numbers(out / ADAPTER)
+    optimizer = read_specs(out / "checkpoints" / f"step-{newest.step}" / "optimizer.safetensors")
+    assert sum(torch.Size(spec.shape).numel() for spec in optimizer.values()) == 2 * numbers(out / ADAPTER) + len(adapter)
+    started = next(e for e in seen if isinstance(e, Started))
+    learned, total = numbers(out / ADAPTER), sum(x.numel() for x in whole.values())
+    assert started.notes[-1] == (
+        f"lora of rank 2 on attn.q, attn.v, ff.down: {learned:,} numbers learn, {learned / total:.2%} of the model's"
+        f" {total:,} parameters; the others are kept"
+    )
+    assert learned < 0.25 * total and started.facts["parameters"] == total
+    for path in pretrained.iterdir():
+        path.unlink() if path.is_file() else path.rename(tmp_path / "gone")
+    assert isinstance(load(out), Classifier)
+
+
+CHECKPOINTS, EMA = {"kind": "checkpoints", "last": 2}, {"kind": "ema", "decay": 0.8}
+
+
+@pytest.mark.parametrize(("processes", "average"), [(1, CHECKPOINTS), (1, EMA), (2, CHECKPOINTS)], ids=["checkpoints", "ema", "two"])
+def test_a_killed_run_ends_as_the_run_left_alone(
+    classes: ClassificationRecipe, pretrained: Path, tmp_path: Path, processes: int, average: dict[str, Any]
+) -> None:
+    adapter = {**LORA, "dropout": 0.2}
+    tuned = changed(classes, start_from=str(pretrained), adapter=adapter, processes=processes, average=average)
+    sit(tuned, tmp_path / "alone")
+    kills = [kill_at(0, Started), kill_at(2, Stepped), kill_at(4, Validated), kill_at(6, Saved), kill_at(8, Stepped)]
+    for observer in kills if processes == 1 else kills[-1:]:
+        with pytest.raises(Killed):
+            sit(tuned, tmp_path / "killed", observer)
+    for path in pretrained.iterdir():
+        path.rename(pretrained.parent / f"gone-{path.name}")
+    sit(changed(classes, adapter=adapter, processes=processes, average=average), tmp_path / "killed")
+    same(tmp_path / "alone", tmp_path / "killed")
+    for name in (BASE, ADAPTER):
+        assert (tmp_path / "alone" / name).read_bytes() == (tmp_path / "killed" / name).read_bytes()
+
+
+def test_a_run_killed_before_its_first_checkpoint_starts_from_the_other_again(
+    classes: ClassificationRecipe, pretrained: Path, tmp_path: Path
+) -> None:
+    tuned = changed(classes, start_from=str(pretrained))
+    sit(tuned, tmp_path / "alone")
+    with pytest.raises(Killed):
+        sit(tuned, tmp_path / "killed", kill_at(1, Stepped))
+    sit(tuned, tmp_path / "killed")
+    same(tmp_path / "alone", tmp_path / "killed")
+
+
+def test_what_does_not_fit_is_named(classes: ClassificationRecipe, pretrained: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"adapter: expected a run whose weights it is added to, found none; name one with --from"):
+        sit(changed(classes, adapter=LORA), tmp_path / "refused")
+    with pytest.raises(ConfigError, match=r"training\.adapter\.on: expected maps of this text-classifier, attn\.q, .* found cross\.q"):
+        sit(changed(classes, start_from=str(pretrained), adapter={"on": ["cross.q"]}), tmp_path / "refused")
+    assert not (tmp_path / "refused").exists()
+    tuned = changed(classes, start_from=str(pretrained), adapter=LORA)
+    with pytest.raises(Killed):
+        sit(tuned, tmp_path / "tuned", kill_at(5, Stepped))
+    with pytest.raises(ConfigError, match=r"begun with training\.adapter"):
+        sit(changed(classes, start_from=str(pretrained), adapter={**LORA, "rank": 3}), tmp_path / "tuned")
+    (tmp_path / "tuned" / BASE).unlink()
+    with pytest.raises(CheckpointError, match=r"base\.safetensors"):
+        sit(tuned, tmp_path / "tuned")
+
+
+SMALL = {"d_model": 32, "n_heads": 2, "d_ff": 48, "n_encoder_layers": 1, "n_decoder_layers": 1, "max_seq_len": 16, "dropout": 0.0}
+ALL = [f"{a}.{x}" for a in ("attn", "cross") for x in "qkvo"] + ["ff.up", "ff.down"]
+STEPS: dict[str, Any] = {
+    "batch_tokens": 512,
+    "accumulate": 1,
+    "learning_rate": 0.005,
+    "schedule": {"kind": "cosine", "warmup_steps": 20, "final": 0.05},
+    "precision": "fp32",
+    "average": "none",
+    "label_smoothing": 0.0,
+    "validate_every": 150,
+    "checkpoint_every": 300,
+    "validate_bleu": 0,
+}
+
+
+def sequences(rule: str, **training: Any) -> TranslationRecipe:
+    """Sequences of four letters to copy, or to put into another order."""
+    raw = recipe(model=SMALL, **STEPS, **training).model_dump()
+    raw["data"]["generate"] |= {"kind": rule, "n_train": 1500, "n_valid": 100, "n_symbols": 12, "min_length": 3, "max_length": 4}
+    raw["tokenizer"] = {"kind": "whitespace", "vocab_size": 40, "dropout": 0.0}
+    return TranslationRecipe.model_validate(raw)
+
+
+@pytest.mark.long
+def test_a_translator_learns_another_task_as_well_as_with_all_weights(tmp_path: Path) -> None:
+    sit(sequences("copy", max_steps=300), tmp_path / "copy")
+    from_copy: dict[str, Any] = {"start_from": str(tmp_path / "copy"), "max_steps": 300}
+    full = {"kind": "lora", "rank": 32, "alpha": 32.0, "on": ALL}
+    few = {"kind": "lora", "rank": 4, "alpha": 16.0, "on": ["cross.q", "cross.k", "attn.v"]}
+    with RunFolder.create(tmp_path / "untrained") as folder:
+        parts = set_up(sequences("reverse", **from_copy), Path(), folder)
+    before = parts.task.validate(parts.validated, torch.autocast("cpu", enabled=False), parts.precision)[0]["loss"]
+    losses = {
+        name: sit(sequences("reverse", adapter=adapter, **from_copy), tmp_path / name).best["loss"]
+        for name, adapter in (("whole", None), ("full", full), ("few", few))
+    }
+    assert before > 2
+    assert losses["full"] < losses["whole"] + 0.03 < 0.1 and losses["few"] < 0.5 * before
+    answering = load(tmp_path / "full")
+    assert isinstance(answering, Translator) and isinstance(answering._searcher, FlatSeq2Seq)
+    said = answering.translate(["a b c d", "c a b", "e f a"], beam_size=1)
+    assert said == ["d c b a", "b a c", "a f e"]
+    assert json.loads((tmp_path / "few" / "config.json").read_text()) == json.loads((tmp_path / "whole" / "config.json").read_text())

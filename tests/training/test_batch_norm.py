@@ -1,0 +1,71 @@
+"""Running statistics in a run: of steps that were made, saved, and gone on with exactly."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.training.test_routers import LOSS, TRAINING, stepped, translator
+from tests.training.test_run import MODEL, Killed, kill_at, recipe, same, sit, traces
+from tests.training.test_step import SOURCES, TARGETS, N
+from transom.inputs.loader import translation_batch
+from transom.layers.norm import BatchNorm
+from transom.models.build import build_model
+from transom.models.network import Network
+from transom.training.events import Saved, Stepped
+from transom.training.optimizer import build_optimizer
+from transom.training.step import Stepper
+from transom.weights.run_folder import WEIGHTS
+from transom.weights.tensors import read_tensors
+
+
+def normed(feed_forward: Any = "relu") -> Network:
+    """Build a translator with batch norms, in training."""
+    config = translator(kind="relu").config
+    torch.manual_seed(1)
+    return build_model(type(config).model_validate(config.model_dump() | {"norm": "batchnorm", "feed_forward": feed_forward})).double()
+
+
+def statistics(model: Network) -> list[torch.Tensor]:
+    return [x.clone() for module in model.modules() if isinstance(module, BatchNorm) for x in (module.mean, module.variance)]
+
+
+def test_the_pass_that_only_counts_for_a_balance_moves_nothing() -> None:
+    balanced, free = (stepped(normed(LOSS | {"balance": balance}), 4)[0] for balance in (LOSS["balance"], "none"))
+    assert all(torch.equal(a, b) for a, b in zip(statistics(balanced), statistics(free), strict=True))
+
+
+def test_a_skipped_step_moves_no_statistics() -> None:
+    model = normed()
+    stepper = Stepper(model, build_optimizer(model, TRAINING.optimizer), TRAINING, torch.float32)
+    batch = translation_batch(SOURCES, TARGETS, range(N))
+    stepper.step([batch], 0.01)
+    before = statistics(model)
+    with torch.no_grad():
+        kept = model.unembedding.weight[5].clone()
+        model.unembedding.weight[5] = float("nan")
+    assert stepper.step([batch], 0.01).skipped
+    with torch.no_grad():
+        model.unembedding.weight[5] = kept
+    assert all(torch.equal(a, b) for a, b in zip(before, statistics(model), strict=True))
+    assert not stepper.step([batch], 0.01).skipped
+    assert not any(torch.equal(a, b) for a, b in zip(before, statistics(model), strict=True))
+
+
+@pytest.mark.parametrize("average", ["ema", "none"])
+def test_a_killed_run_goes_on_with_its_statistics(tmp_path: Path, average: str) -> None:
+    fields = {"model": {**MODEL, "norm": "batchnorm"}, "average": average, "validate_bleu": 0}
+    sit(tmp_path / "alone", **fields)
+    for observer in (kill_at(4, Saved), kill_at(8, Stepped)):
+        with pytest.raises(Killed):
+            sit(tmp_path / "killed", observer, **fields)
+    sit(tmp_path / "killed", **fields)
+    same(tmp_path / "alone", tmp_path / "killed")
+    name = "decoder.blocks.0.cross_residual.norm.mean"
+    assert traces(tmp_path / "alone")[0][f"model/{name}"].any() and read_tensors(tmp_path / "alone" / WEIGHTS)[name].any()
+
+
+def test_processes_do_not_share_statistics_and_that_is_said() -> None:
+    with pytest.raises(ValueError, match=r"statistics in one process: expected training\.processes = 1, found 2; change one of them"):
+        recipe({**MODEL, "norm": "batchnorm"}, processes=2)

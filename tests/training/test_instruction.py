@@ -1,0 +1,131 @@
+"""Instructions as a task: answers alone are learnt, a killed run ends as the run left alone, and what learned to answer stops."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from tests.training.test_encoders import changed, sit
+from tests.training.test_run import Killed, kill_at, same
+from transom.config.recipe import InstructionRecipe, LanguageRecipe
+from transom.decoding.generator import Generator
+from transom.decoding.load import load
+from transom.errors import DataError
+from transom.training.events import Saved, Started, Stepped, Validated
+from transom.training.instruction import InstructionTask
+from transom.training.setup import set_up
+from transom.training.step import batch_loss
+from transom.weights.run_folder import RunFolder
+
+MODEL: dict[str, Any] = {"d_model": 16, "n_layers": 1, "n_heads": 2, "d_ff": 32, "max_seq_len": 16, "dropout": 0.1}
+TRAINING: dict[str, Any] = {
+    "max_steps": 10,
+    "batch_tokens": 64,
+    "accumulate": 2,
+    "learning_rate": 0.01,
+    "schedule": {"kind": "cosine", "warmup_steps": 5},
+    "precision": "bf16",
+    "average": {"kind": "checkpoints", "last": 2},
+    "validate_every": 4,
+    "checkpoint_every": 3,
+    "log_every": 2,
+    "validate_samples": 2,
+}
+
+
+def instructions(folder: Path, **model: Any) -> InstructionRecipe:
+    """Two letters, to be said in either order."""
+    letters = "abcdefgh"
+    lines = [f"{rule} {x} {y}\t{answer}" for x in letters for y in letters for rule, answer in (("copy", f"{x} {y}"), ("swap", f"{y} {x}"))]
+    (folder / "lines.tsv").write_text("\n".join(lines))
+    data = {"train": {"file": str(folder / "lines.tsv")}, "valid": {"file": str(folder / "lines.tsv")}}
+    tokenizer = {"kind": "whitespace", "vocab_size": 40}
+    raw = {"data": data, "tokenizer": tokenizer, "model": {**MODEL, **model}, "training": TRAINING, "decoding": {"max_new_tokens": 6}}
+    return InstructionRecipe.model_validate(raw)
+
+
+@pytest.mark.parametrize("model", [{}, {"mask": "prefix"}], ids=["causal", "prefix"])
+def test_a_killed_run_ends_as_the_run_left_alone(model: dict[str, Any], tmp_path: Path) -> None:
+    recipe = instructions(tmp_path, **model)
+    sit(recipe, tmp_path / "alone")
+    for observer in (kill_at(0, Started), kill_at(2, Stepped), kill_at(4, Validated), kill_at(6, Saved), kill_at(8, Stepped)):
+        with pytest.raises(Killed):
+            sit(recipe, tmp_path / "killed", observer)
+    sit(recipe, tmp_path / "killed")
+    same(tmp_path / "alone", tmp_path / "killed")
+
+
+@pytest.mark.parametrize("mask", ["causal", "prefix"])
+def test_the_loss_is_that_of_each_answer_read_alone(mask: str, tmp_path: Path) -> None:
+    with RunFolder.create(tmp_path / "run") as folder:
+        parts = set_up(changed(instructions(tmp_path, mask=mask, dropout=0.0), precision="fp32"), Path(), folder)
+    task, model = parts.task, parts.validated.double()
+    assert isinstance(task, InstructionTask)
+    read = task.loader.instructions
+    with torch.no_grad():
+        _, nll = batch_loss(model, packed := read.batch([[0, 1], [2, 3]]), smoothing=0.0)
+        total = 0.0
+        for i in range(4):
+            alone = read.batch([[i]])
+            n = len(read.answers[i]) + 1
+            total += F.cross_entropy(model(alone)[0, -n:], alone.labels[0, -n:], reduction="sum").item()
+    assert packed.target.segments.max() == 2 and packed.n_target_tokens == sum(len(read.answers[i]) + 1 for i in range(4))
+    assert nll.item() == pytest.approx(total, abs=1e-9)
+    figures, samples = task.validate(parts.validated.float(), torch.autocast("cpu", enabled=False), parts.precision)
+    assert {"loss", "perplexity", "accuracy"} == set(figures) and {"text", "class", "found"} == set(samples[0])
+
+
+def test_it_learns_to_answer_and_to_stop(tmp_path: Path) -> None:
+    slow = {"max_steps": 300, "batch_tokens": 256, "validate_every": 100, "checkpoint_every": 300, "average": "none", "accumulate": 1}
+    recipe = changed(
+        instructions(tmp_path, mask="prefix", dropout=0.0, d_model=32, n_layers=2), **slow, precision="fp32", select_by="accuracy"
+    )
+    best = sit(recipe, tmp_path / "run").best
+    assert best["accuracy"] > 95, best
+    generator = load(tmp_path / "run")
+    assert isinstance(generator, Generator) and generator.answering
+    prompts, answers = ["copy a b", "swap c h", "swap d a"], ["a b", "h c", "a d"]
+    found = [each for (each,) in generator.continuations(prompts)]
+    assert [each.text for each in found] == answers and {each.ended for each in found} == {"end"}
+    assert "".join(generator.stream("swap c h")) == "h c"
+    assert generator.generate(["swap c h"], stop=[" c"]) == ["h"]
+
+
+def test_it_starts_from_a_language_model(tmp_path: Path) -> None:
+    texts = "\n".join(f"{x} {y} swap copy {y} {x} {x}" for x in "abcdefgh" for y in "abcdefgh")
+    (tmp_path / "text.txt").write_text(texts)
+    language = LanguageRecipe.model_validate(
+        {
+            "data": {"train": {"files": str(tmp_path / "text.txt"), "document": "line"}},
+            "tokenizer": {"kind": "whitespace", "vocab_size": 40},
+            "model": MODEL,
+            "training": {name: value for name, value in TRAINING.items() if name != "validate_samples"},
+        }
+    )
+    sit(language, tmp_path / "language")
+    seen: list[Any] = []
+    tuned = changed(instructions(tmp_path, mask="prefix"), start_from=str(tmp_path / "language"), adapter={"rank": 2}, max_steps=20)
+    sit(tuned, tmp_path / "tuned", seen.append)
+    model = RunFolder.open(tmp_path / "tuned").load_config()
+    assert getattr(model, "mask").kind == "prefix", "no weight depends on it, so the recipe chooses"  # noqa: B009
+    notes = next(e for e in seen if isinstance(e, Started)).notes
+    assert any("starts from" in note and "fresh" not in note for note in notes) and "lora of rank 2" in notes[-1]
+    losses = [e.figures["loss"] for e in seen if isinstance(e, Validated)]
+    assert losses[-1] < losses[0]
+
+
+def test_too_long_is_asked_counted_and_said(tmp_path: Path) -> None:
+    recipe = instructions(tmp_path, max_seq_len=6)
+    with RunFolder.create(tmp_path / "run") as folder:
+        parts = set_up(recipe, Path(), folder)
+    notes = "\n".join(parts.task.report.lines())
+    assert "train: 128 instructions longer than the 6 tokens that the model reads; the end of the prompt stands for it (line 1, " in notes
+    raw = recipe.model_dump()
+    raw["data"]["too_long"] = "refuse"
+    with pytest.raises(DataError, match=r"lines\.tsv, line 1: expected at most model.max_seq_len = 6 tokens"):
+        sit(InstructionRecipe.model_validate(raw), tmp_path / "refused")
+    raw["data"]["too_long"] = "drop"
+    with pytest.raises(DataError, match="expected instructions of at most 6 tokens, found none"):
+        sit(InstructionRecipe.model_validate(raw), tmp_path / "refused")

@@ -1,0 +1,43 @@
+"""The schema of what learns when a model is fine-tuned and its own weights are kept."""
+
+from typing import Annotated, ClassVar, Literal, Self
+
+from pydantic import Field, model_validator
+
+from transom.config.brick import Brick
+
+Adapted = Literal["attn.q", "attn.k", "attn.v", "attn.o", "cross.q", "cross.k", "cross.v", "cross.o", "ff.gate", "ff.up", "ff.down"]
+"""The maps of a block, by the end of their path; of a mixture, ``ff.up`` is every expert's."""
+
+
+class Lora(Brick):
+    """Low-rank adaptation (Hu et al. 2022, eq. 3): W x + (alpha / rank) B A x, with W kept as it is and B = 0 at the start.
+
+    A is drawn from a normal distribution of deviation d_in^-0.5; the paper gives none. Beside A and B only that learns which the run to
+    start from does not have, such as a classifier's output map. Where weights are averaged, A and B are, each for itself.
+    """
+
+    advice: ClassVar[str] = (
+        "rank * (d_in + d_out) numbers a map in place of d_in * d_out, no gradient and no optimizer state for the rest, and small"
+        " checkpoints; takes a learning rate about ten times that of fine-tuning all weights. Answers cost nothing more: A and B are added"
+        " to W. Start with attn.q and attn.v; more maps learn more than a higher rank does."
+    )
+    kind: Literal["lora"] = "lora"
+    rank: int = Field(8, ge=1, le=65536, description="rows of A and columns of B")
+    alpha: float = Field(16.0, gt=0, description="what B A x counts is alpha / rank")
+    on: tuple[Adapted, ...] = Field(
+        ("attn.q", "attn.v"),
+        strict=False,
+        description="the maps of each block that are adapted: attn and cross have q, k, v and o, ff has up, down and, where gated, gate",
+    )
+    dropout: Annotated[float, Field(ge=0.0, lt=1.0)] = Field(0.0, description="on what A reads, in training")
+
+    @model_validator(mode="after")
+    def _something_learns(self) -> Self:
+        if not self.on:
+            raise ValueError("expected at least one map in on, found none; name some, as in on = ['attn.q', 'attn.v']")
+        return self
+
+    def parameters(self, d_in: int, d_out: int) -> int:
+        """Count A and B of a map."""
+        return self.rank * (d_in + d_out)

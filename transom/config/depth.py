@@ -1,0 +1,67 @@
+"""The schemas of how many of a stack's blocks a token passes."""
+
+import math
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from transom.config.brick import Brick
+
+
+class DepthBrick(Brick):
+    """What every kind has."""
+
+    def routed(self, place: int) -> bool:
+        """Tell whether the block at a place of its stack, from 0, is passed by chosen tokens only."""
+        return False
+
+    def n_chosen(self, n_tokens: int) -> int:
+        """Count the tokens of a sequence that a routed block takes in training."""
+        return n_tokens
+
+    def parameters(self, n_layers: int, d_model: int) -> int:
+        """Count what a stack's routers learn."""
+        return 0
+
+
+class FullDepth(DepthBrick):
+    """Every token passes every block."""
+
+    advice: ClassVar[str] = "The usual one."
+    kind: Literal["full"] = "full"
+
+
+class MixtureOfDepths(DepthBrick):
+    """Mixture of depths (Raposo et al. 2024, eq. 1): x'_i = x_i + r_i f(X)_i for chosen tokens, x'_i = x_i for the others, r_i = w x_i + b.
+
+    f is what a block adds to the stream, X the chosen tokens alone. Training chooses those of the ``capacity`` largest scores of each row.
+    That looks at later tokens, so in evaluation each token decides by itself, by r_i > 0, in encoders too; a loss teaches the router to
+    agree, ``weight`` times the mean cross-entropy between sigmoid(r_i) and whether token i was chosen (section 3.5, the first of two ways).
+    """
+
+    advice: ClassVar[str] = (
+        "A routed block costs its capacity's share of a block, so deeper models for the same time; the paper's best is every second block"
+        " and 12.5 %. Training is not causal in its choices, evaluation is. How many tokens evaluation takes is learnt, not given:"
+        " metrics.jsonl has it (depth_alone) beside the share that training takes (depth_share). Answering skips a block where no row of"
+        " the batch chose it, so one text at a time gains most. Not with a mixture of experts or approximated attention; masks are"
+        " written out, however sparse."
+    )
+    kind: Literal["mixture"] = "mixture"
+    capacity: float = Field(0.125, gt=0, le=1, description="share of each row's tokens that a routed block takes in training, rounded up")
+    every: int = Field(2, ge=1, description="the last of each so many blocks is routed")
+    weight: float = Field(0.01, ge=0, description="of the loss by which tokens learn to decide alone, once a routed block")
+
+    def routed(self, place: int) -> bool:
+        """Route the last of every ``every`` blocks."""
+        return place % self.every == self.every - 1
+
+    def n_chosen(self, n_tokens: int) -> int:
+        """Take a share, rounded up."""
+        return math.ceil(self.capacity * n_tokens)
+
+    def parameters(self, n_layers: int, d_model: int) -> int:
+        """Count w and b of each routed block."""
+        return n_layers // self.every * (d_model + 1)
+
+
+AnyDepth = Annotated[FullDepth | MixtureOfDepths, Field(discriminator="kind")]

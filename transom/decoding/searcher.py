@@ -1,0 +1,72 @@
+"""What searches fastest with a model: its decoder compiled, laid out flat, or the model itself."""
+
+import copy
+from typing import Any
+
+import torch
+from torch import nn
+
+from transom.config.patterns import Full
+from transom.decoding.compiled import CompiledSeq2Seq, Kind, why_not
+from transom.decoding.flat import FlatSeq2Seq
+from transom.decoding.native import native
+from transom.decoding.roles import StepModel
+from transom.errors import ConfigError
+from transom.layers.activation import relu
+from transom.layers.attention import Attention
+from transom.layers.block import Block
+from transom.layers.dropout import Dropout
+from transom.layers.embedding import Embedding
+from transom.layers.feed_forward import FeedForward
+from transom.layers.norm import LayerNorm
+from transom.layers.position import Sinusoidal
+from transom.layers.residual import PostNorm, PreNorm
+from transom.layers.stack import Stack
+from transom.models.network import Network
+from transom.models.seq2seq import Seq2SeqTransformer
+
+KNOWN = {
+    *(Seq2SeqTransformer, Embedding, Sinusoidal, Stack, Block, Attention, FeedForward, LayerNorm, PostNorm, PreNorm, Dropout),
+    *(nn.Embedding, nn.Linear, nn.Identity, nn.ModuleList),
+}
+"""The modules that have a flat form, by their exact type; ``_has_flat_form`` looks closer."""
+
+
+def searcher_of(model: Network, dtype: torch.dtype | None = None, eight_bits: bool = False) -> StepModel[Any, Any]:
+    """Give what searches fastest with ``model``; later changes of its weights are not seen.
+
+    Args:
+        model: whose weights are used.
+        dtype: type of the matrix products; left out, that of the weights.
+        eight_bits: multiply in 8 bits in the decoder, whatever ``dtype`` is.
+
+    Raises:
+        ConfigError: 8 bits are asked for, and this model or this machine cannot.
+    """
+    if dtype not in (None, model.unembedding.weight.dtype):
+        model = copy.deepcopy(model).to(dtype).eval()
+    reason: str | None = "its bricks have no such form"
+    if isinstance(model, Seq2SeqTransformer) and model.config.attention.pattern == Full() and all(map(_has_flat_form, model.modules())):
+        wanted: Kind | None = "int8" if eight_bits else "bf16" if model.unembedding.weight.dtype == torch.bfloat16 else None
+        reason = why_not(model)
+        if wanted is not None and reason is None and (library := native().library) is not None:
+            return CompiledSeq2Seq(library, model, wanted)
+        if not eight_bits:
+            return FlatSeq2Seq(model)
+    if eight_bits:
+        raise ConfigError(f"precision: int8 needs the compiled decoder of a translator, and {reason}; take auto")
+    assert isinstance(model, StepModel)
+    return model
+
+
+def _has_flat_form(module: nn.Module) -> bool:
+    if type(module) not in KNOWN:
+        return False
+    match module:
+        case Attention():
+            plain = module.q_norm is None and module.softcap is None and module.sinks is None
+            return plain and module.n_kv_heads == module.n_heads
+        case FeedForward():
+            return module.activation is relu
+        case _:
+            return True

@@ -1,0 +1,209 @@
+// Linear maps over few rows: numbers made short, weights in tiles, and the product of the two.
+
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+#if defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
+// The layout is known to compiled.py.
+extern "C" struct Linear {
+    const uint8_t* weight;  // tiles: blocks of 16 outputs, each over all inputs
+    const float* scale;     // an output, 8 bits only
+    const float* bias;      // an output, or null
+    int32_t inner, outer;
+};
+
+namespace {
+
+constexpr int LANES = 16;  // floats of a vector, rows and columns of a tile
+constexpr int TILE = 1024; // bytes of a tile
+constexpr int STRIP = 4;   // tiles of rows that share one reading of the weights
+
+enum Kind : int { BFLOAT16 = 0, INT8 = 1 };
+
+inline int up_to(int n, int multiple) { return (n + multiple - 1) / multiple * multiple; }
+inline int bytes_of(Kind kind) { return kind == INT8 ? 1 : 2; }
+inline int inner_of_tile(Kind kind) { return 64 / bytes_of(kind); }
+
+inline __m512 wide(const uint16_t* x) {
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)x)), 16));
+}
+
+inline __m256i narrow(__m512 x) {  // to the nearest bfloat16, ties to even
+    __m512i bits = _mm512_castps_si512(x);
+    __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+    bits = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+    return _mm512_cvtepi32_epi16(_mm512_srli_epi32(bits, 16));
+}
+
+inline __mmask16 first(int n) { return n >= LANES ? 0xffff : n > 0 ? (1u << n) - 1 : 0; }
+
+inline __m512 part(const float* x, int i, int width) { return _mm512_maskz_loadu_ps(first(width - i), x + i); }
+
+// The number that 127 stands for, over 127.
+float scale_of(const float* x, int width) {
+    __m512 most = _mm512_setzero_ps();
+    for (int i = 0; i < width; i += LANES) most = _mm512_max_ps(most, _mm512_abs_ps(part(x, i, width)));
+    return _mm512_reduce_max_ps(most) / 127.0f;
+}
+
+// Write x from a place on as short numbers, ``bytes`` of them, zeros behind its end.
+inline void shorten(Kind kind, const float* x, int from, int width, float scale, uint8_t* to, int bytes) {
+    const __m512 factor = _mm512_set1_ps(scale > 0 ? 1.0f / scale : 0.0f);
+    for (int at = 0; at < bytes; at += LANES * bytes_of(kind), from += LANES) {
+        const __m512 v = part(x, from, width);
+        if (kind == INT8)
+            _mm_storeu_si128((__m128i*)(to + at), _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(_mm512_mul_ps(v, factor))));
+        else
+            _mm256_storeu_si256((__m256i*)(to + at), narrow(v));
+    }
+}
+
+// Rows as a product reads them: short numbers, and for 8 bits a scale a row.
+struct Rows {
+    std::vector<uint8_t> bytes;
+    std::vector<float> scale;
+    int stride = 0;
+
+    void take(Kind kind, const float* x, int rows, int width) {
+        stride = up_to(width, inner_of_tile(kind)) * bytes_of(kind);
+        const size_t needed = up_to(rows, LANES);
+        if (bytes.size() < needed * stride) bytes.assign(needed * stride, 0);
+        if (scale.size() < needed) scale.assign(needed, 0.0f);
+        for (int row = 0; row < rows; row++, x += width) {
+            if (kind == INT8) scale[row] = scale_of(x, width);
+            shorten(kind, x, 0, width, scale[row], bytes.data() + size_t(row) * stride, stride);
+        }
+    }
+};
+
+#if defined(__AMX_TILE__) && defined(__AMX_INT8__) && defined(__AMX_BF16__)
+
+struct alignas(64) TileConfig {
+    uint8_t palette = 1, start_row = 0, reserved[14] = {};
+    uint16_t columns[16] = {};
+    uint8_t rows[16] = {};
+    TileConfig() {
+        for (int i = 0; i < 8; i++) columns[i] = 64, rows[i] = LANES;
+    }
+};
+
+bool may_multiply() {
+#if defined(__linux__)
+    return syscall(SYS_arch_prctl, 0x1023 /* ARCH_REQ_XCOMP_PERM */, 18 /* XFEATURE_XTILEDATA */) == 0;
+#else
+    return true;
+#endif
+}
+
+void begin_products() {
+    static const TileConfig config;
+    _tile_loadconfig(&config);
+}
+
+void end_products() { _tile_release(); }
+
+// Multiply up to four tiles of rows with one block of 16 outputs; accumulators are tiles 0 to 3.
+template <Kind kind, int N>
+void multiply(const uint8_t* a, int stride, const uint8_t* b, int n_tiles, void* sums) {
+    _tile_zero(0);
+    if constexpr (N > 1) _tile_zero(1);
+    if constexpr (N > 2) _tile_zero(2);
+    if constexpr (N > 3) _tile_zero(3);
+    for (int k = 0; k < n_tiles; k++, a += 64, b += TILE) {
+        for (int line = 0; line < TILE; line += 64) _mm_prefetch((const char*)b + 8 * TILE + line, _MM_HINT_T0);
+        _tile_loadd(6, b, 64);
+#define TIMES(sums, rows)                                                                    \
+    if constexpr (N > sums) {                                                               \
+        _tile_loadd(rows, a + size_t(sums) * LANES * stride, stride);                        \
+        if constexpr (kind == INT8) _tile_dpbssd(sums, rows, 6); else _tile_dpbf16ps(sums, rows, 6); \
+    }
+        TIMES(0, 4) TIMES(1, 5) TIMES(2, 4) TIMES(3, 5)
+#undef TIMES
+    }
+    auto* to = (uint8_t*)sums;
+    _tile_stored(0, to, 64);
+    if constexpr (N > 1) _tile_stored(1, to + TILE, 64);
+    if constexpr (N > 2) _tile_stored(2, to + 2 * TILE, 64);
+    if constexpr (N > 3) _tile_stored(3, to + 3 * TILE, 64);
+}
+
+#else
+
+bool may_multiply() { return true; }
+void begin_products() {}
+void end_products() {}
+
+template <Kind kind, int N>
+void multiply(const uint8_t* a, int stride, const uint8_t* b, int n_tiles, void* sums) {
+    for (int row = 0; row < N * LANES; row++) {
+        const uint8_t* x = a + size_t(row) * stride;
+        if constexpr (kind == INT8) {
+            __m512i sum = _mm512_setzero_si512(), offset = _mm512_setzero_si512();
+            for (int k = 0; k < n_tiles * LANES; k++) {  // the instruction wants unsigned times signed: x + 128, and 128 times the weights back
+                __m512i w = _mm512_loadu_si512(b + k * 64);
+                int32_t four;
+                std::memcpy(&four, x + 4 * k, 4);
+                sum = _mm512_dpbusd_epi32(sum, _mm512_set1_epi32(four ^ int32_t(0x80808080)), w);
+                offset = _mm512_dpbusd_epi32(offset, _mm512_set1_epi8(char(128)), w);
+            }
+            _mm512_storeu_si512((int32_t*)sums + row * LANES, _mm512_sub_epi32(sum, offset));
+        } else {
+            __m512 sum = _mm512_setzero_ps();
+            for (int k = 0; k < n_tiles * LANES; k++) {  // two inputs at a time: a bfloat16 is the upper half of a float
+                uint32_t two;
+                std::memcpy(&two, x + 4 * k, 4);
+                __m512i w = _mm512_loadu_si512(b + k * 64), upper = _mm512_set1_epi32(int32_t(0xffff0000));
+                sum = _mm512_fmadd_ps(_mm512_castsi512_ps(_mm512_set1_epi32(two << 16)), _mm512_castsi512_ps(_mm512_slli_epi32(w, 16)), sum);
+                sum = _mm512_fmadd_ps(_mm512_castsi512_ps(_mm512_set1_epi32(two & 0xffff0000)), _mm512_castsi512_ps(_mm512_and_si512(w, upper)), sum);
+            }
+            _mm512_storeu_ps((float*)sums + row * LANES, sum);
+        }
+    }
+}
+
+#endif
+
+// y[row, outputs of blocks begin to end] = x W^T + b, rectified where asked.
+template <Kind kind>
+void product(const Linear& map, const Rows& x, int rows, int begin, int end, float* y, bool relu) {
+    alignas(64) float sums[STRIP * LANES * LANES];
+    int n_tiles = up_to(map.inner, inner_of_tile(kind)) / inner_of_tile(kind);
+    for (int block = begin; block < end; block++) {
+        const uint8_t* b = map.weight + size_t(block) * n_tiles * TILE;
+        int column = block * LANES;
+        __mmask16 mask = first(map.outer - column);
+        __m512 bias = map.bias ? _mm512_maskz_loadu_ps(mask, map.bias + column) : _mm512_setzero_ps();
+        __m512 scale = kind == INT8 ? _mm512_maskz_loadu_ps(mask, map.scale + column) : _mm512_set1_ps(1.0f);
+        for (int from = 0; from < rows; from += STRIP * LANES) {
+            const uint8_t* a = x.bytes.data() + size_t(from) * x.stride;
+            int here = rows - from < STRIP * LANES ? rows - from : STRIP * LANES;
+            switch (up_to(here, LANES) / LANES) {
+                case 1: multiply<kind, 1>(a, x.stride, b, n_tiles, sums); break;
+                case 2: multiply<kind, 2>(a, x.stride, b, n_tiles, sums); break;
+                case 3: multiply<kind, 3>(a, x.stride, b, n_tiles, sums); break;
+                default: multiply<kind, 4>(a, x.stride, b, n_tiles, sums);
+            }
+            for (int row = 0; row < here; row++) {
+                __m512 sum;
+                if constexpr (kind == INT8)
+                    sum = _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_load_si512((int32_t*)sums + row * LANES)), _mm512_set1_ps(x.scale[from + row]));
+                else
+                    sum = _mm512_load_ps(sums + row * LANES);
+                sum = _mm512_fmadd_ps(sum, scale, bias);
+                if (relu) sum = _mm512_max_ps(sum, _mm512_setzero_ps());
+                _mm512_mask_storeu_ps(y + size_t(from + row) * map.outer + column, mask, sum);
+            }
+        }
+    }
+}
+
+}  // namespace

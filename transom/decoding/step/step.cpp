@@ -1,0 +1,301 @@
+// One step of an encoder-decoder's decoder, all blocks in one call: what flat.py does with PyTorch's operations.
+//
+// A step of few rows reads every weight once and computes little with it, so its time is that of reading memory and of calling operations. Here
+// weights lie as the processor's matrix units read them (bfloat16, or 8 bits with a scale an output), activations stay in float32 and in
+// the nearest caches, nothing is copied when beams change places, and threads meet only behind a product.
+//
+// Needs AVX-512 with VNNI; where there is AMX, products use it. Compiled by native.py on the machine that runs it.
+
+#include <cmath>
+
+#include "products.h"
+#include "team.h"
+
+// The layout of these structures is known to compiled.py.
+extern "C" struct Norm {
+    const float* gain;  // null: no norm
+    const float* shift; // or null
+    float eps;
+};
+
+extern "C" struct Block {
+    Norm attn_before, attn_after, cross_before, cross_after, ff_before, ff_after;
+    Linear qkv, o, q, cross_o, up, down;
+};
+
+extern "C" struct Decoder {
+    int32_t kind, n_blocks, d_model, n_heads, d_head, d_value;
+    const Block* blocks;
+    Norm norm;
+    Linear unembed;
+};
+
+extern "C" struct State {
+    int32_t rows, length;         // rows of this step; tokens that stand before it
+    int32_t capacity, max_length; // rows and tokens that there is room for
+    int32_t longest;              // tokens of the longest source
+    const int32_t* sources;       // which source each row reads
+    const int32_t* lengths;       // tokens a source
+    int32_t* slots;               // (rows, max_length): in which row of its time each earlier token was read
+    uint16_t* tokens;             // (blocks, max_length, capacity, keys and values) in bfloat16
+    const uint16_t* memory;       // (blocks, sources, longest, keys and values) in bfloat16
+    int64_t memory_stride;        // from a block's memory to the next
+    const float* x;               // (rows, d_model): the embedded tokens
+    float* logits;                // (rows, vocabulary)
+};
+
+namespace {
+
+inline __m512 exponential(__m512 x) {  // 2^(x log2 e), by a polynomial of the part behind the point
+    __m512 t = _mm512_mul_ps(_mm512_max_ps(x, _mm512_set1_ps(-87.0f)), _mm512_set1_ps(1.44269504f));
+    __m512 n = _mm512_roundscale_ps(t, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    __m512 f = _mm512_mul_ps(_mm512_sub_ps(t, n), _mm512_set1_ps(0.693147181f));
+    __m512 p = _mm512_set1_ps(1.0f / 720);
+    for (float c : {1.0f / 120, 1.0f / 24, 1.0f / 6, 0.5f, 1.0f, 1.0f}) p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(c));
+    return _mm512_scalef_ps(p, n);
+}
+
+// ------------------------------------------------------------------------------------------------------- norm and attention
+
+void normalise(const Norm& norm, const float* x, int rows, int width, float* y) {
+    for (int row = 0; row < rows; row++, x += width, y += width) {
+        __m512 total = _mm512_setzero_ps();
+        for (int i = 0; i < width; i += LANES) total = _mm512_add_ps(total, part(x, i, width));
+        __m512 mean = _mm512_set1_ps(_mm512_reduce_add_ps(total) / width);
+        __m512 squares = _mm512_setzero_ps();
+        for (int i = 0; i < width; i += LANES) {
+            __mmask16 mask = first(width - i);
+            __m512 d = _mm512_maskz_sub_ps(mask, part(x, i, width), mean);
+            squares = _mm512_fmadd_ps(d, d, squares);
+        }
+        __m512 over = _mm512_set1_ps(1.0f / std::sqrt(_mm512_reduce_add_ps(squares) / width + norm.eps));
+        for (int i = 0; i < width; i += LANES) {
+            __mmask16 mask = first(width - i);
+            __m512 v = _mm512_mul_ps(_mm512_sub_ps(part(x, i, width), mean), over);
+            v = _mm512_mul_ps(v, _mm512_maskz_loadu_ps(mask, norm.gain + i));
+            if (norm.shift) v = _mm512_add_ps(v, _mm512_maskz_loadu_ps(mask, norm.shift + i));
+            _mm512_mask_storeu_ps(y + i, mask, v);
+        }
+    }
+}
+
+// One head's query: z = softmax(q K^T / sqrt(d_head)) V; key i stands at place(i), its value after all heads' keys.
+template <typename Place>
+void attend(const Decoder& d, int head, const float* q, int n_keys, Place place, float* scores, float* z) {
+    float most = -INFINITY;
+    const float over = 1.0f / std::sqrt(float(d.d_head));
+    for (int i = 0; i < n_keys; i++) {
+        const uint16_t* key = place(i) + head * d.d_head;
+        __m512 sum = _mm512_setzero_ps();
+        for (int c = 0; c < d.d_head; c += LANES) sum = _mm512_fmadd_ps(_mm512_loadu_ps(q + c), wide(key + c), sum);
+        scores[i] = _mm512_reduce_add_ps(sum) * over;
+        if (scores[i] > most) most = scores[i];
+    }
+    __m512 total = _mm512_setzero_ps();
+    for (int i = 0; i < n_keys; i += LANES) {
+        __mmask16 mask = first(n_keys - i);
+        __m512 weight = _mm512_maskz_mov_ps(mask, exponential(_mm512_sub_ps(_mm512_maskz_loadu_ps(mask, scores + i), _mm512_set1_ps(most))));
+        _mm512_mask_storeu_ps(scores + i, mask, weight);
+        total = _mm512_add_ps(total, weight);
+    }
+    const __m512 share = _mm512_set1_ps(1.0f / _mm512_reduce_add_ps(total));
+    const int values = d.n_heads * d.d_head + head * d.d_value;
+    for (int c = 0; c < d.d_value; c += LANES) {
+        __m512 sum = _mm512_setzero_ps();
+        for (int i = 0; i < n_keys; i++) sum = _mm512_fmadd_ps(_mm512_set1_ps(scores[i]), wide(place(i) + values + c), sum);
+        _mm512_storeu_ps(z + c, _mm512_mul_ps(sum, share));
+    }
+}
+
+// ------------------------------------------------------------------------------------------------------------------- a step
+
+// What threads share: the output of each product, each in room of its own, so that a slow reader never meets a fast writer.
+struct Shared {
+    std::vector<float> qkv, z, o, q, cross_z, cross_o, up, down;
+};
+
+// What each thread has for itself: every thread normalises all rows, which is cheaper than to wait for others.
+struct Own {
+    std::vector<float> x, normed, scores;
+    Rows rows;
+};
+
+struct Step {
+    const Decoder& d;
+    State& s;
+    Shared& shared;
+    std::vector<Own>& own;
+    Team& team;
+};
+
+template <Kind kind>
+class Hand {
+   public:
+    Hand(Step& step, int place) : d(step.d), s(step.s), shared(step.shared), own(step.own[place]), team(step.team), place_(place) {}
+
+    void run() {
+        begin_products();
+        own.x.assign(s.x, s.x + size_t(s.rows) * d.d_model);
+        for (int i = 0; i < d.n_blocks; i++) {
+            const Block& block = d.blocks[i];
+            self_attention(block, i);
+            cross_attention(block, i);
+            apply(block.up, before(block.ff_before), shared.up, true);
+            apply(block.down, shared.up.data(), shared.down);
+            add(shared.down, block.ff_after);
+        }
+        own.rows.take(kind, before(d.norm), s.rows, d.d_model);
+        multiply_into(d.unembed, s.logits, false);
+        end_products();
+    }
+
+   private:
+    const Decoder& d;
+    State& s;
+    Shared& shared;
+    Own& own;
+    Team& team;
+    int place_;
+
+    const float* before(const Norm& norm) {
+        if (!norm.gain) return own.x.data();
+        normalise(norm, own.x.data(), s.rows, d.d_model, own.normed.data());
+        return own.normed.data();
+    }
+
+    void add(const std::vector<float>& y, const Norm& after) {
+        const size_t n = size_t(s.rows) * d.d_model;
+        for (size_t i = 0; i < n; i++) own.x[i] += y[i];
+        if (after.gain) normalise(after, own.x.data(), s.rows, d.d_model, own.x.data());
+    }
+
+    void apply(const Linear& map, const float* x, std::vector<float>& y, bool relu = false) {
+        own.rows.take(kind, x, s.rows, map.inner);
+        multiply_into(map, y.data(), relu);
+        team.meet();
+    }
+
+    void multiply_into(const Linear& map, float* y, bool relu) {
+        const int n_blocks = up_to(map.outer, LANES) / LANES;
+        product<kind>(map, own.rows, s.rows, n_blocks * place_ / team.size(), n_blocks * (place_ + 1) / team.size(), y, relu);
+    }
+
+    // Let ``work`` have each of this thread's (row, head).
+    template <typename Work>
+    void each_head(Work work) {
+        const int n = s.rows * d.n_heads;
+        for (int i = n * place_ / team.size(); i < n * (place_ + 1) / team.size(); i++) work(i / d.n_heads, i % d.n_heads);
+    }
+
+    void self_attention(const Block& block, int index) {
+        const int keys = d.n_heads * d.d_head, width = keys + d.n_heads * d.d_value;
+        const size_t line = size_t(s.capacity) * width;
+        uint16_t* tokens = s.tokens + index * line * s.max_length;
+        apply(block.qkv, before(block.attn_before), shared.qkv);
+        each_head([&](int row, int head) {
+            const float* q = shared.qkv.data() + size_t(row) * (keys + width);
+            const float *k = q + keys + head * d.d_head, *v = q + 2 * keys + head * d.d_value;
+            uint16_t* now = tokens + s.length * line + size_t(row) * width;
+            for (int c = 0; c < d.d_head; c += LANES) _mm256_storeu_si256((__m256i*)(now + head * d.d_head + c), narrow(_mm512_loadu_ps(k + c)));
+            for (int c = 0; c < d.d_value; c += LANES) _mm256_storeu_si256((__m256i*)(now + keys + head * d.d_value + c), narrow(_mm512_loadu_ps(v + c)));
+            const int32_t* slots = s.slots + size_t(row) * s.max_length;
+            auto place = [&](int i) { return i == s.length ? now : tokens + i * line + size_t(slots[i]) * width; };
+            attend(d, head, q + head * d.d_head, s.length + 1, place, own.scores.data(), shared.z.data() + (size_t(row) * d.n_heads + head) * d.d_value);
+        });
+        team.meet();
+        apply(block.o, shared.z.data(), shared.o);
+        add(shared.o, block.attn_after);
+    }
+
+    void cross_attention(const Block& block, int index) {
+        const int keys = d.n_heads * d.d_head, width = keys + d.n_heads * d.d_value;
+        const uint16_t* memory = s.memory + index * s.memory_stride;
+        apply(block.q, before(block.cross_before), shared.q);
+        each_head([&](int row, int head) {
+            const uint16_t* source = memory + size_t(s.sources[row]) * s.longest * width;
+            auto place = [&](int i) { return source + size_t(i) * width; };
+            const float* q = shared.q.data() + size_t(row) * keys + head * d.d_head;
+            attend(d, head, q, s.lengths[s.sources[row]], place, own.scores.data(), shared.cross_z.data() + (size_t(row) * d.n_heads + head) * d.d_value);
+        });
+        team.meet();
+        apply(block.cross_o, shared.cross_z.data(), shared.cross_o);
+        add(shared.cross_o, block.cross_after);
+    }
+};
+
+struct Workspace {
+    explicit Workspace(int threads) : team(threads), own(threads) {}
+    Team team;
+    std::vector<Own> own;
+    Shared shared;
+};
+
+void reserve(std::vector<float>& x, size_t n) {
+    if (x.size() < n) x.resize(n);
+}
+
+}  // namespace
+
+extern "C" {
+
+// Whether this processor and system let a program use what this file was compiled for.
+int transom_works() { return may_multiply(); }
+
+int64_t transom_packed_bytes(int kind, int inner, int outer) {
+    return int64_t(up_to(outer, LANES) / LANES) * (up_to(inner, inner_of_tile(Kind(kind))) / inner_of_tile(Kind(kind))) * TILE;
+}
+
+// Lay a weight (outer, inner) out in tiles: each line of 64 bytes has 4 bytes of inputs for each of 16 outputs.
+void transom_pack(int kind_, const float* weight, int inner, int outer, uint8_t* packed, float* scale) {
+    const Kind kind = Kind(kind_);
+    for (int begin = 0; begin < outer; begin += LANES) {
+        const int here = outer - begin < LANES ? outer - begin : LANES;
+        const float* rows = weight + size_t(begin) * inner;
+        for (int o = 0; o < here; o++) scale[begin + o] = kind == INT8 ? scale_of(rows + size_t(o) * inner, inner) : 1.0f;
+        for (int i = 0; i < inner; i += inner_of_tile(kind), packed += TILE) {
+            uint32_t lines[LANES][LANES] = {};
+            for (int o = 0; o < here; o++) shorten(kind, rows + size_t(o) * inner, i, inner, scale[begin + o], (uint8_t*)lines[o], 64);
+            for (int line = 0; line < LANES; line++)
+                for (int o = 0; o < LANES; o++) std::memcpy(packed + line * 64 + o * 4, &lines[o][line], 4);
+        }
+    }
+}
+
+// y = x W^T + b, rectified where asked, on the calling thread alone.
+void transom_product(int kind, const Linear* map, const float* x, int rows, float* y, int relu) {
+    Rows taken;
+    taken.take(Kind(kind), x, rows, map->inner);
+    begin_products();
+    const int n_blocks = up_to(map->outer, LANES) / LANES;
+    if (kind == INT8) product<INT8>(*map, taken, rows, 0, n_blocks, y, relu); else product<BFLOAT16>(*map, taken, rows, 0, n_blocks, y, relu);
+    end_products();
+}
+
+void* transom_open(int threads) { return new Workspace(threads); }
+
+void transom_close(void* workspace) { delete (Workspace*)workspace; }
+
+void transom_step(const Decoder* decoder, State* state, void* workspace) {
+    auto& work = *(Workspace*)workspace;
+    const Decoder& d = *decoder;
+    const size_t rows = state->rows, keys = d.n_heads * d.d_head, values = d.n_heads * d.d_value;
+    Shared& shared = work.shared;
+    reserve(shared.qkv, rows * (2 * keys + values));
+    for (auto* z : {&shared.z, &shared.cross_z}) reserve(*z, rows * values);
+    for (auto* y : {&shared.o, &shared.cross_o, &shared.down}) reserve(*y, rows * d.d_model);
+    reserve(shared.q, rows * keys);
+    for (int i = 0; i < d.n_blocks; i++) reserve(shared.up, rows * d.blocks[i].up.outer);
+    const size_t longest = state->max_length > state->longest ? state->max_length : state->longest;
+    for (Own& own : work.own) reserve(own.normed, rows * d.d_model), reserve(own.scores, longest);
+    Step step{d, *state, shared, work.own, work.team};
+    work.team.run(
+        [](void* with, int place) {
+            auto& step = *(Step*)with;
+            if (step.d.kind == INT8) Hand<INT8>(step, place).run(); else Hand<BFLOAT16>(step, place).run();
+        },
+        &step);
+    for (size_t row = 0; row < rows; row++) state->slots[row * state->max_length + state->length] = int32_t(row);
+    state->length++;
+}
+
+}  // extern "C"

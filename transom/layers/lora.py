@@ -1,0 +1,34 @@
+"""Low-rank adaptation of a linear map."""
+
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from transom.config.adapter import Lora
+from transom.layers.dropout import Dropout
+
+
+class LowRank(nn.Linear):
+    """A linear map with a low-rank one beside it: W x + b + (alpha / rank) B A Dropout(x) (Hu et al. 2022, eq. 3).
+
+    A and B are ``lora_a`` and ``lora_b``; B starts as zeros, so that the map starts as it was.
+    """
+
+    def __init__(self, linear: nn.Linear, brick: Lora) -> None:
+        """Take over the weight and bias of ``linear`` and draw A from the default generator."""
+        super().__init__(linear.in_features, linear.out_features, linear.bias is not None, device="meta")
+        self.weight, self.bias = linear.weight, linear.bias
+        self.scale = brick.alpha / brick.rank
+        self.lora_a = nn.Parameter(linear.weight.new_empty(brick.rank, linear.in_features).normal_(std=linear.in_features**-0.5))
+        self.lora_b = nn.Parameter(linear.weight.new_zeros(linear.out_features, brick.rank))
+        self.dropout = Dropout(brick.dropout)
+
+    def forward(self, x: Float[Tensor, "*axes d_in"]) -> Float[Tensor, "*axes d_out"]:
+        """Apply both maps."""
+        return super().forward(x) + self.scale * F.linear(F.linear(self.dropout(x), self.lora_a), self.lora_b)
+
+    def merged(
+        self, weight: Float[Tensor, "d_out d_in"], a: Float[Tensor, "rank d_in"], b: Float[Tensor, "d_out rank"]
+    ) -> Float[Tensor, "d_out d_in"]:
+        """Make one weight of both: W + (alpha / rank) B A."""
+        return weight + self.scale * b @ a

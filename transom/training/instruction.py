@@ -1,0 +1,111 @@
+"""Answering instructions as a task: each token of an answer is to be said from the prompt and those before it."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+
+from transom.config.recipe import InstructionRecipe
+from transom.decoding.generator import Generator
+from transom.decoding.searcher import searcher_of
+from transom.inputs.batch import LanguageBatch
+from transom.inputs.instruction_report import InstructionReport, report_instructions
+from transom.inputs.instructions import InstructionLoader, Instructions, load_instructions, reading_batches
+from transom.inputs.pairs import Pairs, fingerprint
+from transom.inputs.tokenizer import Tokenizer, Tokenizers
+from transom.models.network import LanguageNetwork, Network
+from transom.planning.flops import count_flops
+from transom.planning.precision import Precision
+from transom.training.start import given_tokenizers
+from transom.training.validation import validation_accuracy, validation_loss
+from transom.weights.run_folder import TOKENIZER, RunFolder
+
+
+@dataclass(frozen=True)
+class InstructionTask:
+    """Instructions with their answers, ready to be learnt from.
+
+    Attributes:
+        recipe: as resolved, vocabulary size filled in.
+        tokenizer: of prompts and answers.
+        loader: training batches.
+        valid: validation instructions.
+        valid_batches: the same as batches.
+        report: what is known of the instructions.
+        data: hash of all training and validation instructions, in their order.
+    """
+
+    recipe: InstructionRecipe
+    tokenizer: Tokenizer
+    loader: InstructionLoader
+    valid: Pairs
+    valid_batches: Sequence[LanguageBatch]
+    report: InstructionReport
+    data: str
+
+    @classmethod
+    def read(
+        cls, recipe: InstructionRecipe, base: Path, folder: RunFolder, tell: Callable[[str], None], rank: int = 0, n_ranks: int = 1
+    ) -> Self:
+        """Read the instructions, make or load the tokenizer, and examine all of it; arguments as in ``training.task.ReadTask``.
+
+        Raises:
+            TransomError: the instructions cannot be read, or do not fit the recipe.
+        """
+        tell("reading the instructions")
+        splits = load_instructions(recipe.data, base)
+        tell("preparing the tokenizer")
+        given = given_tokenizers(recipe, folder)
+        tokenizer = Tokenizer.train(splits.train.source + splits.train.target, recipe.tokenizer) if given is None else given.source
+        recipe = recipe.model_copy(update={"model": recipe.model.model_copy(update={"vocab_size": tokenizer.vocab_size})})
+        training, max_seq_len = recipe.training, recipe.model.max_seq_len
+        parts = {"train": splits.train, "valid": splits.valid}
+        read = {name: Instructions.fit(part, tokenizer, max_seq_len, recipe.data.too_long) for name, part in parts.items()}
+        loader = InstructionLoader(
+            splits.train,
+            read["train"],
+            max_seq_len=max_seq_len,
+            batch_tokens=training.batch_tokens,
+            seed=training.seed,
+            accumulate=training.accumulate,
+            shard=rank,
+            n_shards=n_ranks,
+        )
+        return cls(
+            recipe=recipe,
+            tokenizer=tokenizer,
+            loader=loader,
+            valid=splits.valid,
+            valid_batches=reading_batches(read["valid"], max_seq_len, training.batch_tokens),
+            report=report_instructions(splits, read, tokenizer, loader),
+            data=fingerprint(splits.train, splits.valid),
+        )
+
+    def write(self, folder: RunFolder) -> None:
+        """Leave in the run folder what answering needs beside the model."""
+        folder.write(TOKENIZER, Tokenizers(self.tokenizer, self.tokenizer).to_bytes())
+
+    def place(self, sample: int) -> str:
+        """Name the first instruction of a row by its line."""
+        return self.loader.place(sample)
+
+    def flops(self, batch: LanguageBatch) -> float:
+        """Count the floating-point operations of learning from a batch, forward and backward; of logits, those of the answers only."""
+        n_rows, length = batch.target.tokens.shape
+        whole, logits = (count_flops(self.recipe.model, 1, 0, n).parts["unembedding"] for n in (n_rows * length, batch.n_target_tokens))
+        return count_flops(self.recipe.model, n_rows, 0, length).training - 3 * (whole - logits)
+
+    def validate(
+        self, model: Network, autocast: torch.autocast, precision: Precision
+    ) -> tuple[dict[str, float], tuple[Mapping[str, Any], ...]]:
+        """Measure a model on the validation instructions; return the figures, over tokens of answers only, and a few answers."""
+        assert isinstance(model, LanguageNetwork)
+        figures = validation_loss(model, self.valid_batches, autocast) | validation_accuracy(model, self.valid_batches, autocast)
+        shown = slice(self.recipe.training.validate_samples)
+        searcher = searcher_of(model, precision.dtype)
+        generator = Generator(model, self.tokenizer, self.recipe.decoding, searcher=searcher, answering=True)
+        answers = generator.generate(self.valid.source[shown], min_new_tokens=0)
+        rows = zip(self.valid.source[shown], self.valid.target[shown], answers, strict=True)
+        return figures, tuple({"text": prompt, "class": answer, "found": found} for prompt, answer, found in rows)
