@@ -24,6 +24,12 @@ from transom.models.decoder import DecoderTransformer
 CLOSE = {"rtol": 0, "atol": 1e-10}
 TOKENS = torch.tensor([[5, 3, 8, 8, 4, 6], [7, 2, 3, 5, 5, 1], [4, 4, 4, 1, 7, 3]])
 PLACEMENTS = ["post", "pre", "sandwich", "parallel"]
+ATTENTIONS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "mixed": {"value_residual": "learned", "pattern": {"kind": "window", "size": 3}},
+    "linear": {"approximation": "linear", "value_residual": "fixed"},
+    "performer": {"approximation": {"kind": "performer", "n_features": 8}},
+}
 
 
 def decoder(vocab_size: int = 9, **fields: Any) -> DecoderTransformer:
@@ -82,7 +88,7 @@ def test_it_is_the_reference_token_by_token(threshold: float) -> None:
 
 
 @pytest.mark.parametrize("placement", PLACEMENTS)
-@pytest.mark.parametrize("attention", [{}, {"value_residual": "learned", "pattern": {"kind": "window", "size": 3}}], ids=["plain", "mixed"])
+@pytest.mark.parametrize("attention", ATTENTIONS.values(), ids=ATTENTIONS)
 @torch.no_grad()
 def test_the_ends_are_the_whole_model_and_its_first_block_and_rows_are_as_alone(placement: str, attention: dict[str, Any]) -> None:
     model = decoder(norm_placement=placement, attention=attention)

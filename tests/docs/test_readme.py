@@ -92,6 +92,7 @@ def test_commands_and_python_run(here: Path, capfd: pytest.CaptureFixture[str]) 
         "classify",
         "fill",
         "embed",
+        "compare-attention",
     }
     for command in commands:
         words = shlex.split(command, comments=True)[1:]

@@ -14,9 +14,11 @@ import transom.layers
 from transom.config import bricks, mixture
 from transom.config.adapter import Lora
 from transom.config.depth import MixtureOfDepths
-from transom.config.model import Seq2Seq
+from transom.config.model import MaskedEncoder, Seq2Seq
 from transom.config.recurrent import RecurrentSeq2Seq
 from transom.config.vision import Cbam, NoChannelAttention, SqueezeExcitation, VisionTransformer
+from transom.layers.approximate import build_attention
+from transom.layers.approximation import Approximation
 from transom.layers.attention import Attention
 from transom.layers.block import Block, ParallelBlock
 from transom.layers.channel_attention import build_channel_attention
@@ -24,6 +26,7 @@ from transom.layers.depth import DepthRouter
 from transom.layers.dropout import Dropout
 from transom.layers.embedding import Embedding
 from transom.layers.feed_forward import build_feed_forward
+from transom.layers.linear_attention import KernelAttention, Performer
 from transom.layers.lora import LowRank
 from transom.layers.norm import build_norm
 from transom.layers.patches import PatchEmbedding
@@ -32,7 +35,7 @@ from transom.layers.recurrent import EncoderLayer, Recurrence, RecurrentEncoder,
 from transom.layers.recurrent_decoder import AdditiveScore, DotScore, PlainDecoder, SourceAttention, build_recurrent_decoder
 from transom.layers.residual import PostNorm, PreNorm, Residual, Sandwich
 from transom.layers.rule import LOOKING_BACK, Places
-from transom.layers.sight import Sight, look
+from transom.layers.sight import Reach, Sight, look
 from transom.layers.stack import Stack
 from transom.layers.stem import Stem
 
@@ -90,6 +93,24 @@ class Placed(nn.Module):
 
 
 SEGMENTS = torch.tensor([[1, 1], [1, 0]])
+PACKED = torch.tensor([[1, 1, 2], [1, 1, 0]])
+REACHES = {"all of the text": Reach(PACKED, PACKED, causal=False), "looking back": Reach(PACKED, PACKED, causal=True)}
+ACROSS = Reach(torch.tensor([[1, 1, 1], [1, 1, 0]]), SEGMENTS, causal=False)
+
+
+def approximate(kind: str) -> Attention:
+    """Build attention that is approximated, its random features drawn."""
+    bricks = {
+        "linformer": {"kind": kind, "rank": 2},
+        "nystrom": {"kind": kind, "n_landmarks": 2},
+        "performer": {"kind": kind, "n_features": 5},
+    }
+    sizes = {"d_model": D_MODEL, "n_heads": 2, "d_head": 3, "d_value": 2, "max_seq_len": 6}
+    layer = build_attention(MaskedEncoder.model_validate(sizes | {"attention": {"approximation": bricks.get(kind, kind)}}))
+    for module in layer.modules():
+        if isinstance(module, Performer):
+            module.draw()
+    return layer
 
 
 def recurrent(**fields: Any) -> RecurrentSeq2Seq:
@@ -162,6 +183,16 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], Call]] = {
     "bounded scores": (lambda: attention({"softcap": 0.5}), lambda layer, x, memory: layer(x, CAUSAL)),
     "sinks": (lambda: attention({"sinks": True}), lambda layer, x, memory: layer(x, CAUSAL)),
     **{kind: (lambda kind=kind: Placed(kind), lambda layer, x, memory: layer(x)) for kind in ("rotary", "alibi", "relative")},
+    **{
+        f"{kind}, {name}": (lambda kind=kind: approximate(kind), lambda layer, x, memory, reach=reach: layer(x, Sight(reach=reach)))
+        for kind in ("linear", "performer", "linformer", "nystrom")
+        for name, reach in REACHES.items()
+        if kind in ("linear", "performer") or not reach.causal
+    },
+    **{
+        f"{kind}, across": (lambda kind=kind: approximate(kind), lambda layer, x, memory: layer(x, Sight(reach=ACROSS), memory))
+        for kind in ("linear", "performer", "linformer")
+    },
     "squeeze and excitation": (
         lambda: build_channel_attention(SqueezeExcitation(reduction=2), 4),
         lambda layer, x, memory: layer(maps(x)),
@@ -254,8 +285,12 @@ def test_gradients_by_finite_differences(name: str) -> None:
     assert torch.autograd.gradcheck(whole, (x, memory, *weights.values()), fast_mode=many)
 
 
+COMMON = {Residual, SourceAttention, Approximation, KernelAttention}
+"""What other layers have in common."""
+
+
 def test_no_layer_is_forgotten() -> None:
     files = [import_module(f"transom.layers.{file.name}") for file in pkgutil.iter_modules(transom.layers.__path__)]
     classes = {thing for file in files for thing in vars(file).values() if isinstance(thing, type) and issubclass(thing, nn.Module)}
-    ours = {each for each in classes if each.__module__.startswith("transom")} - {Residual, SourceAttention}  # what others have in common
+    ours = {each for each in classes if each.__module__.startswith("transom")} - COMMON
     assert ours and ours <= {type(module) for build, _ in LAYERS.values() for module in build().modules()}

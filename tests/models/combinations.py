@@ -77,6 +77,19 @@ ATTENTION = st.fixed_dictionaries(
         "value_residual": st.sampled_from(["none", "none", "learned", {"kind": "fixed", "first": 0.7, "own": -0.4}]),
     }
 )
+LOOKING_BACK = [
+    "linear",
+    {"kind": "linear", "feature_map": "relu"},
+    "performer",
+    {"kind": "performer", "n_features": 5, "orthogonal": False},
+]
+APPROXIMATIONS = [
+    *LOOKING_BACK,
+    *({"kind": "linformer", "rank": rank} for rank in (2, 7)),
+    *({"kind": "nystrom", "n_landmarks": n} for n in (2, 8)),
+]
+"""Those that decoders may have, and all: of texts of five tokens, some with more landmarks and some with fewer."""
+
 NETWORK = st.tuples(
     st.sampled_from(["relu", "gelu", "gelu-tanh", "silu", "squared-relu", "glu", "reglu", "geglu", "swiglu"]), st.booleans()
 ).map(lambda drawn: {"kind": drawn[0], "bias": drawn[1]})
@@ -174,8 +187,22 @@ def recurrent(*kinds: str) -> st.SearchStrategy[dict[str, Any]]:
 
 
 def combinations(families: list[dict[str, Any]] = FAMILIES) -> st.SearchStrategy[dict[str, Any]]:
-    """Draw a family and its bricks."""
-    return st.tuples(bricks(), st.sampled_from(families)).map(lambda drawn: drawn[0] | drawn[1])
+    """Draw a family and its bricks, a quarter of them with attention approximated."""
+    exact = st.tuples(bricks(), st.sampled_from(families)).map(lambda drawn: drawn[0] | drawn[1])
+    return exact | exact | exact | exact.flatmap(approximated)
+
+
+def approximated(fields: dict[str, Any]) -> st.SearchStrategy[dict[str, Any]]:
+    """Draw an approximation in place of a combination's exact attention, and of what does not go with it something else."""
+    kinds = LOOKING_BACK if fields["kind"] in ("seq2seq", "decoder") else APPROXIMATIONS
+    biased = (fields["position"] if isinstance(fields["position"], str) else fields["position"]["kind"]) in ("alibi", "relative")
+    others = {"depth": "full"} | ({"position": "rotary"} if biased else {}) | ({"mask": "causal"} if "mask" in fields else {})
+    return st.sampled_from(kinds).map(lambda kind: fields | others | {"attention": approximating(fields["attention"], kind)})
+
+
+def approximating(attention: dict[str, Any], kind: Any) -> dict[str, Any]:
+    """Put an approximation into a drawn attention, and leave out what does not go with it."""
+    return {name: attention[name] for name in ("bias", "output_bias", "qk_norm", "value_residual")} | {"approximation": kind}
 
 
 def described(fields: dict[str, Any]) -> TextNetwork:

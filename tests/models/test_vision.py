@@ -12,7 +12,7 @@ from pydantic import TypeAdapter
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from tests.models.combinations import ATTENTION, FEED_FORWARD, NORMS, PATTERNS
+from tests.models.combinations import APPROXIMATIONS, ATTENTION, FEED_FORWARD, NORMS, PATTERNS, approximating
 from tests.models.test_combinations import built
 from transom.config.model import Model
 from transom.config.training import Adam, Training
@@ -47,6 +47,7 @@ IMAGE_PATTERNS = st.sampled_from(
         {"kind": "all", "of": [{"kind": "window-2d", "size": 3}, {"kind": "not", "of": {"kind": "window-2d", "size": 1}}]},
     ]
 )
+EXACT = st.tuples(ATTENTION, PATTERNS | IMAGE_PATTERNS).map(lambda drawn: drawn[0] | {"pattern": drawn[1]})
 SHARED: dict[str, Any] = {"image_size": 8, "classes": ["a", "b", "c"], "d_model": 12}
 NETWORKS = st.one_of(
     st.fixed_dictionaries(
@@ -63,7 +64,10 @@ NETWORKS = st.one_of(
             "stem": st.sampled_from(STEMS),
             "norm": NORMS,
             "norm_placement": st.sampled_from(["post", "pre", "sandwich", "parallel"]),
-            "attention": st.tuples(ATTENTION, PATTERNS | IMAGE_PATTERNS).map(lambda drawn: drawn[0] | {"pattern": drawn[1]}),
+            "attention": EXACT
+            | EXACT
+            | EXACT
+            | st.tuples(ATTENTION, st.sampled_from(APPROXIMATIONS)).map(lambda drawn: approximating(*drawn)),
             "feed_forward": FEED_FORWARD,
             "dropout": st.sampled_from([0.0, 0.2]),
         }

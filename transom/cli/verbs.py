@@ -20,6 +20,7 @@ VERBS = {
     "embed": "Give each text a vector, and how alike texts are.",
     "score": "Give log p of texts, or of translations, and the perplexity.",
     "compare": "Tell whether one model is better than another: paired bootstrap.",
+    "compare-attention": "Measure what approximations of attention would make of a model: error, time and memory.",
     "recipes": "List, show or copy the packaged recipes.",
     "tokenizer": "Train a tokenizer, or show how it splits a sentence.",
     "demo": "Train the built-in phrasebook translator and look at what it learned.",
@@ -40,7 +41,7 @@ class Verbs(TyperGroup):
             return self.commands[cmd_name]
         if cmd_name not in VERBS:
             raise ConfigError(f"expected a verb, found {cmd_name!r}; {nearest(cmd_name, list(VERBS))}")
-        verb = import_module(f"transom.cli.{cmd_name}")
+        verb = import_module(f"transom.cli.{cmd_name.replace('-', '_')}")
         command = typer.main.get_command(verb.app)
         command.name = cmd_name
         command.help = f"{VERBS[cmd_name]}\n\n{command.help or ''}\n\n\b\n[bold]Examples[/bold]{verb.EXAMPLES}".strip()

@@ -70,6 +70,9 @@ class TwoSided(TextNetwork):
 class Transformer(Architecture):
     """What all Transformers share: the widths and the bricks of a block."""
 
+    LOOKS_BACK: ClassVar[bool] = False
+    """Whether it has a decoder, whose tokens see none that come after them."""
+
     n_heads: int = Field(8, ge=1, description="attention heads a layer")
     n_kv_heads: int | None = Field(
         None, ge=1, description="heads of keys and values, each shared by n_heads / n_kv_heads query heads; default n_heads"
@@ -102,6 +105,24 @@ class Transformer(Architecture):
             raise ValueError(
                 f"attention.output = false needs n_heads * d_value = d_model, found"
                 f" {self.n_heads} * {self.width_of_value} and {self.d_model}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _approximations_fit(self) -> "Transformer":
+        brick = self.attention.approximation
+        if brick.kind == "none":
+            return self
+        named = f"attention.approximation = {brick.kind!r}"
+        if self.LOOKS_BACK and not brick.LOOKS_BACK:
+            raise ValueError(f"{named} is for encoders alone: it lets a token see what comes after it; take 'linear' or 'performer'")
+        if self.position.kind in ("alibi", "relative"):
+            raise ValueError(f"{named} has no scores for position = {self.position.kind!r} to be added to; take another position")
+        if self.attention_dropout:
+            raise ValueError(f"{named} has no weights to drop: expected attention_dropout = 0, found {self.attention_dropout:g}")
+        if self.depth.kind != "full":
+            raise ValueError(
+                f"{named} has no scores to hide the tokens from that depth = {self.depth.kind!r} lets pass by; change one of them"
             )
         return self
 

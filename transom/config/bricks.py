@@ -8,6 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import Field, field_validator, model_validator
 
+from transom.config.approximations import Approximation, NoApproximation
 from transom.config.brick import Brick
 from transom.config.patterns import AnyPattern, Full
 
@@ -266,17 +267,27 @@ class MultiHead(Brick):
     value_residual: Annotated[AnyValueResidual, Field(discriminator="kind")] = Field(
         NoValueResidual(), description="whether a stack's later blocks mix their values with those of its first (self-attention only)"
     )
+    approximation: Approximation = Field(NoApproximation(), description="what stands in for the softmax over all pairs")
 
     @field_validator("pattern", mode="before")
     @classmethod
     def _a_list_is_a_cycle(cls, value: Any) -> Any:
         return {"kind": "cycle", "of": value} if isinstance(value, list) else value
 
-    def parameters(self, d_model: int, n_heads: int, n_kv_heads: int, d_head: int, d_value: int) -> int:
-        """Count W_Q, W_K, W_V, W_O, their biases, norms and sinks."""
+    @model_validator(mode="after")
+    def _approximations_stand_alone(self) -> "MultiHead":
+        if self.approximation.kind != "none":
+            others = {"pattern": self.pattern != Full(), "softcap": self.softcap is not None, "sinks": self.sinks}
+            if found := [name for name, there in others.items() if there]:
+                raise ValueError(f"approximation = {self.approximation.kind!r} has no scores for {found[0]} to act on; remove one of them")
+        return self
+
+    def parameters(self, d_model: int, n_heads: int, n_kv_heads: int, d_head: int, d_value: int, n_positions: int) -> int:
+        """Count W_Q, W_K, W_V, W_O, their biases, norms and sinks, and what an approximation learns."""
         inner = n_heads * d_head + n_kv_heads * (d_head + d_value)
         out = d_model * (n_heads * d_value + self.output_bias) if self.output else 0
-        return inner * (d_model + self.bias) + out + 2 * self.qk_norm.parameters(d_head) + n_heads * self.sinks
+        learned = self.approximation.parameters(n_positions)
+        return inner * (d_model + self.bias) + out + 2 * self.qk_norm.parameters(d_head) + n_heads * self.sinks + learned
 
 
 class FeedForwardBrick(Brick):

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import get_args
 
+from transom.config.approximations import AnyApproximation
 from transom.config.brick import Schema, schemas
 from transom.config.bricks import PLACEMENTS, AnyValueResidual
 from transom.config.model import Decoder, TextTransformer
@@ -52,6 +53,7 @@ def catalogue() -> str:
             parts += _table("Attention patterns", "attention.pattern", (_row(brick) for brick in schemas(AnyPattern)))
             values = (_row(brick) for brick in schemas(AnyValueResidual))
             parts += _table("Values of a stack's later blocks", "attention.value_residual", values)
+            parts += _table("Approximations of attention", "attention.approximation", (_row(brick) for brick in schemas(AnyApproximation)))
     parts += _table(
         "Where the norm stands",
         "norm_placement",

@@ -47,6 +47,8 @@ class TextTransformer(Transformer, TextNetwork):
 class Seq2Seq(TextTransformer, TwoSided):
     """The encoder-decoder Transformer of 2017."""
 
+    LOOKS_BACK: ClassVar[bool] = True
+
     kind: Literal["seq2seq"] = "seq2seq"
 
 
@@ -65,7 +67,8 @@ class PrefixLm(Brick):
     """
 
     advice: ClassVar[str] = (
-        "Costs nothing. Prompts are understood from both sides, as by an encoder; for instructions, where only answers are learnt from."
+        "Costs nothing. Prompts are understood from both sides, as by an encoder; for instructions, where only answers are learnt from. Not"
+        " with approximated attention."
     )
     kind: Literal["prefix"] = "prefix"
 
@@ -77,6 +80,7 @@ class Decoder(TextTransformer):
     """
 
     VOCABULARIES: ClassVar[tuple[str, ...]] = ("vocab_size",)
+    LOOKS_BACK: ClassVar[bool] = True
 
     kind: Literal["decoder"] = "decoder"
     n_layers: int = Field(6, ge=1, le=1000, description="blocks")
@@ -90,6 +94,15 @@ class Decoder(TextTransformer):
     mask: Annotated[Causal | PrefixLm, Field(discriminator="kind")] = Field(
         Causal(), description="which tokens a token may see; attention.pattern chooses among them"
     )
+
+    @model_validator(mode="after")
+    def _approximations_look_back(self) -> "Decoder":
+        if self.mask.kind != "causal" and self.attention.approximation.kind != "none":
+            raise ValueError(
+                f"attention.approximation = {self.attention.approximation.kind!r} keeps sums of what came before:"
+                f" expected mask = 'causal', found {self.mask.kind!r}"
+            )
+        return self
 
 
 class Encoder(TextTransformer):

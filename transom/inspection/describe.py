@@ -136,6 +136,8 @@ def _heads(model: Transformer) -> str:
         extras.append(f"scores bounded at {brick.softcap:g}")
     if brick.pattern.kind != "full":
         extras.append(f"pattern {spelled(brick.pattern)}")
+    if brick.approximation.kind != "none":
+        extras.append(f"attention approximated: {brick.approximation.kind}")
     return f"{model.n_heads} heads of width {model.width_of_head}{shared}{''.join(f', {extra}' for extra in extras)}"
 
 

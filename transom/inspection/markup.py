@@ -7,6 +7,9 @@ from xml.etree.ElementTree import Element
 Child = Element | str | None
 """What an element may hold; ``None`` is left out."""
 
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'"
+"""Content security policy."""
+
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 
@@ -76,6 +79,26 @@ def style_sheet(css: str) -> Element:
 def to_html(element: Element) -> str:
     """Write the element as HTML."""
     return ElementTree.tostring(element, encoding="unicode", method="html")
+
+
+def page(title: str, css: str, body: Element) -> str:
+    """Write a page: whatever the data hold, it loads nothing and runs nothing.
+
+    Args:
+        title: of the page.
+        css: our own, as in ``style_sheet``.
+        body: what it shows.
+    """
+    head = node(
+        "head",
+        node("meta", charset="utf-8"),
+        node("meta", http_equiv="Content-Security-Policy", content=_POLICY),
+        node("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        node("meta", name="referrer", content="no-referrer"),
+        node("title", title),
+        style_sheet(css),
+    )
+    return f"<!DOCTYPE html>\n{to_html(node('html', head, body, lang='en'))}\n"
 
 
 def to_svg(element: Element) -> str:

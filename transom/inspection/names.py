@@ -16,6 +16,7 @@ from transom.config.vision import ImageClassifier
 from transom.errors import ConfigError
 from transom.inputs.batch import Batch, ImageBatch, translation_batch
 from transom.inputs.special import EOS
+from transom.layers.approximation import Approximation
 from transom.layers.depth import DepthRouter, every_token
 from transom.layers.mixture import Mixture, every_expert
 from transom.layers.tap import Scope
@@ -100,6 +101,8 @@ def sites(config: Architecture) -> list[Site]:
         for module in model.modules():
             if isinstance(module, Mixture):
                 module.path = every_expert  # without data nobody knows how many tokens an expert gets: each has all of them
+            if isinstance(module, Approximation):
+                module.packed = False  # nor how many texts lie in a row: one does
             if isinstance(module, DepthRouter):
                 module.path = every_token  # nor how many pass a block
         model(_example(config), recorder.taps)

@@ -83,7 +83,7 @@ def pattern_views(config: Architecture, length: int) -> list[PatternView]:
     views = []
     for stack, n_layers, family in _stacks(config):
         allowed = int(family.matrix(places, places).sum()) if image is None else n * n
-        rules = build_rules(config.attention.pattern, family) if image is None else image_rules(image)
+        rules = build_rules(config.attention, family) if image is None else image_rules(image)
         for k, (pattern, rule) in enumerate(zip(patterns, rules, strict=True)):
             if layers := tuple(range(k, n_layers, len(patterns))):
                 visible = rule.matrix(places, places)[0, 0].expand(n, n)

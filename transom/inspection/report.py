@@ -13,15 +13,12 @@ from transom.inspection.data_section import data_section
 from transom.inspection.describe import layers_in_short, origin
 from transom.inspection.facts import Facts
 from transom.inspection.figures import compact, duration, percent, whole
-from transom.inspection.markup import node, preformatted, style_sheet, to_html
+from transom.inspection.markup import node, page, preformatted
 from transom.inspection.patterns import pattern_picture, shown_views
 from transom.inspection.pictures import alignment_picture
 from transom.inspection.style import COLOURS, PAGE, PICTURES
 from transom.inspection.tables import facts_table, table
 from transom.training.figures import VALIDATED, tags
-
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'"
-"""Content security policy: whatever the data hold, the page loads nothing and runs nothing."""
 
 Mark = tuple[float, str] | None
 Panel = tuple[str, list[tuple[str, str, str]], Mark, bool]
@@ -54,20 +51,7 @@ def report(facts: Facts) -> str:
     head = node("header", node("h1", facts.name), node("p", _lead(facts), class_="lead"), node("nav", *links, aria_label="Sections"))
     main = node("main", _tiles(facts), *_skipped(facts))
     main.extend(node("section", node("h2", title), *content, id=anchor) for anchor, title, content in filled)
-    page = node("html", _head(facts), node("body", head, main, _footer()), lang="en")
-    return f"<!DOCTYPE html>\n{to_html(page)}\n"
-
-
-def _head(facts: Facts) -> Element:
-    return node(
-        "head",
-        node("meta", charset="utf-8"),
-        node("meta", http_equiv="Content-Security-Policy", content=_POLICY),
-        node("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        node("meta", name="referrer", content="no-referrer"),
-        node("title", f"{facts.name}: training report"),
-        style_sheet(COLOURS + PICTURES + PAGE),
-    )
+    return page(f"{facts.name}: training report", COLOURS + PICTURES + PAGE, node("body", head, main, _footer()))
 
 
 def _lead(facts: Facts) -> str:

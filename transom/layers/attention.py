@@ -3,13 +3,13 @@
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from transom.config.architecture import Transformer
-from transom.layers.cache import KeyValueCache, KeyValues
+from transom.layers.cache import BlockCache, KeyValueCache, KeyValues, Remembered, RoutedCache, SumsCache
 from transom.layers.dropout import dropout as dropped
 from transom.layers.dropout import keep_mask, rounded
 from transom.layers.norm import build_norm
@@ -45,7 +45,7 @@ PLAIN = Terms()
 """Nothing beside them."""
 
 
-def per_query_head(x: Float[Tensor, "batch kv_heads key width"], n_heads: int) -> Float[Tensor, "batch n_heads key width"]:
+def per_query_head(x: Float[Tensor, "batch kv_heads *places width"], n_heads: int) -> Float[Tensor, "batch n_heads *places width"]:
     """Give each query head the key or value head of its group: heads 0 to g - 1 the first, and so on (Ainslie et al. 2023)."""
     return x if x.shape[1] == n_heads else x.repeat_interleave(n_heads // x.shape[1], 1)
 
@@ -250,8 +250,8 @@ class Attention(nn.Module):
         self,
         x: Float[Tensor, "rows query d_model"],
         sight: Sight = EVERYTHING,
-        memory: Float[Tensor, "batch key d_model"] | KeyValues | None = None,
-        cache: KeyValueCache | None = None,
+        memory: Float[Tensor, "batch key d_model"] | Remembered | None = None,
+        cache: BlockCache | None = None,
         taps: Scope | None = None,
     ) -> Float[Tensor, "rows query d_model"]:
         """Let each query of ``x`` gather values.
@@ -259,28 +259,52 @@ class Attention(nn.Module):
         Args:
             x: what asks.
             sight: what may be seen, and from where.
-            memory: what is asked: another sequence, or its keys and values from ``keys_values``; left out, ``x`` itself.
+            memory: what is asked: another sequence, or what ``remember`` kept of it; left out, ``x`` itself.
                 ``x`` may hold several rows (beams) for each row of ``memory``; they share its keys.
             cache: earlier tokens' keys and values; the new ones are appended.
             taps: observer.
         """
-        if isinstance(memory, KeyValues):
-            k, v = memory
-        else:
-            k, v = self.keys_values(x if memory is None else memory, sight, taps)
-            if cache is not None:
-                k, v = cache.append(KeyValues(k, v))
-        q = self.q(x).view(k.shape[0], -1, self.n_heads, self.d_head).transpose(1, 2)  # (batch, n_heads, query, d_head)
+        if memory is None or isinstance(memory, Tensor):
+            memory = self.keys_values(x if memory is None else memory, sight, taps)
+        q = self.q(x).view(len(memory[0]), -1, self.n_heads, self.d_head).transpose(1, 2)  # (batch, n_heads, query, d_head)
         if self.q_norm is not None:
             q = self.q_norm(q, scope(taps, "q_norm"))
         q = turn(q, sight.rotation)
         q = tap(taps, "q", q)
+        z = self.gather(q, memory, sight, cache)
+        z = tap(taps, "z", z)
+        return self.o(z.transpose(1, 2).reshape(*x.shape[:2], -1))
+
+    def gather(
+        self, q: Float[Tensor, "batch n_heads query d_head"], memory: Remembered, sight: Sight, cache: BlockCache | None
+    ) -> Float[Tensor, "batch n_heads query d_value"]:
+        """Let each query gather values: softmax(Q K^T / sqrt(d_k)) V (Vaswani et al. 2017, eq. 1)."""
+        assert isinstance(memory, KeyValues) and not isinstance(cache, SumsCache)
+        k, v = memory if cache is None else cache.append(memory)
         if sight.seen is not None:
             k, v = k.index_select(2, sight.seen), v.index_select(2, sight.seen)
         terms = self.terms(sight)
-        z = attend(q, k, v, terms) if sight.tiles is None else attend_tiles(q, k, v, sight.tiles, terms)
-        z = tap(taps, "z", z)
-        return self.o(z.transpose(1, 2).reshape(*x.shape[:2], -1))
+        return attend(q, k, v, terms) if sight.tiles is None else attend_tiles(q, k, v, sight.tiles, terms)
+
+    def remember(self, memory: Float[Tensor, "batch key d_model"], segments: Int[Tensor, "batch key"]) -> Remembered:
+        """Keep what all steps of decoding need of another sequence; where ``segments`` is 0 it is padding."""
+        return self.keys_values(memory)
+
+    def new_cache(self, n_rows: int, max_length: int, like: Tensor, routed: bool = False) -> BlockCache:
+        """Make an empty memory of this layer's own earlier tokens.
+
+        Args:
+            n_rows: texts side by side.
+            max_length: most tokens of each.
+            like: has the type and the device.
+            routed: whether only chosen tokens pass the layer.
+        """
+        return (RoutedCache if routed else KeyValueCache)(n_rows, self.n_kv_heads, max_length, self.d_head, self.d_value, like)
+
+    def keep(self, x: Float[Tensor, "rows new d_model"], sight: Sight, cache: BlockCache) -> None:
+        """Keep what later tokens need of tokens that ask nothing themselves."""
+        assert not isinstance(cache, SumsCache)
+        cache.append(self.keys_values(x, sight))
 
     def keys_values(self, x: Float[Tensor, "batch key d_model"], sight: Sight = EVERYTHING, taps: Scope | None = None) -> KeyValues:
         """Project ``x`` to keys and values in heads, turned and mixed as the sight has it."""

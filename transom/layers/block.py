@@ -5,8 +5,8 @@ from torch import Tensor, nn
 
 from transom.config.architecture import Transformer
 from transom.config.depth import MixtureOfDepths
-from transom.layers.attention import Attention
-from transom.layers.cache import KeyValueCache, KeyValues
+from transom.layers.approximate import build_attention
+from transom.layers.cache import BlockCache, Remembered
 from transom.layers.depth import DepthRouter
 from transom.layers.dropout import Dropout
 from transom.layers.feed_forward import build_feed_forward
@@ -29,8 +29,8 @@ class Block(nn.Module):
         def residual() -> Residual:
             return WIRING[config.norm_placement](norm, config.dropout)
 
-        self.attn, self.attn_residual = Attention(config), residual()
-        self.cross = Attention(config) if cross else None
+        self.attn, self.attn_residual = build_attention(config), residual()
+        self.cross = build_attention(config) if cross else None
         self.cross_residual = residual() if cross else None
         self.ff = build_feed_forward(config.feed_forward, config.d_model, config.d_ff, config.feed_forward_dropout)
         self.ff_residual = residual()
@@ -40,9 +40,9 @@ class Block(nn.Module):
         self,
         x: Float[Tensor, "rows query d_model"],
         sight: Sight = EVERYTHING,
-        memory: Float[Tensor, "batch key d_model"] | KeyValues | None = None,
+        memory: Float[Tensor, "batch key d_model"] | Remembered | None = None,
         memory_sight: Sight = EVERYTHING,
-        cache: KeyValueCache | None = None,
+        cache: BlockCache | None = None,
         taps: Scope | None = None,
     ) -> Float[Tensor, "rows query d_model"]:
         """Pass the residual stream through the sub-layers; arguments as in ``Attention``, ``memory_sight`` of the memory."""
@@ -58,9 +58,9 @@ class Block(nn.Module):
         x = tap(taps, "resid_post", x)
         return x
 
-    def remember(self, x: Float[Tensor, "rows query d_model"], sight: Sight, cache: KeyValueCache) -> None:
-        """Keep the keys and values of tokens that go past the block, for later ones to see."""
-        cache.append(self.attn.keys_values(self.attn_residual.before(x), sight))
+    def keep(self, x: Float[Tensor, "rows query d_model"], sight: Sight, cache: BlockCache) -> None:
+        """Keep tokens that go past the block for later ones to see."""
+        self.attn.keep(self.attn_residual.before(x), sight, cache)
 
 
 class ParallelBlock(nn.Module):
@@ -73,8 +73,8 @@ class ParallelBlock(nn.Module):
         """Make the sub-layers and their norm."""
         super().__init__()
         self.norm = build_norm(config.norm, config.d_model)
-        self.attn = Attention(config)
-        self.cross = Attention(config) if cross else None
+        self.attn = build_attention(config)
+        self.cross = build_attention(config) if cross else None
         self.ff = build_feed_forward(config.feed_forward, config.d_model, config.d_ff, config.feed_forward_dropout)
         self.dropout = Dropout(config.dropout)
         self.depth: DepthRouter | None = None
@@ -83,9 +83,9 @@ class ParallelBlock(nn.Module):
         self,
         x: Float[Tensor, "rows query d_model"],
         sight: Sight = EVERYTHING,
-        memory: Float[Tensor, "batch key d_model"] | KeyValues | None = None,
+        memory: Float[Tensor, "batch key d_model"] | Remembered | None = None,
         memory_sight: Sight = EVERYTHING,
-        cache: KeyValueCache | None = None,
+        cache: BlockCache | None = None,
         taps: Scope | None = None,
     ) -> Float[Tensor, "rows query d_model"]:
         """Add every sub-layer's output on the same input; arguments as in ``Block``."""
@@ -98,9 +98,9 @@ class ParallelBlock(nn.Module):
         x = tap(taps, "resid_post", x)
         return x
 
-    def remember(self, x: Float[Tensor, "rows query d_model"], sight: Sight, cache: KeyValueCache) -> None:
-        """Keep the keys and values of tokens that go past the block, for later ones to see."""
-        cache.append(self.attn.keys_values(self.norm(x), sight))
+    def keep(self, x: Float[Tensor, "rows query d_model"], sight: Sight, cache: BlockCache) -> None:
+        """Keep tokens that go past the block for later ones to see."""
+        self.attn.keep(self.norm(x), sight, cache)
 
 
 def build_block(config: Transformer, cross: bool, place: int = 0) -> Block | ParallelBlock:

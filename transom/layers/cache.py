@@ -80,17 +80,52 @@ class RoutedCache(KeyValueCache):
         self.chosen = self.chosen[rows]
 
 
+class Sums(NamedTuple):
+    """What linear attention keeps of keys and values: sum_j phi(k_j) [v_j, 1]^T a head, of one size however many there are."""
+
+    sums: Float[Tensor, "batch kv_heads features width"]
+
+
+class SumsCache:
+    """One layer's self-attention sums, with three verbs: write, read, reorder."""
+
+    def __init__(self, n_rows: int, kv_heads: int, features: int, d_value: int, like: Tensor) -> None:
+        """Begin with sums of nothing in ``n_rows`` rows, in float32 at least and on the device of ``like``."""
+        dtype = torch.promote_types(like.dtype, torch.float32)
+        self._sums = like.new_zeros(n_rows, kv_heads, features, d_value + 1, dtype=dtype)
+        self.length = 0
+
+    def write(self, sums: Sums, n_new: int) -> None:
+        """Put the sums with ``n_new`` more tokens in place of the old ones."""
+        self._sums, self.length = sums.sums, self.length + n_new
+
+    def read(self) -> Sums:
+        """Return the sums over all tokens so far."""
+        return Sums(self._sums)
+
+    def reorder(self, rows: Int[Tensor, "rows"]) -> None:
+        """Let row i continue from old row ``rows[i]``; fewer rows than before drop the rest."""
+        self._sums = self._sums[rows]
+
+
+BlockCache = KeyValueCache | SumsCache
+"""What one layer's self-attention remembers."""
+
+Remembered = KeyValues | Sums
+"""What one layer's cross-attention remembers of the source."""
+
+
 class DecoderCache:
     """What a decoder remembers between steps.
 
     Attributes:
         blocks: one self-attention cache a block; rows are source-major, ``n_beams`` a source.
-        memories: one block's cross-attention keys and values, kept once a source and never copied a beam; none where there is no source.
+        memories: what each block's cross-attention remembers, kept once a source and never copied a beam; none where there is no source.
         memory_mask: True where a memory key is not padding.
         n_prefix: tokens that were read first and in one piece, as the prefix of what follows.
     """
 
-    def __init__(self, blocks: list[KeyValueCache], memories: Sequence[KeyValues] = (), memory_mask: Tensor | None = None) -> None:
+    def __init__(self, blocks: Sequence[BlockCache], memories: Sequence[Remembered] = (), memory_mask: Tensor | None = None) -> None:
         """Gather the blocks' caches."""
         self.blocks = blocks
         self.memories = list(memories)
@@ -109,6 +144,6 @@ class DecoderCache:
 
     def keep_sources(self, sources: Int[Tensor, "kept"]) -> None:
         """Go on with these sources only; their rows must be chosen by ``reorder`` in the same order."""
-        self.memories = [KeyValues(k[sources], v[sources]) for k, v in self.memories]
+        self.memories = [type(memory)(*(x[sources] for x in memory)) for memory in self.memories]
         if self.memory_mask is not None:
             self.memory_mask = self.memory_mask[sources]

@@ -9,13 +9,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from transom.config.depth import MixtureOfDepths
-from transom.layers.cache import KeyValueCache, RoutedCache
+from transom.layers.cache import BlockCache, RoutedCache
 from transom.layers.position import Rotation
 from transom.layers.sight import EVERYTHING, Sight
 from transom.layers.tap import Scope, tap
 from transom.layers.values import FirstValues, Values
 
-PassBlock = Callable[[Tensor, Sight, Sight, KeyValueCache | None], Tensor]
+PassBlock = Callable[[Tensor, Sight, Sight, BlockCache | None], Tensor]
 """A block as a function of the stream, of what is seen of its own sequence and of the memory, and of the cache."""
 
 
@@ -46,7 +46,7 @@ def chosen_sight(sight: Sight, chosen: Chosen, keys: Bool[Tensor, "batch key"] |
         chosen: the tokens that ask.
         keys: True at the keys that were chosen, of a cache; left out, the keys are the tokens that ask.
     """
-    assert sight.tiles is None, "masks are written out where tokens are chosen"
+    assert sight.tiles is None and sight.reach is None, "masks are written out where tokens are chosen"
     mask, bias = (x if x is None else _rows(x, chosen.places) for x in (sight.mask, sight.bias))
     if keys is None:
         mask, bias = (x if x is None else _columns(x, chosen.places) for x in (mask, bias))
@@ -55,7 +55,9 @@ def chosen_sight(sight: Sight, chosen: Chosen, keys: Bool[Tensor, "batch key"] |
         there = keys if sight.seen is None else keys[:, sight.seen]
     there = there[:, None, None]
     rotation = None if sight.rotation is None else Rotation(*(_rows(x, chosen.places) for x in sight.rotation))
-    return Sight(there if mask is None else mask & there, bias, rotation, chosen.real, None, sight.seen, _values(sight.values, chosen))
+    return Sight(
+        there if mask is None else mask & there, bias, rotation, chosen.real, seen=sight.seen, values=_values(sight.values, chosen)
+    )
 
 
 def _values(values: Values | None, chosen: Chosen) -> Values | None:
@@ -81,7 +83,7 @@ def _columns(x: Tensor, places: Tensor) -> Tensor:
 
 
 def every_token(
-    block: PassBlock, x: Tensor, chosen: Tensor, sight: Sight, memory_sight: Sight, cache: KeyValueCache | None
+    block: PassBlock, x: Tensor, chosen: Tensor, sight: Sight, memory_sight: Sight, cache: BlockCache | None
 ) -> Float[Tensor, "batch length d_model"]:
     """Compute by the equation: the block on all tokens, the keys of which are masked where they were not chosen; no cache."""
     assert cache is None, "a cache is for answering, which need not be slow"
@@ -91,7 +93,7 @@ def every_token(
 
 
 def only_chosen(
-    block: PassBlock, x: Tensor, chosen: Tensor, sight: Sight, memory_sight: Sight, cache: KeyValueCache | None
+    block: PassBlock, x: Tensor, chosen: Tensor, sight: Sight, memory_sight: Sight, cache: BlockCache | None
 ) -> Float[Tensor, "batch length d_model"]:
     """Compute the same on the chosen tokens alone, gathered side by side."""
     here = gather_chosen(chosen)
@@ -130,7 +132,7 @@ class DepthRouter(nn.Module):
         block: PassBlock,
         sight: Sight = EVERYTHING,
         memory_sight: Sight = EVERYTHING,
-        cache: KeyValueCache | None = None,
+        cache: BlockCache | None = None,
         taps: Scope | None = None,
     ) -> Float[Tensor, "batch length d_model"]:
         """Let the chosen tokens pass the block."""

@@ -16,7 +16,8 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from transom.config import patterns
-from transom.config.patterns import AnyPattern, patterns_of
+from transom.config.bricks import MultiHead
+from transom.config.patterns import patterns_of
 
 TILE = 64
 """Tokens of a tile: enough for a fast product, few enough that a window's edge costs little."""
@@ -164,6 +165,21 @@ class Everywhere(Rule):
         """Allow all of every tile."""
         all_of_it = self.allows(queries.each(lambda x: x[:, :, None, 0]), keys.each(lambda x: x[:, None, :, 0]))
         return Verdict(all_of_it, all_of_it)
+
+
+@dataclass(frozen=True)
+class Unwritten(Rule):
+    """What ``rule`` allows, for an attention that keeps to it without a matrix."""
+
+    rule: Rule
+
+    def allows(self, query: Places, key: Places) -> Bool[Tensor, "..."]:
+        """Ask it."""
+        return self.rule.allows(query, key)
+
+    def judge(self, queries: Places, keys: Places) -> Verdict:
+        """Ask it."""
+        return self.rule.judge(queries, keys)
 
 
 @dataclass(frozen=True)
@@ -421,6 +437,8 @@ def rule_of(pattern: patterns.Leaf | patterns.Joined, width: int = 0) -> Rule:
     return reduce(and_, parts) if pattern.kind == "all" else reduce(or_, parts) if pattern.kind == "any" else ~reduce(or_, parts)
 
 
-def build_rules(pattern: AnyPattern, family: Rule) -> list[Rule]:
+def build_rules(attention: MultiHead, family: Rule) -> list[Rule]:
     """Build the rules that the blocks of a stack have in turn: what the family allows and the pattern too."""
-    return [family & rule_of(part) for part in patterns_of(pattern)]
+    if attention.approximation.kind != "none":
+        return [Unwritten(family)]
+    return [family & rule_of(part) for part in patterns_of(attention.pattern)]

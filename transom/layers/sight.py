@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from transom.layers.position import Position, Rotation
-from transom.layers.rule import BOTH_WAYS_IN_PREFIX, LOOKING_BACK, Places, Rule
+from transom.layers.rule import BOTH_WAYS_IN_PREFIX, LOOKING_BACK, Places, Rule, Unwritten
 from transom.layers.tiles import Part, Tiles, plan
 from transom.layers.values import Values
 
@@ -23,6 +23,20 @@ RARE = 0.5
 """Most keys of a step, as a share of all, with which to gather them pays."""
 
 
+class Reach(NamedTuple):
+    """Who sees whom, without a matrix: tokens those of their own sequence, all of them or those that came before. Padding sees nothing.
+
+    Attributes:
+        queries: number of each query's sequence in its row; 0 is padding.
+        keys: the same of each key.
+        causal: whether tokens, which are both, see themselves and what came before only.
+    """
+
+    queries: Int[Tensor, "#batch query"]
+    keys: Int[Tensor, "#batch key"]
+    causal: bool
+
+
 class Sight(NamedTuple):
     """What each query may see and how it stands to it.
 
@@ -33,6 +47,7 @@ class Sight(NamedTuple):
         real: True at queries that are tokens, False at padding; None where all are tokens.
         tiles: mask and bias by visible tiles, in place of both.
         seen: numbers of the only keys that any query sees; None for all.
+        reach: in place of a mask, for attention that needs no matrix; None for everywhere.
         values: what becomes of the values of what is seen; None where they stay as they are.
     """
 
@@ -42,6 +57,7 @@ class Sight(NamedTuple):
     real: Bool[Tensor, "#batch query"] | None = None
     tiles: Tiles | None = None
     seen: Int[Tensor, "seen"] | None = None
+    reach: Reach | None = None
     values: Values | None = None
 
 
@@ -63,9 +79,11 @@ def look(position: Position, queries: Places, keys: Places, rules: Sequence[Rule
         What the blocks see in turn.
     """
     rotation = position.rotation(queries.positions)
+    real = queries.segments > 0
+    if isinstance(rules[0], Unwritten) and not written_out:
+        return [Sight(rotation=rotation, real=real, reach=Reach(queries.segments, keys.segments, rules[0].rule == LOOKING_BACK))]
     parts = [None if written_out else visible_tiles(rule, queries, keys) for rule in rules]
     bias = None if all(parts) else position.bias(queries.positions, keys.positions, *position.learned)
-    real = queries.segments > 0
     return [
         Sight(rotation=rotation, real=real, tiles=Tiles(visible, position.bias, position.learned))
         if visible
@@ -100,8 +118,8 @@ def look_back(
     positions = torch.arange(n_read + n_new, device=device)[None]
     every = Places(positions, torch.ones_like(positions), positions < n_prefix)
     new = every.each(lambda x: x[:, n_read:])
-    if n_new > 1:
-        return [sight._replace(real=None) for sight in look(position, new, every, rules, written_out)]  # all are tokens
+    if n_new > 1 or isinstance(rules[0], Unwritten):
+        return [sight._replace(real=None) for sight in look(position, new, every, rules, written_out)]  # all are tokens, in every row
     rotation = position.rotation(new.positions)
     return [_last(position, rule, new, every, rotation) for rule in rules]
 

@@ -3,14 +3,14 @@
 from collections.abc import Sequence
 from typing import cast
 
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from transom.config import bricks
 from transom.config.architecture import Transformer
 from transom.config.bricks import PLACEMENTS
 from transom.layers.block import Block, ParallelBlock, build_block
-from transom.layers.cache import KeyValueCache, KeyValues, RoutedCache
+from transom.layers.cache import BlockCache, Remembered
 from transom.layers.depth import PassBlock
 from transom.layers.norm import build_norm
 from transom.layers.sight import EVERYTHING, Sight
@@ -39,9 +39,9 @@ class Stack(nn.Module):
         self,
         x: Float[Tensor, "rows query d_model"],
         sight: Sight | list[Sight] = EVERYTHING,
-        memory: Float[Tensor, "batch key d_model"] | Sequence[KeyValues] | None = None,
+        memory: Float[Tensor, "batch key d_model"] | Sequence[Remembered] | None = None,
         memory_sight: Sight = EVERYTHING,
-        caches: Sequence[KeyValueCache] | None = None,
+        caches: Sequence[BlockCache] | None = None,
         taps: Scope | None = None,
     ) -> Float[Tensor, "rows query d_model"]:
         """Pass the residual stream through the blocks.
@@ -49,7 +49,7 @@ class Stack(nn.Module):
         Args:
             x: the embedded tokens.
             sight: what a token may see of its own sequence, in all blocks or in the first, second, ..., and again from the first.
-            memory: the encoder's output, or its keys and values block by block.
+            memory: the encoder's output, or what ``remember`` kept of it block by block.
             memory_sight: what a token may see of the memory.
             caches: earlier tokens' keys and values, block by block.
             taps: observer.
@@ -78,17 +78,15 @@ class Stack(nn.Module):
             return seen
         return [each._replace(values=Values(first, mix)) for each, mix in zip(seen, (None, *self.mixes), strict=True)]
 
-    def keys_values(self, memory: Float[Tensor, "batch key d_model"]) -> list[KeyValues]:
-        """Project a memory to each block's cross-attention keys and values, once for all steps."""
-        return [block.cross.keys_values(memory) for block in self.blocks if block.cross is not None]
+    def remember(self, memory: Float[Tensor, "batch key d_model"], segments: Int[Tensor, "batch key"]) -> list[Remembered]:
+        """Keep what each block's cross-attention needs of a memory, once for all steps; where ``segments`` is 0 it is padding."""
+        return [block.cross.remember(memory, segments) for block in self.blocks if block.cross is not None]
 
-    def caches(self, n_rows: int, max_length: int, like: Tensor) -> list[KeyValueCache]:
-        """Reserve room for ``max_length`` tokens a row in each block's cache, in the type and on the device of ``like``."""
-        kinds = [KeyValueCache if block.depth is None else RoutedCache for block in self.blocks]
-        widths = [(block.attn.n_kv_heads, max_length, block.attn.d_head, block.attn.d_value) for block in self.blocks]
-        return [kind(n_rows, *sizes, like=like) for kind, sizes in zip(kinds, widths, strict=True)]
+    def new_caches(self, n_rows: int, max_length: int, like: Tensor) -> list[BlockCache]:
+        """Make an empty memory of earlier tokens for each block; arguments as in ``Attention.new_cache``."""
+        return [block.attn.new_cache(n_rows, max_length, like, routed=block.depth is not None) for block in self.blocks]
 
 
-def _bound(block: Block | ParallelBlock, memory: Tensor | KeyValues | None, taps: Scope | None) -> PassBlock:
+def _bound(block: Block | ParallelBlock, memory: Tensor | Remembered | None, taps: Scope | None) -> PassBlock:
     """Give a block as a function of what changes where tokens are chosen."""
     return lambda x, sight, memory_sight, cache: block(x, sight, memory, memory_sight, cache, taps)

@@ -34,7 +34,7 @@ class DecoderTransformer(LanguageNetwork):
         tokens = nn.Embedding(config.vocab_size, config.d_model)
         self.embedding = Embedding(tokens, build_position(config, causal=True), config.scale_embeddings, config.dropout)
         self.decoder = Stack(config, config.n_layers, cross=False)
-        self.rules = build_rules(config.attention.pattern, FAMILIES[config.mask.kind])
+        self.rules = build_rules(config.attention, FAMILIES[config.mask.kind])
         self.unembedding = nn.Linear(config.d_model, config.vocab_size, bias=False)
         if config.tie:
             self.unembedding.weight = tokens.weight
@@ -69,7 +69,7 @@ class DecoderTransformer(LanguageNetwork):
             max_length: most new tokens.
         """
         read = prompt.tokens[:, :-1].repeat_interleave(n_beams, 0)
-        cache = DecoderCache(self.decoder.caches(len(read), read.shape[1] + max_length, self.unembedding.weight))
+        cache = DecoderCache(self.decoder.new_caches(len(read), read.shape[1] + max_length, self.unembedding.weight))
         cache.n_prefix = read.shape[1]
         if read.shape[1]:
             self._read(read, cache)
@@ -99,7 +99,7 @@ class DecoderTransformer(LanguageNetwork):
         done, blocks = torch.zeros_like(tokens, dtype=torch.bool), torch.zeros_like(tokens)
         for block, sight, kept in zip(self.decoder.blocks, self.decoder.sights(seen), cache.blocks, strict=True):
             if bool(done.all()):
-                block.remember(x, sight, kept)
+                block.keep(x, sight, kept)
                 continue
             x = torch.where(done[..., None], x, block(x, sight, cache=kept))
             blocks += ~done

@@ -49,7 +49,7 @@ class EncoderTransformer(Network):
         norm = build_norm(config.norm, config.d_model) if config.embedding_norm else None
         self.embedding = Embedding(tokens, build_position(config, causal=False), config.scale_embeddings, config.dropout, norm)
         self.encoder = Stack(config, config.n_layers, cross=False)
-        self.rules = build_rules(config.attention.pattern, SAME_SEGMENT)
+        self.rules = build_rules(config.attention, SAME_SEGMENT)
 
     def encode(self, text: Sequences, taps: Scope | None = None) -> Float[Tensor, "batch source d_model"]:
         """Return a vector a token."""

@@ -6,6 +6,7 @@ from torch import nn
 
 from transom.config.architecture import Architecture
 from transom.layers.attention import Attention
+from transom.layers.linear_attention import Performer
 
 QUERY_KEY_VALUE_GAIN = 1 / math.sqrt(2)
 """W_Q, W_K and W_V are drawn smaller by this, as square maps joined to one of d_model to 3 d_model; if larger, a translator learns much
@@ -32,6 +33,8 @@ def initialise(model: nn.Module, config: Architecture) -> None:
                 nn.init.zeros_(module.bias)
         elif isinstance(module, nn.RNNBase):
             _initialise_recurrence(module)
+        elif isinstance(module, Performer):
+            module.draw()
     for module in model.modules():  # after the linear maps: a tied output map is an embedding
         if isinstance(module, nn.Embedding):
             nn.init.normal_(module.weight, std=config.d_model**-0.5)

@@ -12,7 +12,7 @@ from transom.layers.cache import DecoderCache
 from transom.layers.embedding import Embedding
 from transom.layers.position import build_position
 from transom.layers.rule import LOOKING_BACK, SAME_SEGMENT, Places, build_rules
-from transom.layers.sight import Sight, look, look_back, of_block
+from transom.layers.sight import Reach, Sight, look, look_back, of_block
 from transom.layers.stack import Stack
 from transom.layers.tap import Scope, scope
 from transom.models.network import PairBatch, Seq2SeqNetwork, Sequences
@@ -45,7 +45,7 @@ class Seq2SeqTransformer(Seq2SeqNetwork):
         self.target_embedding = Embedding(target, build_position(c, causal=True), c.scale_embeddings, c.dropout)
         self.encoder = Stack(config, config.n_encoder_layers, cross=False)
         self.decoder = Stack(config, config.n_decoder_layers, cross=True)
-        self.source_rules, self.target_rules = (build_rules(c.attention.pattern, family) for family in (SAME_SEGMENT, LOOKING_BACK))
+        self.source_rules, self.target_rules = (build_rules(c.attention, family) for family in (SAME_SEGMENT, LOOKING_BACK))
         self.unembedding = nn.Linear(config.d_model, config.target_vocab_size, bias=False)
         if config.tie != "none":
             self.unembedding.weight = target.weight
@@ -68,7 +68,7 @@ class Seq2SeqTransformer(Seq2SeqNetwork):
     def sight(self, attention: str, batch: PairBatch) -> Sight:
         """Return what the queries of an attention may see of a batch."""
         if attention.endswith(".cross"):
-            return self.memory_sight(batch.target, batch.source.segments)
+            return self.memory_sight(batch.target, batch.source.segments, written_out=True)
         encoder = attention.startswith("encoder.")
         sights = self.source_sight(batch.source, True) if encoder else self.target_sight(batch.target, True)
         return of_block(sights, attention)
@@ -83,9 +83,11 @@ class Seq2SeqTransformer(Seq2SeqNetwork):
         places = Places(target.positions, target.segments)
         return look(self.target_embedding.position, places, places, self.target_rules, written_out or self.decoder.routed)
 
-    def memory_sight(self, target: Sequences, source: Int[Tensor, "batch source"]) -> Sight:
+    def memory_sight(self, target: Sequences, source: Int[Tensor, "batch source"], written_out: bool = False) -> Sight:
         """Let target tokens see their own source, whose segments are ``source``; there is no distance between the two."""
-        return Sight(masks.same_segment(target.segments, source))
+        if self.config.attention.approximation.kind != "none" and not written_out:
+            return Sight(reach=Reach(target.segments, source, causal=False))
+        return Sight(masks.same_segment(target.segments, source), real=target.segments > 0)
 
     def start(self, memory: Memory, n_beams: int, max_length: int) -> DecoderCache:
         """Prepare step-by-step decoding: project the memory once a source, reserve room for ``max_length`` tokens a row.
@@ -95,13 +97,15 @@ class Seq2SeqTransformer(Seq2SeqNetwork):
             n_beams: rows a source; row ``source * n_beams + beam``.
             max_length: most target tokens.
         """
-        caches = self.decoder.caches(n_beams * len(memory.states), max_length, memory.states)
-        return DecoderCache(caches, self.decoder.keys_values(memory.states), masks.not_padding(memory.segments))
+        caches = self.decoder.new_caches(n_beams * len(memory.states), max_length, memory.states)
+        remembered = self.decoder.remember(memory.states, memory.segments)
+        return DecoderCache(caches, remembered, masks.not_padding(memory.segments))
 
     def step(self, tokens: Int[Tensor, "rows new"], cache: DecoderCache) -> Float[Tensor, "rows new vocab"]:
         """Read the next target tokens of each row and return the logits of what follows each."""
         read, new = cache.length, tokens.shape[1]
         x = self.target_embedding(tokens, torch.arange(read, read + new, device=tokens.device)[None])
-        sight = look_back(self.target_embedding.position, self.target_rules, read, new, tokens.device, self.decoder.routed)
+        position, written_out = self.target_embedding.position, self.decoder.routed
+        sight = look_back(position, self.target_rules, read, new, tokens.device, written_out=written_out)
         x = self.decoder(x, sight, cache.memories, Sight(cache.memory_mask), cache.blocks)
         return self.unembedding(x)

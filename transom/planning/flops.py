@@ -12,6 +12,7 @@ from transom.config.vision import ConvolutionalNetwork, ImageClassifier, VisionT
 from transom.layers.grid import image_places, image_rules
 from transom.layers.rule import LOOKING_BACK, SAME_SEGMENT, Places, Rule, build_rules
 from transom.layers.sight import visible_tiles
+from transom.planning.approximations import approximate
 
 OF_FROZEN_MAPS = 2 / 3
 """Part of a training's operations that is left where maps are frozen: those for their gradients are not made. The few of what is adapted
@@ -40,7 +41,8 @@ def count_flops(config: Architecture, batch: int, source: int, target: int) -> F
 
     A weight matrix costs 2 operations a weight and token. Attention scores and weighted values cost 2 h (d_k + d_v) a pair of query and
     key that is computed: of the whole square, causal or not, or, where rows are long and patterns sparse, of the visible tiles
-    (``layers/tiles.py``). Softmax, norms and other work a element are left out.
+    (``layers/tiles.py``); an approximation has costs of its own (``planning/approximations.py``). Softmax, norms and other work a element
+    are left out.
 
     Args:
         config: the model.
@@ -65,8 +67,8 @@ def count_flops(config: Architecture, batch: int, source: int, target: int) -> F
     if isinstance(c, Seq2Seq | Decoder):
         n_layers = c.n_decoder_layers if isinstance(c, Seq2Seq) else c.n_layers
         if isinstance(c, Seq2Seq):
-            passing = [batch * n for n in _passing(c, n_layers, target)]
-            parts["decoder.cross"] = sum(_attention(c, n, n_source, n * source) for n in passing)
+            passing = _passing(c, n_layers, target)
+            parts["decoder.cross"] = sum(_projections(c, batch * n, n_source) + _across(c, batch, n, source) for n in passing)
         parts["decoder.attn"] = _self_attention(c, n_layers, batch, target, LOOKING_BACK)
         parts["decoder.ff"] = batch * feed_forward * sum(_passing(c, n_layers, target))
         parts["decoder.depth"] = _routers(c, n_layers, n_target)
@@ -95,11 +97,14 @@ def _logits(c: Architecture) -> int:
 
 def _self_attention(c: Transformer, n_layers: int, batch: int, length: int, family: Rule) -> int:
     """All layers of a stack, each with its pattern; masks are written out where only chosen tokens pass some of the layers."""
-    image = c if isinstance(c, VisionTransformer) else None
-    rules = build_rules(c.attention.pattern, family) if image is None else image_rules(image)
     passing = _passing(c, n_layers, length)
+    projections = sum(_projections(c, batch * n, batch * n) for n in passing)
+    if c.attention.approximation.kind != "none":
+        return projections + n_layers * approximate(c, batch, length, length, family == LOOKING_BACK)
+    image = c if isinstance(c, VisionTransformer) else None
+    rules = build_rules(c.attention, family) if image is None else image_rules(image)
     pairs = [_pairs(rules[i % len(rules)], n, image) if c.depth.kind == "full" else n**2 for i, n in enumerate(passing)]
-    return sum(_attention(c, batch * n, batch * n, batch * of_layer) for n, of_layer in zip(passing, pairs, strict=True))
+    return projections + _of_pairs(c, batch * sum(pairs))
 
 
 def _passing(c: Transformer, n_layers: int, length: int) -> list[int]:
@@ -112,12 +117,23 @@ def _routers(c: Transformer, n_layers: int, n_tokens: int) -> int:
     return 2 * c.d_model * n_tokens * sum(c.depth.routed(i) for i in range(n_layers))
 
 
-def _attention(c: Transformer, n_queries: int, n_keys: int, pairs: int) -> int:
-    """Projections of all queries and keys, then scores and weighted values of the pairs."""
-    of_head, of_value = c.width_of_head, c.width_of_value
-    output = c.n_heads * of_value if c.attention.output else 0
-    projections = 2 * c.d_model * (n_queries * (c.n_heads * of_head + output) + n_keys * c.key_heads * (of_head + of_value))
-    return projections + 2 * c.n_heads * (of_head + of_value) * pairs
+def _across(c: Transformer, batch: int, target: int, source: int) -> int:
+    """What every target token gathers of all of its source, in one layer."""
+    if c.attention.approximation.kind != "none":
+        return approximate(c, batch, target, source, causal=False)
+    return _of_pairs(c, batch * target * source)
+
+
+def _projections(c: Transformer, n_queries: int, n_keys: int) -> int:
+    """Projections of all queries and keys, and the output map."""
+    output = c.n_heads * c.width_of_value if c.attention.output else 0
+    of_keys = c.key_heads * (c.width_of_head + c.width_of_value)
+    return 2 * c.d_model * (n_queries * (c.n_heads * c.width_of_head + output) + n_keys * of_keys)
+
+
+def _of_pairs(c: Transformer, pairs: int) -> int:
+    """Scores and weighted values of pairs."""
+    return 2 * c.n_heads * (c.width_of_head + c.width_of_value) * pairs
 
 
 def _recurrent(c: RecurrentSeq2Seq, batch: int, source: int, target: int) -> dict[str, int]:

@@ -98,7 +98,7 @@ def count_parameters(config: Architecture) -> Parameters:
 
 
 def _stack(c: Transformer, name: str, n_layers: int, cross: bool) -> dict[str, int]:
-    attention = c.attention.parameters(c.d_model, c.n_heads, c.key_heads, c.width_of_head, c.width_of_value)
+    attention = c.attention.parameters(c.d_model, c.n_heads, c.key_heads, c.width_of_head, c.width_of_value, c.n_positions)
     norm, placement = c.norm.parameters(c.d_model), PLACEMENTS[c.norm_placement]
     norms_a_block = (3 if cross else 2) * placement.norms_a_sub_layer + placement.norms_a_block
     return {

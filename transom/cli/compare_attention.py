@@ -1,0 +1,102 @@
+"""``transom compare-attention``: what approximations of attention would make of a model's own queries, keys and values."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from transom.cli.answers import Json, answer, table
+from transom.cli.imports import lasting_imports
+from transom.cli.options import Precision, Run
+from transom.errors import ConfigError
+
+if TYPE_CHECKING:
+    from transom.inspection.comparison import Comparison
+
+EXAMPLES = """
+transom compare-attention runs/shakespeare-char --input play.txt
+transom compare-attention runs/en-de --text "A man sleeps on a bench in the park."
+transom compare-attention runs/stdlib --input module.py --lengths 256,1024,4096 --out attention.html
+transom compare-attention runs/photos --input cat.jpg --json
+"""
+
+MOST = 65536
+"""The largest of the numbers that may be asked for."""
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command()
+def compare_attention(
+    run: Run,
+    text: Annotated[str | None, typer.Option("--text", help="A text of your own.")] = None,
+    input_file: Annotated[
+        Path | None, typer.Option("--input", metavar="FILE", help="A file with one (.gz too), or an image for a model of images.")
+    ] = None,
+    lengths: Annotated[
+        str, typer.Option("--lengths", metavar="N,N", help="Also measure at these lengths, the text's own tokens repeated or cut.")
+    ] = "",
+    features: Annotated[str, typer.Option("--features", metavar="N,N", help="Numbers of the Performer's random features.")] = "16,64,256",
+    ranks: Annotated[str, typer.Option("--ranks", metavar="N,N", help="Ranks of Linformer, landmarks of Nystrom.")] = "16,64",
+    windows: Annotated[str, typer.Option("--windows", metavar="N,N", help="Sizes of sliding windows.")] = "16,64",
+    rounds: Annotated[int, typer.Option("--rounds", min=1, max=1000, help="How often each is timed; the median counts.")] = 5,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Of the random features.")] = 1,
+    out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Write all of it as an HTML page, each layer too.")] = None,
+    precision: Precision = "fp32",
+    as_json: Json = False,
+) -> None:
+    """The model reads the text as it is; its queries, keys and values then go through every kind of attention that fits.
+
+    The error is |Z' - Z| / |Z|, Z what the model's own exact attention gathers (and the same of the weights), a mean over heads and
+    layers. Nothing is trained anew: a model that learns with an approximation can do better than these errors say.
+    """
+    given_sizes = {"lengths": lengths, "features": features, "ranks": ranks, "windows": windows}
+    sizes = {name: _numbers(name, numbers) for name, numbers in given_sizes.items()}
+    if (text is None) == (input_file is None):
+        raise ConfigError("expected --text or --input, found both or neither; give one of them")
+    with lasting_imports():
+        from transom.cli.progress import counting
+        from transom.decoding.load import load
+        from transom.inspection.comparison import Settings, compare
+        from transom.inspection.comparison_page import comparison_page
+        from transom.inspection.given import given
+        from transom.planning.precision import choose_threads, using_threads
+        from transom.weights.durable import write_file
+
+    loaded, threads = load(run, precision), choose_threads()
+    with using_threads(threads.count), counting("places", quiet=as_json) as tell:
+        read = given(loaded, text, input_file)
+        found = compare(loaded.model, read.batch, Settings(**sizes, rounds=rounds, seed=seed), tell)
+    notes = [*read.notes, *found.notes, threads.reason]
+    if out is not None:
+        write_file(out, comparison_page(run.name, found, notes).encode())
+    value = {
+        "run": str(run),
+        "tokens": found.tokens,
+        "kinds": [cost._asdict() for cost in found.kinds],
+        "layers": {address: [cost._asdict() for cost in costs] for address, costs in found.layers.items()},
+        "lengths": {str(length): [cost._asdict() for cost in costs] for length, costs in found.lengths.items()},
+        "notes": notes,
+    }
+    answer(value, as_json, _lines(found, notes))
+
+
+def _numbers(name: str, given: str) -> tuple[int, ...]:
+    """Read numbers that commas or spaces part."""
+    words = given.replace(",", " ").split()
+    if not all(word.isdecimal() and 0 < int(word) <= MOST for word in words):
+        raise ConfigError(f"--{name}: expected numbers from 1 to {MOST:,} with commas between, as 256,1024, found {given!r}")
+    return tuple(dict.fromkeys(int(word) for word in words))
+
+
+def _lines(found: "Comparison", notes: list[str]) -> Iterator[str]:
+    from transom.inspection.comparison_page import COLUMNS, cells
+
+    yield f"mean of {len(found.layers)} places, {max(found.tokens.values()):,} tokens"
+    yield from table([COLUMNS, *map(cells, found.kinds)])
+    for address, costs in found.layers.items():
+        yield from ("", f"{address}, {found.tokens[address]:,} tokens", *table([COLUMNS, *map(cells, costs)]))
+    for length, costs in found.lengths.items():
+        yield from ("", f"{length:,} tokens", *table([COLUMNS, *map(cells, costs)]))
+    yield from ("", *notes)

@@ -1,0 +1,39 @@
+"""A comparison of kinds of attention as tables, for a terminal and as one HTML page that needs no network and runs no script."""
+
+from collections.abc import Sequence
+from xml.etree.ElementTree import Element
+
+from transom.inspection.comparison import Comparison, Cost
+from transom.inspection.figures import compact, percent, whole
+from transom.inspection.markup import node, page
+from transom.inspection.style import COLOURS, PAGE
+from transom.inspection.tables import table
+
+COLUMNS = ["attention", "error", "error of weights", "ms", "MB"]
+
+
+def cells(cost: Cost) -> list[str]:
+    """Write what a kind costs, a column each of ``COLUMNS``."""
+    errors = ["" if error is None else percent(error, 2) for error in (cost.output_error, cost.weights_error)]
+    return [cost.kind, *errors, f"{1e3 * cost.seconds:.3f}", compact(cost.bytes / 1e6)]
+
+
+def comparison_page(name: str, found: Comparison, notes: Sequence[str]) -> str:
+    """Write a comparison as a page; all text from the data is escaped.
+
+    Args:
+        name: of the run.
+        found: what was measured.
+        notes: what one has to know beside it.
+    """
+    sections = [(f"Mean of {len(found.layers)} places", found.kinds)]
+    sections += [(f"{address}, {whole(found.tokens[address])} tokens", costs) for address, costs in found.layers.items()]
+    sections += [(f"{whole(length)} tokens", costs) for length, costs in found.lengths.items()]
+    main = node("main", *(node("p", note, class_="soft") for note in notes))
+    main.extend(node("section", node("h2", title), _table(costs)) for title, costs in sections)
+    title = f"{name}: kinds of attention"
+    return page(title, COLOURS + PAGE, node("body", node("header", node("h1", title)), main))
+
+
+def _table(costs: Sequence[Cost]) -> Element:
+    return table(COLUMNS, [cells(cost) for cost in costs])
