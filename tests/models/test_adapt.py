@@ -28,7 +28,8 @@ from transom.training.optimizer import build_optimizer
 from transom.training.state import learned_tensors, optimizer_tensors
 from transom.training.step import Stepper
 
-EVERY = st.one_of(combinations(FAMILIES + ENCODERS), NETWORKS.filter(lambda fields: fields["kind"] == "vision-transformer"))
+VISION = NETWORKS.filter(lambda fields: fields["kind"] == "vision-transformer")
+EVERY = st.one_of(combinations(FAMILIES + ENCODERS), VISION).filter(lambda fields: fields["norm"] != "batchnorm")
 
 
 def read(fields: dict[str, Any]) -> tuple[Architecture, Batch]:
@@ -138,6 +139,11 @@ def test_what_it_amounts_to_is_searched_flat() -> None:
 def test_maps_that_are_not_there_are_named(kind: str, on: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         count_adapters(described({"kind": kind, "vocab_size": 9}), Lora.model_validate({"on": on}))
+
+
+def test_running_statistics_are_not_adapted() -> None:
+    with pytest.raises(ConfigError, match=r"found model\.norm = 'batchnorm', whose running statistics go on; leave it out"):
+        count_adapters(described({"kind": "decoder", "vocab_size": 9, "norm": "batchnorm"}), Lora())
 
 
 def test_families_of_text_and_images_have_maps() -> None:

@@ -40,11 +40,16 @@ def count_adapters(config: Architecture, brick: Lora) -> int:
     """Count the numbers of all A and B.
 
     Raises:
-        ConfigError: the model has no such maps.
+        ConfigError: the model has no such maps, or statistics that would move beside them.
     """
     there = adaptable(config)
     if not there:
         raise ConfigError(f"training.adapter: expected a Transformer, whose maps can be adapted, found {config.kind}; leave it out")
+    if isinstance(config, Transformer) and config.norm.kind == "batchnorm":
+        raise ConfigError(
+            "training.adapter: expected a model that stays as it was beside what learns, found model.norm = 'batchnorm', whose running"
+            " statistics go on; leave it out"
+        )
     if missing := [name for name in brick.on if name not in there]:
         raise ConfigError(f"training.adapter.on: expected maps of this {config.kind}, {', '.join(there)}, found {missing[0]}; remove it")
     return sum(maps.n * brick.parameters(maps.d_in, maps.d_out) for name in dict.fromkeys(brick.on) for maps in there[name])
