@@ -32,7 +32,14 @@ from transom.layers.norm import build_norm
 from transom.layers.patches import PatchEmbedding
 from transom.layers.position import build_position
 from transom.layers.recurrent import EncoderLayer, Recurrence, RecurrentEncoder, RecurrentStack, backwards
-from transom.layers.recurrent_decoder import AdditiveScore, DotScore, PlainDecoder, SourceAttention, build_recurrent_decoder
+from transom.layers.recurrent_decoder import (
+    AdditiveScore,
+    AttendingDecoder,
+    DotScore,
+    PlainDecoder,
+    SourceAttention,
+    build_recurrent_decoder,
+)
 from transom.layers.residual import PostNorm, PreNorm, Residual, Sandwich
 from transom.layers.rule import LOOKING_BACK, Places
 from transom.layers.sight import Reach, Sight, look
@@ -285,7 +292,7 @@ def test_gradients_by_finite_differences(name: str) -> None:
     assert torch.autograd.gradcheck(whole, (x, memory, *weights.values()), fast_mode=many)
 
 
-COMMON = {Residual, SourceAttention, Approximation, KernelAttention}
+COMMON = {Residual, SourceAttention, AttendingDecoder, Approximation, KernelAttention}
 """What other layers have in common."""
 
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tests.models.combinations import combinations, described
+from tests.models.combinations import FAMILIES, SOURCE, TARGET, batch_for, combinations, described
 from tests.models.test_combinations import CLOSE, built
 from tests.models.test_patterns import LENGTH, fields, text
 from transom.inputs.batch import LanguageBatch, Sequences
@@ -18,6 +18,7 @@ from transom.layers import sight
 from transom.layers.rule import Places
 from transom.layers.sight import Sight, look
 from transom.models.decoder import DecoderTransformer
+from transom.models.seq2seq import Seq2SeqTransformer
 
 PREFIXED = combinations([{"kind": "decoder", "n_layers": 2, "vocab_size": 9, "mask": "prefix"}])
 ROWS = [[2, 5, 8, 4, 1, 6], [2, 7, 1, 3, 3]]
@@ -127,3 +128,16 @@ def test_tiles_change_nothing(pattern: str, position: str, monkeypatch: pytest.M
     assert torch.allclose(by_tiles[real], written_out[real], **CLOSE)
     for a, b in zip(gradients, torch.autograd.grad(written_out[real].square().mean(), list(model.parameters())), strict=True):
         assert torch.allclose(a, b, **CLOSE)
+
+
+@torch.no_grad()
+def test_what_a_translator_writes_has_no_prefix() -> None:
+    pattern = {"kind": "any", "of": [{"kind": "window", "size": 2}, "prefix"]}
+    bricks = {"d_model": 12, "n_heads": 3, "d_ff": 8, "max_seq_len": 16, "depth": "mixture", "attention": {"pattern": pattern}}
+    config = described(FAMILIES[0] | bricks)
+    model = built(config)
+    assert isinstance(model, Seq2SeqTransformer)
+    cache = model.start(model.encode(SOURCE), 1, 4)
+    steps = torch.cat([model.step(TARGET.tokens[:, i : i + 1], cache) for i in range(4)], 1)
+    real = TARGET.segments > 0
+    assert torch.allclose(steps[real], model(batch_for(config))[real], **CLOSE)
