@@ -20,7 +20,9 @@ from transom.layers.sight import Sight, look
 from transom.models.decoder import DecoderTransformer
 from transom.models.seq2seq import Seq2SeqTransformer
 
-PREFIXED = combinations([{"kind": "decoder", "n_layers": 2, "vocab_size": 9, "mask": "prefix"}])
+PREFIXED = combinations([{"kind": "decoder", "n_layers": 2, "vocab_size": 9, "mask": "prefix"}]).filter(
+    lambda drawn: drawn["mask"] == "prefix"
+)
 ROWS = [[2, 5, 8, 4, 1, 6], [2, 7, 1, 3, 3]]
 PREFIXES = [4, 2]
 

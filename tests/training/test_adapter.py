@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.training.test_encoders import changed, classes, masked, sit
+from tests.training.conftest import changed, sit
 from tests.training.test_run import Killed, kill_at, recipe, same
 from transom.config.recipe import ClassificationRecipe, MaskedRecipe, TranslationRecipe
 from transom.decoding.classifier import Classifier
@@ -19,8 +19,6 @@ from transom.training.events import Saved, Started, Stepped, Validated
 from transom.training.setup import set_up
 from transom.weights.run_folder import ADAPTER, BASE, WEIGHTS, RunFolder
 from transom.weights.tensors import read_specs, read_tensors
-
-__all__ = ["classes", "masked"]
 
 LORA: dict[str, Any] = {"rank": 2, "alpha": 6.0, "on": ["attn.q", "attn.v", "ff.down"]}
 
