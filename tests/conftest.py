@@ -21,11 +21,11 @@ SECONDS = {
     "doctests": 30,
     "inputs": 80,
     "inspection": 90,
-    "layers": 140,
-    "models": 130,
+    "layers": 160,
+    "models": 150,
     "parallel": 40,
     "planning": 60,
-    "training": 360,
+    "training": 420,
     "weights": 60,
 }
 """Most processor seconds that the first tier of a room may take in all, child processes included; a busy machine does not stretch them."""
