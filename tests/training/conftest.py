@@ -13,8 +13,8 @@ from transom.training.setup import set_up
 from transom.weights.run_folder import RunFolder
 
 WIDTHS = {"d_model": 16, "n_heads": 2, "d_ff": 32, "max_seq_len": 16, "dropout": 0.1}
-MODEL = WIDTHS | {"n_layers": 1}
-TRAINING = {
+MODEL: dict[str, Any] = WIDTHS | {"n_layers": 1}
+TRAINING: dict[str, Any] = {
     "max_steps": 10,
     "batch_tokens": 64,
     "accumulate": 2,

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from tests.training.test_encoders import changed, sit
+from tests.training.conftest import MODEL, TRAINING, changed, sit
 from tests.training.test_run import Killed, kill_at, same
 from transom.config.recipe import InstructionRecipe, LanguageRecipe
 from transom.decoding.generator import Generator
@@ -19,21 +19,6 @@ from transom.training.setup import set_up
 from transom.training.step import batch_loss
 from transom.weights.run_folder import RunFolder
 
-MODEL: dict[str, Any] = {"d_model": 16, "n_layers": 1, "n_heads": 2, "d_ff": 32, "max_seq_len": 16, "dropout": 0.1}
-TRAINING: dict[str, Any] = {
-    "max_steps": 10,
-    "batch_tokens": 64,
-    "accumulate": 2,
-    "learning_rate": 0.01,
-    "schedule": {"kind": "cosine", "warmup_steps": 5},
-    "precision": "bf16",
-    "average": {"kind": "checkpoints", "last": 2},
-    "validate_every": 4,
-    "checkpoint_every": 3,
-    "log_every": 2,
-    "validate_samples": 2,
-}
-
 
 def instructions(folder: Path, **model: Any) -> InstructionRecipe:
     """Two letters, to be said in either order."""
@@ -42,7 +27,13 @@ def instructions(folder: Path, **model: Any) -> InstructionRecipe:
     (folder / "lines.tsv").write_text("\n".join(lines))
     data = {"train": {"file": str(folder / "lines.tsv")}, "valid": {"file": str(folder / "lines.tsv")}}
     tokenizer = {"kind": "whitespace", "vocab_size": 40}
-    raw = {"data": data, "tokenizer": tokenizer, "model": {**MODEL, **model}, "training": TRAINING, "decoding": {"max_new_tokens": 6}}
+    raw = {
+        "data": data,
+        "tokenizer": tokenizer,
+        "model": MODEL | model,
+        "training": TRAINING | {"validate_samples": 2},
+        "decoding": {"max_new_tokens": 6},
+    }
     return InstructionRecipe.model_validate(raw)
 
 
