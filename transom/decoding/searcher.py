@@ -48,7 +48,7 @@ def searcher_of(model: Network, dtype: torch.dtype | None = None, eight_bits: bo
     reason: str | None = "its bricks have no such form"
     if isinstance(model, Seq2SeqTransformer) and model.config.attention.pattern == Full() and all(map(_has_flat_form, model.modules())):
         wanted: Kind | None = "int8" if eight_bits else "bf16" if model.unembedding.weight.dtype == torch.bfloat16 else None
-        reason = why_not(model)
+        reason = why_not(model) if wanted is not None else None  # asking compiles the library
         if wanted is not None and reason is None and (library := native().library) is not None:
             return CompiledSeq2Seq(library, model, wanted)
         if not eight_bits:
