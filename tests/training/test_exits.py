@@ -29,8 +29,9 @@ def model(**fields: Any) -> Network:
     return build_model(Decoder.model_validate(SIZES | {"n_layers": 3, "vocab_size": 12} | fields)).double()
 
 
-def stepped(network: Network, kind: str, n_slices: int = 1) -> StepResult:
-    training = LanguageTraining.model_validate({"exits": kind, "optimizer": Adam(), "clip_norm": None, "label_smoothing": 0.1})
+def stepped(network: Network, kind: str, n_slices: int = 1, r_drop: float = 0.0) -> StepResult:
+    fields = {"exits": kind, "optimizer": Adam(), "clip_norm": None, "label_smoothing": 0.1, "r_drop": r_drop}
+    training = LanguageTraining.model_validate(fields)
     stepper = Stepper(network, build_optimizer(network, training.optimizer), training, torch.float32)
     return stepper.step([batch(ROWS[i::n_slices]) for i in range(n_slices)], 0.01)
 
@@ -76,3 +77,10 @@ def test_networks_without_exits_are_refused(fields: dict[str, Any]) -> None:
     fields = {"model": {"kind": "decoder"} | fields["model"], **{name: value for name, value in fields.items() if name != "model"}}
     with pytest.raises(ValueError, match=r"need model\.kind = 'decoder' with model\.depth = 'full'"):
         LanguageRecipe.model_validate({"task": "language", "data": {"train": {"files": "a.txt"}}} | fields)
+
+
+def test_two_readings_without_dropout_give_the_update_of_one_beside_exits_and_a_mixture() -> None:
+    for fields in ({}, {"feed_forward": LOSS}):
+        once, twice = stepped(model(**fields), "linear"), stepped(model(**fields), "linear", r_drop=4.0)
+        assert twice.grad_norm == pytest.approx(once.grad_norm, abs=1e-9)
+        assert (twice.loss, twice.nll) == pytest.approx((once.loss, once.nll), abs=1e-9)

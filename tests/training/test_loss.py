@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch.nn import functional as F
 
 from transom.training import loss as module
-from transom.training.loss import cross_entropy, linear_cross_entropy
+from transom.training.loss import cross_entropy, divergence, linear_cross_entropy
 
 
 @settings(max_examples=40)
@@ -57,3 +57,28 @@ def test_bf16_products_stay_near_float32() -> None:
     assert rough.dtype == torch.float32 and abs(rough - exact) / exact < 1e-2
     for a, b in zip(torch.autograd.grad(rough, (hidden, weight)), exact_grads, strict=True):
         assert a.dtype == torch.float32 and (a - b).norm() / b.norm() < 3e-2
+
+
+@settings(max_examples=40)
+@given(st.integers(1, 9), st.integers(2, 12), st.sampled_from([0.0, 0.1]), st.floats(0.1, 5), st.integers(1, 60), st.integers(0, 2**31))
+def test_answers_drawn_together_in_chunks_equal_kl_of_torch(
+    n_tokens: int, vocab: int, smoothing: float, r_drop: float, chunk: int, seed: int
+) -> None:
+    torch.manual_seed(seed)
+    hidden = torch.randn(2 * n_tokens, 4, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(vocab, 4, dtype=torch.float64, requires_grad=True)
+    labels = torch.randint(0, vocab, (n_tokens,)).repeat_interleave(2)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "CHUNK_ELEMENTS", chunk)
+        patch.setattr(module, "SLICE_ELEMENTS", chunk // 2)
+        fast, nll = linear_cross_entropy(hidden, weight, labels, smoothing, r_drop)
+    logits = hidden @ weight.T
+    log_f = F.log_softmax(logits, -1)
+    p, q = log_f[::2], log_f[1::2]
+    both = F.kl_div(q, p, reduction="sum", log_target=True) + F.kl_div(p, q, reduction="sum", log_target=True)
+    own = F.cross_entropy(logits, labels, label_smoothing=smoothing, reduction="sum") + r_drop / 2 * both
+    assert torch.allclose(divergence(logits), both / 2, rtol=0, atol=1e-10)
+    assert torch.allclose(fast, own, rtol=0, atol=1e-10)
+    assert torch.allclose(nll, F.nll_loss(log_f, labels, reduction="sum"), rtol=0, atol=1e-10)
+    for a, b in zip(torch.autograd.grad(fast, (hidden, weight)), torch.autograd.grad(own, (hidden, weight)), strict=True):
+        assert torch.allclose(a, b, rtol=0, atol=1e-10)

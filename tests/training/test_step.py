@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from transom.config.model import Seq2Seq
-from transom.config.training import Adam, Sgd, Training
-from transom.inputs.loader import translation_batch
+from transom.config.training import Adam, Sgd, Training, TranslationTraining
+from transom.inputs.batch import translation_batch, twice
 from transom.models.build import build_model
 from transom.models.seq2seq import Seq2SeqTransformer
 from transom.training.optimizer import build_optimizer
@@ -18,7 +18,7 @@ N = 32
 TRAINING = Training(optimizer=Adam(), label_smoothing=0.1, clip_norm=1.0)
 
 
-def tiny(tie: Literal["all", "none"] = "all") -> Seq2SeqTransformer:
+def tiny(tie: Literal["all", "none"] = "all", dropout: float = 0.0) -> Seq2SeqTransformer:
     torch.manual_seed(1)
     config = Seq2Seq(
         d_model=8,
@@ -29,7 +29,7 @@ def tiny(tie: Literal["all", "none"] = "all") -> Seq2SeqTransformer:
         source_vocab_size=12,
         target_vocab_size=12,
         max_seq_len=16,
-        dropout=0,
+        dropout=dropout,
         tie=tie,
     )
     model = build_model(config)
@@ -132,3 +132,35 @@ def test_float16_scales_the_loss_and_skips_overflow() -> None:
     with torch.no_grad():
         next(model.parameters()).mul_(1e6)
     assert stepper.step([batch], 0.01).skipped and stepper.scaler.get_scale() < scale
+
+
+def test_a_batch_read_twice_without_dropout_gives_the_update_of_one_read_once() -> None:
+    batch = translation_batch(SOURCES, TARGETS, range(N))
+    parts = [translation_batch(SOURCES[part], TARGETS[part], range(N)[part]) for part in (slice(9), slice(9, N))]
+    for slices in ([batch], parts):
+        once, again = tiny(), tiny()
+        training = TranslationTraining(optimizer=Sgd(momentum=0.0), r_drop=5.0)
+        first = Stepper(once, build_optimizer(once, Sgd(momentum=0.0)), TRAINING, torch.float32).step(slices, 0.5)
+        second = Stepper(again, build_optimizer(again, training.optimizer), training, torch.float32).step(slices, 0.5)
+        assert (second.loss, second.nll) == pytest.approx((first.loss, first.nll), abs=1e-9)
+        assert second.n_target_tokens == first.n_target_tokens
+        for a, b in zip(once.parameters(), again.parameters(), strict=True):
+            assert torch.allclose(a, b, rtol=0, atol=1e-9)
+
+
+def test_two_readings_are_drawn_together_by_the_paper_s_loss() -> None:
+    """-log p - log q + alpha / 2 (KL(p || q) + KL(q || p)) a token (Liang et al. 2021, eq. 4), halved: the mean of two readings."""
+    model, alpha = tiny(dropout=0.3), 3.0
+    batch = translation_batch(SOURCES, TARGETS, range(N))
+    stepper = Stepper(model, build_optimizer(model, Sgd()), TranslationTraining(label_smoothing=0.0, r_drop=alpha), torch.float32)
+    torch.manual_seed(3)
+    with torch.no_grad():
+        log_f = model(twice(batch)).log_softmax(-1)[twice(batch).counted]
+    p, q = log_f.chunk(2)
+    label = batch.labels[batch.counted][:, None]
+    apart = ((p.exp() - q.exp()) * (p - q)).sum()
+    expected = -(p.gather(1, label) + q.gather(1, label)).sum() + alpha / 2 * apart
+    torch.manual_seed(3)
+    found = stepper.step([batch], 0.01)
+    assert apart > 1, "the readings differ"
+    assert found.loss == pytest.approx(expected.item() / 2, rel=1e-6)

@@ -29,6 +29,7 @@ from transom.config.reading import Override, line_of, merged, parse_override, pa
 from transom.config.recurrent import RecurrentDecoder, RecurrentSeq2Seq
 from transom.config.training import (
     ClassificationTraining,
+    ConsistentTraining,
     EmbeddingTraining,
     ImageTraining,
     InstructionTraining,
@@ -73,6 +74,13 @@ class TextRecipe(Recipe):
     """What the recipes of tasks on text have beside that: a tokenizer."""
 
     tokenizer: Tokenizer
+
+    @model_validator(mode="after")
+    def _two_readings_need_dropout(self) -> Self:
+        twice = isinstance(self.training, ConsistentTraining) and self.training.r_drop > 0
+        if twice and not any(value for name, value in self.model if name.endswith("dropout")):
+            raise ValueError("training.r_drop draws two readings together that only dropout tells apart; set model.dropout, or r_drop = 0")
+        return self
 
 
 class TranslationRecipe(TextRecipe):

@@ -1,8 +1,8 @@
 """Batches: what a model's ``forward`` takes. Positions, segments and lengths are there from the first day."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol, Self, runtime_checkable
+from dataclasses import dataclass, fields, replace
+from typing import Any, Protocol, Self, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -74,6 +74,18 @@ class Batch(Protocol):
     def to(self, device: torch.device) -> Self:
         """Copy to ``device``."""
         ...
+
+
+def twice(batch: Any) -> Any:
+    """Repeat all rows of a batch, or of its sequences, behind themselves, to be read under two dropouts."""
+
+    def both(x: Any) -> Any:
+        if isinstance(x, Tensor):
+            return x if len(x) == 1 < n_rows else torch.cat([x, x])  # one row for all stays one
+        return twice(x) if isinstance(x, Sequences) else x if x is None else x + x
+
+    n_rows = len(batch.tokens if isinstance(batch, Sequences) else batch.samples)
+    return replace(batch, **{field.name: both(getattr(batch, field.name)) for field in fields(batch)})
 
 
 @dataclass(frozen=True)

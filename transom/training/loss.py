@@ -19,6 +19,10 @@ ROUND = 64
 product of a shape makes its kernel, which for a wide vocabulary takes as long as dozens of products."""
 
 
+TINY = 1e-30
+"""Probabilities are taken for no smaller than this where their quotient is."""
+
+
 def cross_entropy(
     logits: Float[Tensor, "tokens vocab"], labels: Int[Tensor, "tokens"], smoothing: float
 ) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
@@ -53,10 +57,25 @@ def mixed_cross_entropy(
     return (1 - smoothing) * nll - smoothing * log_f.mean(-1).sum(), nll
 
 
+def divergence(logits: Float[Tensor, "readings vocab"]) -> Float[Tensor, ""]:
+    """Compute how far two answers for each token are apart, from whole logits; the readable reference of ``linear_cross_entropy``'s.
+
+    Sum over rows 2i and 2i + 1 of [KL(p || q) + KL(q || p)] / 2, p and q their softmax (Liang et al. 2021, eq. 2).
+    """
+    log_p, log_q = F.log_softmax(logits, -1, dtype=torch.promote_types(logits.dtype, torch.float32)).unflatten(0, (-1, 2)).unbind(1)
+    return ((log_p.exp() - log_q.exp()) * (log_p - log_q)).sum() / 2
+
+
 def linear_cross_entropy(
-    hidden: Float[Tensor, "tokens d_model"], weight: Float[Tensor, "vocab d_model"], labels: Int[Tensor, "tokens"], smoothing: float
+    hidden: Float[Tensor, "tokens d_model"],
+    weight: Float[Tensor, "vocab d_model"],
+    labels: Int[Tensor, "tokens"],
+    smoothing: float,
+    r_drop: float = 0.0,
 ) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
     """Compute ``cross_entropy(hidden @ weight.T, labels, smoothing)`` a few rows at a time, gradients included.
+
+    With ``r_drop``, each two rows are one token read twice, and ``r_drop * divergence(hidden @ weight.T)`` is added to the loss.
 
     The logits of a chunk live only while their loss and their gradient, softmax minus target, are computed. Products are taken
     in autocast's type where it is on, the softmax and its sums in float32 at least.
@@ -66,24 +85,25 @@ def linear_cross_entropy(
         weight: the output map.
         labels: the tokens to predict.
         smoothing: probability spread evenly over the vocabulary.
+        r_drop: alpha of R-Drop.
 
     Returns:
         The smoothed loss, which carries the gradient, and the plain negative log-likelihood, in nats, summed over tokens.
     """
     loss: Tensor
     nll: Tensor
-    loss, nll = _LinearCrossEntropy.apply(hidden, weight, labels, smoothing)  # type: ignore[no-untyped-call]
+    loss, nll = _LinearCrossEntropy.apply(hidden, weight, labels, smoothing, r_drop)  # type: ignore[no-untyped-call]
     return loss, nll
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, smoothing: float, r_drop: float) -> tuple[Tensor, Tensor]:
         device = hidden.device.type
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
         wanted = any(ctx.needs_input_grad[:2])
         with torch.autocast(device, enabled=False):
-            loss, nll, *gradients = _chunked(hidden, weight, labels, smoothing, dtype, wanted, frozen=not ctx.needs_input_grad[1])
+            loss, nll, *gradients = _chunked(hidden, weight, labels, smoothing, r_drop, dtype, wanted, frozen=not ctx.needs_input_grad[1])
         if wanted:
             ctx.save_for_backward(*gradients)
         ctx.mark_non_differentiable(nll)
@@ -93,11 +113,11 @@ class _LinearCrossEntropy(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad_loss: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         gradients = [grad * grad_loss.to(grad.dtype) for grad in ctx.saved_tensors]
-        return gradients[0], gradients[1] if len(gradients) > 1 else None, None, None
+        return gradients[0], gradients[1] if len(gradients) > 1 else None, None, None, None
 
 
 def _chunked(
-    hidden: Tensor, weight: Tensor, labels: Tensor, smoothing: float, dtype: torch.dtype, wanted: bool, frozen: bool
+    hidden: Tensor, weight: Tensor, labels: Tensor, smoothing: float, r_drop: float, dtype: torch.dtype, wanted: bool, frozen: bool
 ) -> tuple[Tensor, ...]:
     """Compute the loss and, where wanted, its gradients, that of a frozen map left out, reusing one buffer for all chunks' logits.
 
@@ -111,13 +131,17 @@ def _chunked(
     log_sums = hidden.new_empty(len(h_all), dtype=exact)
     grad_hidden = hidden.new_empty(len(h_all), d_model, dtype=dtype)
     grad_weight: Tensor | None = None
-    rows, slice_rows = (max(1, min(len(h_all), elements // vocab)) for elements in (CHUNK_ELEMENTS, SLICE_ELEMENTS))
+    rows, slice_rows = (2 * max(1, min(len(h_all), elements // vocab) // 2) for elements in (CHUNK_ELEMENTS, SLICE_ELEMENTS))
+    apart = hidden.new_zeros((), dtype=exact)
     product, buffer = hidden.new_empty(rows, vocab, dtype=dtype), hidden.new_empty(slice_rows, vocab, dtype=exact)
     for start in range(0, len(h_all), rows):
         h = h_all[start : start + rows]
         z = torch.mm(h, w.T, out=product[: len(h)])
         for part, log_sum in zip(z.split(slice_rows), log_sums[start : start + rows].split(slice_rows), strict=True):
-            _softmax_(part, buffer[: len(part)], log_sum)
+            e = buffer[: len(part)]
+            _softmax_(part, e, log_sum)
+            if r_drop:
+                apart += _draw_together_(part, e, r_drop)
         if wanted:
             torch.mm(z, w, out=grad_hidden[start : start + rows])
         if wanted and not frozen:
@@ -126,7 +150,7 @@ def _chunked(
     h_all, log_sums, grad_hidden = h_all[:n_tokens], log_sums[:n_tokens], grad_hidden[:n_tokens]
     target = (h_all.to(exact) * w_target.to(exact)).sum(-1)
     nll = (log_sums - target).sum()
-    loss = (1 - smoothing) * nll + smoothing * (log_sums - h_all.to(exact) @ w_sum / vocab).sum()
+    loss = (1 - smoothing) * nll + smoothing * (log_sums - h_all.to(exact) @ w_sum / vocab).sum() + r_drop * apart
     if not wanted:
         return loss, nll
     grad_hidden = grad_hidden.to(exact) - (1 - smoothing) * w_target - smoothing / vocab * w_sum
@@ -145,3 +169,16 @@ def _softmax_(z: Tensor, e: Tensor, log_sum: Tensor) -> None:
     total = e.sub_(largest).exp_().sum(-1, keepdim=True)
     log_sum.copy_((total.log() + largest)[:, 0])
     z.copy_(e.mul_(total.reciprocal_()))
+
+
+def _draw_together_(z: Tensor, e: Tensor, r_drop: float) -> Tensor:
+    """Return the divergence of softmaxes ``e``, each two rows a token's, and add ``r_drop`` times its gradient by the logits to ``z``.
+
+    With r = log p - log q, d KL(p || q) / d logits of p = p (r - KL(p || q)) and d KL(q || p) / d logits of p = p - q.
+    """
+    p, q = e.unflatten(0, (-1, 2)).unbind(1)
+    r = (p.clamp_min(TINY) / q.clamp_min(TINY)).log_()
+    p_from_q, q_from_p = (p * r).sum(-1, keepdim=True), -(q * r).sum(-1, keepdim=True)
+    by_p, by_q = p * (r - p_from_q) + (p - q), q * (-r - q_from_p) + (q - p)
+    z.add_(torch.stack([by_p, by_q], 1).flatten(0, 1), alpha=r_drop / 2)
+    return (p_from_q + q_from_p).sum() / 2

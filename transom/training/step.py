@@ -9,8 +9,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from transom.config.training import Training
-from transom.inputs.batch import Batch, ImageBatch
+from transom.config.training import ConsistentTraining, Training
+from transom.inputs.batch import Batch, ImageBatch, twice
 from transom.layers.norm import BatchNorm
 from transom.layers.tap import Scope
 from transom.models.network import Network
@@ -48,13 +48,21 @@ class StepResult:
     passed: Passed | None = None
 
 
-def batch_loss(model: Network, batch: Batch, smoothing: float, taps: Scope | None = None) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
-    """Return a batch's smoothed loss and negative log-likelihood, in nats, summed over the labels that count; padding counts nothing."""
+def batch_loss(
+    model: Network, batch: Batch, smoothing: float, taps: Scope | None = None, r_drop: float = 0.0
+) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
+    """Return a batch's smoothed loss and negative log-likelihood, in nats, summed over the labels that count; padding counts nothing.
+
+    With ``r_drop``, the batch is one that was repeated by ``twice``, and its two answers are drawn together.
+    """
     (hidden, weight), counted = model.output(batch, taps), batch.counted
     if isinstance(batch, ImageBatch) and batch.mixed is not None:
         logits = hidden @ weight.T.to(hidden)
         return mixed_cross_entropy(logits, (batch.labels, batch.mixed.labels), batch.mixed.share, smoothing)
-    return linear_cross_entropy(hidden[counted], weight, batch.labels[counted], smoothing)
+    hidden, labels = hidden[counted], batch.labels[counted]
+    if r_drop:
+        hidden, labels = (x.unflatten(0, (2, -1)).transpose(0, 1).flatten(0, 1) for x in (hidden, labels))
+    return linear_cross_entropy(hidden, weight, labels, smoothing, r_drop)
 
 
 class Stepper:
@@ -93,6 +101,7 @@ class Stepper:
         self.device = next(model.parameters()).device
         self.routers = Routers(model, world)
         self.exits = Exits(model, training)
+        self.r_drop = training.r_drop if isinstance(training, ConsistentTraining) else 0.0
         self.batch_norms = [module for module in model.modules() if isinstance(module, BatchNorm)]
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=dtype == torch.float16)
 
@@ -101,19 +110,21 @@ class Stepper:
 
         A non-finite loss or gradient leaves weights and optimizer as they were, and the samples that caused it are named.
         """
-        flops = self.share * sum(map(self.flops, slices))
+        n_passes = 2 if self.r_drop else 1
+        flops = n_passes * self.share * sum(map(self.flops, slices))
         n_target_tokens, flops = self.world.totals(sum(batch.n_target_tokens for batch in slices), flops)
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
         loss = nll = 0.0
-        slices = [batch.to(self.device) for batch in slices]
+        slices = [batch.to(self.device) for batch in (map(twice, slices) if self.r_drop else slices)]
         self.routers.begin(slices, self.autocast())
         for batch in slices:
             with self.autocast():
-                slice_loss, slice_nll = batch_loss(self.model, batch, self.training.label_smoothing, self.exits.taps(self.routers.taps))
+                taps = self.exits.taps(self.routers.taps)
+                slice_loss, slice_nll = batch_loss(self.model, batch, self.training.label_smoothing, taps, self.r_drop)
                 learnt = self.exits.loss(slice_loss, batch, self.training.label_smoothing)
-            self.scaler.scale(learnt / n_target_tokens + self.routers.loss(batch)).backward()
-            loss, nll = loss + slice_loss.item(), nll + slice_nll.item()
+            self.scaler.scale(learnt / (n_passes * n_target_tokens) + self.routers.loss(batch)).backward()
+            loss, nll = loss + slice_loss.item() / n_passes, nll + slice_nll.item() / n_passes
         loss, nll = self.world.totals(loss, nll)
         self._share_gradients()
         self.scaler.unscale_(self.optimizer)
@@ -148,4 +159,5 @@ class Stepper:
                 finite = self.model(batch).isfinite().all(-1) | ~batch.counted
                 whole_rows = finite.reshape(len(batch.samples), -1).all(-1).tolist()
                 bad += [sample for sample, whole in zip(batch.samples, whole_rows, strict=True) if not whole]
-        return tuple(self.world.joint(bad)) or tuple(self.world.joint([sample for batch in slices for sample in batch.samples]))
+        bad = self.world.joint(bad) or self.world.joint([sample for batch in slices for sample in batch.samples])
+        return tuple(dict.fromkeys(bad))
