@@ -3,6 +3,7 @@
 import ctypes
 import shutil
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,9 +11,10 @@ import torch
 
 from tests.decoding.models import tiny_model
 from tests.decoding.tables import EOS, FORBIDDEN, SOS
+from transom.config.model import Decoder
 from transom.decoding import native as natives
 from transom.decoding.beam import Beam
-from transom.decoding.compiled import CompiledSeq2Seq, Kind, Tiled
+from transom.decoding.compiled import AFTER, KINDS, CompiledLanguageModel, CompiledSeq2Seq, Kind, Tiled, why_not
 from transom.decoding.filters import Forbid
 from transom.decoding.flat import FlatSeq2Seq
 from transom.decoding.limits import Limits
@@ -21,17 +23,31 @@ from transom.decoding.native import SWITCH, compiled, native, opened
 from transom.decoding.searcher import searcher_of
 from transom.errors import ConfigError
 from transom.inputs.batch import Sequences
+from transom.models.build import build_model
+from transom.models.decoder import DecoderTransformer
 from transom.models.seq2seq import Seq2SeqTransformer
 
 needs_library = pytest.mark.skipif(native().library is None, reason=native().reason)
 VOCAB = 43
 SIZES = {"d_model": 80, "n_heads": 3, "d_head": 16, "d_ff": 72}
+LLAMA: dict[str, object] = {"norm": {"kind": "rmsnorm"}, "position": {"kind": "rotary"}, "feed_forward": {"kind": "swiglu"}}
 VARIANTS: list[dict[str, object]] = [
     {},
     {"norm_placement": "pre"},
     {"d_value": 32},
     {"attention": {"bias": False, "output_bias": False}, "feed_forward": {"bias": False}},
     {"tie": "none", "scale_embeddings": False, "norm": {"kind": "layernorm", "bias": False}},
+    LLAMA | {"n_heads": 4, "n_kv_heads": 2},
+]
+LANGUAGE_VARIANTS: list[dict[str, object]] = [
+    LLAMA | {"n_kv_heads": 2, "norm_placement": "pre"},
+    {"n_kv_heads": 1, "position": {"kind": "rotary", "share": 0.5}, "feed_forward": {"kind": "glu", "bias": True}, "d_value": 32},
+    {"position": {"kind": "learned"}, "feed_forward": {"kind": "gelu-tanh"}, "norm_placement": "pre"},
+    {"position": {"kind": "none"}, "feed_forward": {"kind": "gelu"}, "norm": {"kind": "none"}},
+    {"position": {"kind": "sinusoidal"}, "feed_forward": {"kind": "squared-relu"}, "mask": {"kind": "prefix"}},
+    {"feed_forward": {"kind": "geglu"}, "attention": {"bias": False, "output_bias": True}},
+    {"feed_forward": {"kind": "reglu"}, "norm_placement": "pre"},
+    {"feed_forward": {"kind": "silu"}, "norm": {"kind": "rmsnorm", "eps": 0.1}},
 ]
 SOURCES = [[3, 4, 5, 6, 2], [7, 2], [40, 8, 3, 2], [5, 2], [*range(3, 23), 2]]
 TOLERANCE: dict[Kind, float] = {"bf16": 0.02, "int8": 0.06}
@@ -51,7 +67,22 @@ def threads() -> object:
 
 
 def model_of(fields: dict[str, object] | None = None, dtype: torch.dtype = torch.float64) -> Seq2SeqTransformer:
-    return tiny_model(VOCAB, dtype=dtype, **SIZES, **(fields or {}))
+    return tiny_model(VOCAB, dtype=dtype, **(SIZES | (fields or {})))
+
+
+def compiled_of(model: Seq2SeqTransformer, kind: Kind) -> CompiledSeq2Seq:
+    return CompiledSeq2Seq(library(), model, kind, model.encode)
+
+
+def language_model(fields: dict[str, object]) -> DecoderTransformer:
+    torch.manual_seed(1)
+    model = build_model(Decoder.model_validate(SIZES | {"n_heads": 4, "n_layers": 2, "vocab_size": VOCAB, "max_seq_len": 32} | fields))
+    assert isinstance(model, DecoderTransformer)
+    with torch.no_grad():
+        for matrix in (p for p in model.decoder.parameters() if p.dim() == 2):
+            matrix *= 2
+        model.unembedding.weight.normal_(std=0.5)
+    return model.double().eval()
 
 
 def distance(found: torch.Tensor, expected: torch.Tensor) -> float:
@@ -64,7 +95,7 @@ def distance(found: torch.Tensor, expected: torch.Tensor) -> float:
 @torch.inference_mode()
 def test_steps_are_near_the_models(fields: dict[str, object], kind: Kind) -> None:
     model = model_of(fields)
-    exact, fast = FlatSeq2Seq(model), CompiledSeq2Seq(library(), model_of(fields, torch.float32), kind)
+    exact, fast = model, compiled_of(model_of(fields, torch.float32), kind)
     source, n_beams = Sequences.pad(SOURCES), 4
     exact_cache, cache = exact.start(exact.encode(source), n_beams, 20), fast.start(fast.encode(source), n_beams, 20)
     draw = torch.Generator().manual_seed(1)
@@ -79,11 +110,50 @@ def test_steps_are_near_the_models(fields: dict[str, object], kind: Kind) -> Non
 
 
 @needs_library
+@pytest.mark.parametrize("kind", ["bf16", "int8"])
+@pytest.mark.parametrize("fields", LANGUAGE_VARIANTS)
+@torch.inference_mode()
+def test_steps_of_a_language_model_are_near_its_own(fields: dict[str, object], kind: Kind) -> None:
+    exact = language_model(fields)
+    assert why_not(exact) is None
+    fast = CompiledLanguageModel(library(), language_model(fields).float(), kind)
+    for prompts in ([[2, 9, 11, 4], [2, 5, 6, 7], [2, 30, 31, 3]], [[2]]):
+        prompt, n_beams = Sequences.pad(prompts), 2
+        exact_cache, cache = exact.start(exact.encode(prompt), n_beams, 20), fast.start(fast.encode(prompt), n_beams, 20)
+        tokens = prompt.tokens[:, -1:].repeat_interleave(n_beams, 0)
+        draw = torch.Generator().manual_seed(1)
+        for new in (1, 3, 1, 12):
+            found, expected = fast.step(tokens, cache), exact.step(tokens, exact_cache)
+            assert found.shape == expected.shape
+            assert distance(found, expected) < TOLERANCE[kind]
+            parents = torch.randint(0, len(tokens), (len(tokens),), generator=draw)
+            for each in (exact_cache, cache):
+                each.reorder(parents)
+            tokens = torch.randint(3, VOCAB, (len(tokens), new), generator=draw)
+
+
+@needs_library
+@torch.inference_mode()
+def test_a_text_is_the_same_beside_others_and_by_any_number_of_threads(threads: object) -> None:
+    assert callable(threads)
+    model = CompiledLanguageModel(library(), language_model(LANGUAGE_VARIANTS[0]).float(), "bf16")
+    prompts = [[2, 9, 11, 4], [2, 5, 6, 7], [2, 30, 31, 3]]
+
+    def run(rows: list[list[int]], n_threads: int) -> torch.Tensor:
+        threads(n_threads)
+        cache = model.start(Sequences.pad([row[:1] for row in rows]), 1, 24)
+        threads(1)
+        return torch.cat([model.step(torch.tensor([[row[i % 4]] for row in rows]), cache) for i in range(20)], 1)
+
+    expected = run(prompts, 1)
+    assert torch.equal(run(prompts, 3), expected) and torch.equal(run(prompts[1:2], 2), expected[1:2])
+
+
+@needs_library
 @torch.inference_mode()
 def test_sources_can_leave() -> None:
     model = model_of()
-    exact, fast = FlatSeq2Seq(model), CompiledSeq2Seq(library(), model.float(), "bf16")
-    exact = FlatSeq2Seq(model.double())
+    exact, fast = model, compiled_of(model_of(dtype=torch.float32), "bf16")
     source = Sequences.pad(SOURCES)
     exact_cache, cache = exact.start(exact.encode(source), 2, 8), fast.start(fast.encode(source), 2, 8)
     kept, rows = torch.tensor([1, 4]), torch.tensor([3, 2, 8, 8])
@@ -102,7 +172,7 @@ def test_sources_can_leave() -> None:
 @torch.inference_mode()
 def test_a_row_is_the_same_beside_any_others_and_by_any_number_of_threads(kind: Kind, threads: object) -> None:
     assert callable(threads)
-    model = CompiledSeq2Seq(library(), model_of(dtype=torch.float32), kind)
+    model = compiled_of(model_of(dtype=torch.float32), kind)
 
     def run(sources: list[list[int]], n_threads: int) -> torch.Tensor:
         memory = alone.__class__(torch.cat([alone.states[i : i + 1] for i in places(sources)]), source_all.segments[places(sources)])
@@ -125,18 +195,36 @@ def test_a_row_is_the_same_beside_any_others_and_by_any_number_of_threads(kind: 
 @needs_library
 @pytest.mark.parametrize("rows", [1, 16, 17, 70])
 @pytest.mark.parametrize("inner, outer", [(64, 16), (40, 21), (130, 5)])
-@pytest.mark.parametrize("relu", [False, True])
-def test_products_equal_their_formula(rows: int, inner: int, outer: int, relu: bool) -> None:
+def test_products_equal_their_formula(rows: int, inner: int, outer: int) -> None:
     draw = torch.Generator().manual_seed(1)
     weight, bias, x = (torch.randn(*shape, generator=draw) for shape in ((outer, inner), (outer,), (rows, inner)))
     weight[1], x[-1] = 0, 0
-    plus = torch.randn(rows, outer, generator=draw)
-    y = rounded(x) @ rounded(weight).T + bias
-    expected = (y.relu() if relu else y) + plus
-    assert torch.allclose(Tiled(library(), "int8", weight, bias, relu)(x, plus).double(), expected, rtol=0, atol=1e-5)
-    y = x.bfloat16().double() @ weight.bfloat16().double().T
-    expected = y.relu() if relu else y
-    assert torch.allclose(Tiled(library(), "bf16", weight, None, relu)(x).double(), expected, rtol=0, atol=1e-5)
+    expected = rounded(x) @ rounded(weight).T + bias
+    assert torch.allclose(product(x, "int8", weight, bias).double(), expected, rtol=0, atol=1e-5)
+    expected = x.bfloat16().double() @ weight.bfloat16().double().T
+    assert torch.allclose(product(x, "bf16", weight).double(), expected, rtol=0, atol=1e-5)
+
+
+def product(
+    x: torch.Tensor,
+    kind: Kind,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    after: Callable[[torch.Tensor], torch.Tensor] | None = None,
+    lib: ctypes.CDLL | None = None,
+) -> torch.Tensor:
+    tiled, y = Tiled(lib or library(), kind, weight, bias, after), x.new_empty(len(x), len(weight))
+    (lib or library()).transom_product(KINDS[kind], ctypes.byref(tiled.layout), x.data_ptr(), len(x), y.data_ptr())
+    return y
+
+
+@needs_library
+@pytest.mark.parametrize("after", [each for each in AFTER if each is not None])
+def test_activations_equal_pytorch_s(after: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    x = torch.cat([torch.linspace(-12, 12, 9999), torch.tensor([-1e4, -90.0, -0.0, 1e-20, 90.0, 1e4])])
+    found = product(x[:, None].bfloat16().float(), "bf16", torch.ones(1, 1), after=after)
+    expected = after(x[:, None].bfloat16().double())
+    assert torch.allclose(found.double(), expected, rtol=1e-6, atol=1e-6)
 
 
 def rounded(x: torch.Tensor) -> torch.Tensor:
@@ -152,9 +240,9 @@ def test_without_the_matrix_unit_the_numbers_are_the_same() -> None:
     plain = opened(compiled(compiler, "-mno-amx-tile", "-mno-amx-int8", "-mno-amx-bf16"))
     draw = torch.Generator().manual_seed(1)
     weight, x = torch.randn(37, 200, generator=draw), torch.randn(19, 200, generator=draw)
-    with_tiles, without = (Tiled(lib, "int8", weight, None, False)(x) for lib in (library(), plain))
+    with_tiles, without = (product(x, "int8", weight, lib=lib) for lib in (library(), plain))
     assert torch.equal(with_tiles, without)
-    with_tiles, without = (Tiled(lib, "bf16", weight, None, False)(x) for lib in (library(), plain))
+    with_tiles, without = (product(x, "bf16", weight, lib=lib) for lib in (library(), plain))
     assert torch.allclose(with_tiles, without, rtol=0, atol=1e-4)
 
 
@@ -168,7 +256,7 @@ def test_searches_find_what_the_model_finds() -> None:
         return [[h.tokens for h in of_source] for of_source in found]
 
     expected = run(model)
-    assert run(CompiledSeq2Seq(library(), model.float(), "bf16")) == expected
+    assert run(compiled_of(model.float(), "bf16")) == expected
     assert len({token for of_source in expected for tokens in of_source for token in tokens}) > 8
 
 
@@ -181,7 +269,12 @@ def test_what_is_compiled_and_what_is_not() -> None:
     with pytest.raises(ConfigError, match=r"int8 needs the compiled decoder of a translator, and it takes heads .* found d_head 3"):
         searcher_of(tiny_model(VOCAB, d_head=3), eight_bits=True)
     with pytest.raises(ConfigError, match="its bricks have no such form"):
-        searcher_of(tiny_model(VOCAB, norm={"kind": "rmsnorm"}), eight_bits=True)
+        searcher_of(tiny_model(VOCAB, norm={"kind": "dyt"}), eight_bits=True)
+    language = language_model(LANGUAGE_VARIANTS[0])
+    assert isinstance(searcher_of(language, torch.bfloat16), CompiledLanguageModel) and searcher_of(language) is language
+    for other in ({"attention": {"softcap": 9.0}}, {"position": {"kind": "alibi"}}, {"norm_placement": "parallel"}):
+        model = language_model(other).bfloat16()
+        assert searcher_of(model) is model
 
 
 @pytest.fixture

@@ -67,28 +67,30 @@ class FlatCache:
         self.bias = None if self.bias is None else self.bias[sources]
 
 
-class FlatSeq2Seq:
-    """A model to search with: ``encode``, ``start`` and ``step`` give what those of ``Seq2SeqTransformer`` give."""
+class FlatEncoder:
+    """The encoder of a model, on its device; later changes of the model are not seen."""
 
-    def __init__(self, model: Seq2SeqTransformer, decoder: Arithmetic | None = None) -> None:
-        """Lay out the weights of ``model``, on their device; later changes of the model are not seen.
-
-        Args:
-            model: to be laid out.
-            decoder: how the decoder computes; left out, as the encoder does, in the type of the weights.
-        """
+    def __init__(self, model: Seq2SeqTransformer) -> None:
+        """Lay out the weights of ``model``."""
         arithmetic = arithmetic_of(model.unembedding.weight)
         self._embed, self._encoder = _Embedding(model.source_embedding, arithmetic.dtype), _Stack(model.encoder, arithmetic)
-        self.decoder = FlatDecoder(model, decoder or arithmetic)
 
     @torch.inference_mode()
-    def encode(self, source: Sequences) -> Memory:
+    def __call__(self, source: Sequences) -> Memory:
         """Read the sources."""
         x = self._embed(source.tokens, source.positions)
         bias = _bias(masks.same_segment(source.segments, source.segments), x.dtype)
         for block in self._encoder.blocks:
             x = block.feed_forward(block.self_attention(x, bias))
         return Memory(self._encoder.norm(x), source.segments)
+
+
+class FlatSeq2Seq:
+    """A model to search with: ``encode``, ``start`` and ``step`` give what those of ``Seq2SeqTransformer`` give."""
+
+    def __init__(self, model: Seq2SeqTransformer) -> None:
+        """Lay out the weights of ``model``, on their device; later changes of the model are not seen."""
+        self.encode, self.decoder = FlatEncoder(model), FlatDecoder(model)
 
     @torch.inference_mode()
     def start(self, memory: Memory, n_beams: int, max_length: int) -> FlatCache:
@@ -118,7 +120,8 @@ class FlatSeq2Seq:
 class FlatDecoder:
     """Symbols to logits, in one type."""
 
-    def __init__(self, model: Seq2SeqTransformer, arithmetic: Arithmetic) -> None:
+    def __init__(self, model: Seq2SeqTransformer) -> None:
+        arithmetic = arithmetic_of(model.unembedding.weight)
         self.dtype = arithmetic.dtype
         self.embed = _Embedding(model.target_embedding, arithmetic.dtype)
         self.stack = _Stack(model.decoder, arithmetic)

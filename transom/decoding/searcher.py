@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from transom.config.patterns import Full
-from transom.decoding.compiled import CompiledSeq2Seq, Kind, why_not
-from transom.decoding.flat import FlatSeq2Seq
+from transom.decoding.compiled import CompiledLanguageModel, CompiledSeq2Seq, Kind, why_not
+from transom.decoding.flat import FlatEncoder, FlatSeq2Seq
 from transom.decoding.native import native
 from transom.decoding.roles import StepModel
 from transom.errors import ConfigError
@@ -22,6 +22,7 @@ from transom.layers.norm import LayerNorm
 from transom.layers.position import Sinusoidal
 from transom.layers.residual import PostNorm, PreNorm
 from transom.layers.stack import Stack
+from transom.models.decoder import DecoderTransformer
 from transom.models.network import Network
 from transom.models.seq2seq import Seq2SeqTransformer
 
@@ -45,18 +46,22 @@ def searcher_of(model: Network, dtype: torch.dtype | None = None, eight_bits: bo
     """
     if dtype not in (None, model.unembedding.weight.dtype):
         model = copy.deepcopy(model).to(dtype).eval()
-    reason: str | None = "its bricks have no such form"
-    if isinstance(model, Seq2SeqTransformer) and model.config.attention.pattern == Full() and all(map(_has_flat_form, model.modules())):
-        wanted: Kind | None = "int8" if eight_bits else "bf16" if model.unembedding.weight.dtype == torch.bfloat16 else None
-        reason = why_not(model) if wanted is not None else None  # asking compiles the library
-        if wanted is not None and reason is None and (library := native().library) is not None:
-            return CompiledSeq2Seq(library, model, wanted)
-        if not eight_bits:
-            return FlatSeq2Seq(model)
+    wanted: Kind | None = "int8" if eight_bits else "bf16" if model.unembedding.weight.dtype == torch.bfloat16 else None
+    reason = why_not(model) if wanted is not None else None  # asking compiles the library
+    library = native().library if wanted is not None and reason is None else None
+    if wanted is not None and library is not None:
+        if isinstance(model, DecoderTransformer):
+            return CompiledLanguageModel(library, model, wanted)
+        if isinstance(model, Seq2SeqTransformer):
+            return CompiledSeq2Seq(library, model, wanted, FlatEncoder(model) if _is_flat(model) else model.encode)
     if eight_bits:
         raise ConfigError(f"precision: int8 needs the compiled decoder of a translator, and {reason}; take auto")
     assert isinstance(model, StepModel)
-    return model
+    return FlatSeq2Seq(model) if isinstance(model, Seq2SeqTransformer) and _is_flat(model) else model
+
+
+def _is_flat(model: Seq2SeqTransformer) -> bool:
+    return model.config.attention.pattern == Full() and all(map(_has_flat_form, model.modules()))
 
 
 def _has_flat_form(module: nn.Module) -> bool:

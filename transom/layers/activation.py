@@ -1,7 +1,6 @@
 """Activations of the feed-forward network."""
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
@@ -38,10 +37,15 @@ def squared_relu(x: Float[Tensor, "*axes"]) -> Float[Tensor, "*axes"]:
     return relu(x).square()
 
 
+def gelu_tanh(x: Float[Tensor, "*axes"]) -> Float[Tensor, "*axes"]:
+    """Gaussian error linear unit by its approximation: x / 2 (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) (Hendrycks & Gimpel 2016)."""
+    return F.gelu(x, approximate="tanh")
+
+
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": relu,
     "gelu": F.gelu,
-    "gelu-tanh": partial(F.gelu, approximate="tanh"),
+    "gelu-tanh": gelu_tanh,
     "silu": F.silu,
     "squared-relu": squared_relu,
 }

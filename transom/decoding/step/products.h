@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <initializer_list>
 #include <vector>
 
 #if defined(__linux__)
@@ -19,6 +20,7 @@ extern "C" struct Linear {
     const float* scale;     // an output, 8 bits only
     const float* bias;      // an output, or null
     int32_t inner, outer;
+    int32_t after;          // the activation behind it
 };
 
 namespace {
@@ -28,6 +30,7 @@ constexpr int TILE = 1024; // bytes of a tile
 constexpr int STRIP = 4;   // tiles of rows that share one reading of the weights
 
 enum Kind : int { BFLOAT16 = 0, INT8 = 1 };
+enum Activation : int { NONE = 0, RELU = 1, GELU = 2, GELU_TANH = 3, SILU = 4, SIGMOID = 5, SQUARED_RELU = 6 };  // known to compiled.py
 
 inline int up_to(int n, int multiple) { return (n + multiple - 1) / multiple * multiple; }
 inline int bytes_of(Kind kind) { return kind == INT8 ? 1 : 2; }
@@ -47,6 +50,47 @@ inline __m256i narrow(__m512 x) {  // to the nearest bfloat16, ties to even
 inline __mmask16 first(int n) { return n >= LANES ? 0xffff : n > 0 ? (1u << n) - 1 : 0; }
 
 inline __m512 part(const float* x, int i, int width) { return _mm512_maskz_loadu_ps(first(width - i), x + i); }
+
+inline __m512 polynomial(__m512 x, std::initializer_list<float> coefficients) {  // by Horner's rule, that of the highest power first
+    __m512 sum = _mm512_setzero_ps();
+    for (float c : coefficients) sum = _mm512_fmadd_ps(sum, x, _mm512_set1_ps(c));
+    return sum;
+}
+
+inline __m512 exponential(__m512 x) {  // 2^(x log2 e), by a polynomial of the part behind the point
+    __m512 t = _mm512_mul_ps(_mm512_max_ps(x, _mm512_set1_ps(-87.0f)), _mm512_set1_ps(1.44269504f));
+    __m512 n = _mm512_roundscale_ps(t, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    __m512 f = _mm512_mul_ps(_mm512_sub_ps(t, n), _mm512_set1_ps(0.693147181f));
+    return _mm512_scalef_ps(polynomial(f, {1.0f / 720, 1.0f / 120, 1.0f / 24, 1.0f / 6, 0.5f, 1.0f, 1.0f}), n);
+}
+
+inline __m512 sigmoid(__m512 x) {
+    const __m512 one = _mm512_set1_ps(1.0f);
+    return _mm512_div_ps(one, _mm512_add_ps(one, exponential(_mm512_sub_ps(_mm512_setzero_ps(), x))));
+}
+
+inline __m512 normal_distribution(__m512 x) {  // P(X <= x), by the error function of Abramowitz & Stegun 7.1.26; off by 1e-7 at most
+    const __m512 one = _mm512_set1_ps(1.0f), size = _mm512_mul_ps(_mm512_abs_ps(x), _mm512_set1_ps(0.707106781f));
+    const __m512 t = _mm512_div_ps(one, _mm512_fmadd_ps(size, _mm512_set1_ps(0.3275911f), one));
+    const __m512 p = polynomial(t, {1.061405429f, -1.453152027f, 1.421413741f, -0.284496736f, 0.254829592f, 0.0f});
+    const __m512 tail = _mm512_mul_ps(_mm512_set1_ps(0.5f), _mm512_mul_ps(p, exponential(_mm512_sub_ps(_mm512_setzero_ps(), _mm512_mul_ps(size, size)))));
+    return _mm512_mask_sub_ps(tail, _mm512_cmp_ps_mask(x, _mm512_setzero_ps(), _CMP_GE_OQ), one, tail);
+}
+
+inline __m512 activated(int activation, __m512 x) {
+    switch (activation) {
+        case RELU: return _mm512_max_ps(x, _mm512_setzero_ps());
+        case GELU: return _mm512_mul_ps(x, normal_distribution(x));
+        case GELU_TANH: {  // x (1 + tanh y) / 2 = x sigmoid(2 y), y = sqrt(2 / pi) (x + 0.044715 x^3)
+            const __m512 y = _mm512_mul_ps(x, polynomial(_mm512_mul_ps(x, x), {0.044715f, 1.0f}));
+            return _mm512_mul_ps(x, sigmoid(_mm512_mul_ps(y, _mm512_set1_ps(1.595769122f))));
+        }
+        case SILU: return _mm512_mul_ps(x, sigmoid(x));
+        case SIGMOID: return sigmoid(x);
+        case SQUARED_RELU: return _mm512_mul_ps(x, _mm512_max_ps(x, _mm512_setzero_ps()));
+        default: return x;
+    }
+}
 
 // The number that 127 stands for, over 127.
 float scale_of(const float* x, int width) {
@@ -172,9 +216,9 @@ void multiply(const uint8_t* a, int stride, const uint8_t* b, int n_tiles, void*
 
 #endif
 
-// y[row, outputs of blocks begin to end] = x W^T + b, rectified where asked.
+// y[row, outputs of blocks begin to end] = f(x W^T + b), f the map's activation; multiplied by what stands in ``times``, where that is given.
 template <Kind kind>
-void product(const Linear& map, const Rows& x, int rows, int begin, int end, float* y, bool relu) {
+void product(const Linear& map, const Rows& x, int rows, int begin, int end, float* y, const float* times = nullptr) {
     alignas(64) float sums[STRIP * LANES * LANES];
     int n_tiles = up_to(map.inner, inner_of_tile(kind)) / inner_of_tile(kind);
     for (int block = begin; block < end; block++) {
@@ -199,8 +243,10 @@ void product(const Linear& map, const Rows& x, int rows, int begin, int end, flo
                 else
                     sum = _mm512_load_ps(sums + row * LANES);
                 sum = _mm512_fmadd_ps(sum, scale, bias);
-                if (relu) sum = _mm512_max_ps(sum, _mm512_setzero_ps());
-                _mm512_mask_storeu_ps(y + size_t(from + row) * map.outer + column, mask, sum);
+                if (map.after) sum = activated(map.after, sum);
+                const size_t place = size_t(from + row) * map.outer + column;
+                if (times) sum = _mm512_mul_ps(sum, _mm512_maskz_loadu_ps(mask, times + place));
+                _mm512_mask_storeu_ps(y + place, mask, sum);
             }
         }
     }

@@ -1,4 +1,4 @@
-// One step of an encoder-decoder's decoder, all blocks in one call: what flat.py does with PyTorch's operations.
+// One step of a decoder, all blocks in one call: what flat.py, or the model itself, does with PyTorch's operations.
 //
 // A step of few rows reads every weight once and computes little with it, so its time is that of reading memory and of calling operations. Here
 // weights lie as the processor's matrix units read them (bfloat16, or 8 bits with a scale an output), activations stay in float32 and in
@@ -16,15 +16,18 @@ extern "C" struct Norm {
     const float* gain;  // null: no norm
     const float* shift; // or null
     float eps;
+    int32_t centred;    // 0: only the root mean square is taken out
 };
 
 extern "C" struct Block {
     Norm attn_before, attn_after, cross_before, cross_after, ff_before, ff_after;
-    Linear qkv, o, q, cross_o, up, down;
+    Linear qkv, o, q, cross_o, gate, up, down; // without weights, the sub-layer's parts that are not there: cross-attention, the gate
 };
 
 extern "C" struct Decoder {
-    int32_t kind, n_blocks, d_model, n_heads, d_head, d_value;
+    int32_t kind, n_blocks, d_model, n_heads, n_kv_heads, d_head, d_value;
+    int32_t pairs;           // of numbers of a query or key that are turned by their position
+    const float *cos, *sin;  // (positions, pairs)
     const Block* blocks;
     Norm norm;
     Linear unembed;
@@ -46,21 +49,13 @@ extern "C" struct State {
 
 namespace {
 
-inline __m512 exponential(__m512 x) {  // 2^(x log2 e), by a polynomial of the part behind the point
-    __m512 t = _mm512_mul_ps(_mm512_max_ps(x, _mm512_set1_ps(-87.0f)), _mm512_set1_ps(1.44269504f));
-    __m512 n = _mm512_roundscale_ps(t, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-    __m512 f = _mm512_mul_ps(_mm512_sub_ps(t, n), _mm512_set1_ps(0.693147181f));
-    __m512 p = _mm512_set1_ps(1.0f / 720);
-    for (float c : {1.0f / 120, 1.0f / 24, 1.0f / 6, 0.5f, 1.0f, 1.0f}) p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(c));
-    return _mm512_scalef_ps(p, n);
-}
-
 // ------------------------------------------------------------------------------------------------------- norm and attention
 
 void normalise(const Norm& norm, const float* x, int rows, int width, float* y) {
     for (int row = 0; row < rows; row++, x += width, y += width) {
         __m512 total = _mm512_setzero_ps();
-        for (int i = 0; i < width; i += LANES) total = _mm512_add_ps(total, part(x, i, width));
+        if (norm.centred)
+            for (int i = 0; i < width; i += LANES) total = _mm512_add_ps(total, part(x, i, width));
         __m512 mean = _mm512_set1_ps(_mm512_reduce_add_ps(total) / width);
         __m512 squares = _mm512_setzero_ps();
         for (int i = 0; i < width; i += LANES) {
@@ -79,7 +74,17 @@ void normalise(const Norm& norm, const float* x, int rows, int width, float* y) 
     }
 }
 
-// One head's query: z = softmax(q K^T / sqrt(d_head)) V; key i stands at place(i), its value after all heads' keys.
+// Turn the pairs (x_k, x_{k + pairs}) by a position's angles.
+void turn(float* x, const float* cos, const float* sin, int pairs) {
+    for (int i = 0; i < pairs; i += LANES) {
+        const __mmask16 mask = first(pairs - i);
+        const __m512 a = part(x, i, pairs), b = part(x + pairs, i, pairs), c = part(cos, i, pairs), s = part(sin, i, pairs);
+        _mm512_mask_storeu_ps(x + i, mask, _mm512_fmsub_ps(a, c, _mm512_mul_ps(b, s)));
+        _mm512_mask_storeu_ps(x + pairs + i, mask, _mm512_fmadd_ps(b, c, _mm512_mul_ps(a, s)));
+    }
+}
+
+// One query: z = softmax(q K^T / sqrt(d_head)) V by a head of keys and values; key i stands at place(i), its value after all heads' keys.
 template <typename Place>
 void attend(const Decoder& d, int head, const float* q, int n_keys, Place place, float* scores, float* z) {
     float most = -INFINITY;
@@ -99,7 +104,7 @@ void attend(const Decoder& d, int head, const float* q, int n_keys, Place place,
         total = _mm512_add_ps(total, weight);
     }
     const __m512 share = _mm512_set1_ps(1.0f / _mm512_reduce_add_ps(total));
-    const int values = d.n_heads * d.d_head + head * d.d_value;
+    const int values = d.n_kv_heads * d.d_head + head * d.d_value;
     for (int c = 0; c < d.d_value; c += LANES) {
         __m512 sum = _mm512_setzero_ps();
         for (int i = 0; i < n_keys; i++) sum = _mm512_fmadd_ps(_mm512_set1_ps(scores[i]), wide(place(i) + values + c), sum);
@@ -111,7 +116,7 @@ void attend(const Decoder& d, int head, const float* q, int n_keys, Place place,
 
 // What threads share: the output of each product, each in room of its own, so that a slow reader never meets a fast writer.
 struct Shared {
-    std::vector<float> qkv, z, o, q, cross_z, cross_o, up, down;
+    std::vector<float> qkv, z, o, q, cross_z, cross_o, gate, up, down;
 };
 
 // What each thread has for itself: every thread normalises all rows, which is cheaper than to wait for others.
@@ -139,13 +144,11 @@ class Hand {
         for (int i = 0; i < d.n_blocks; i++) {
             const Block& block = d.blocks[i];
             self_attention(block, i);
-            cross_attention(block, i);
-            apply(block.up, before(block.ff_before), shared.up, true);
-            apply(block.down, shared.up.data(), shared.down);
-            add(shared.down, block.ff_after);
+            if (block.q.weight) cross_attention(block, i);
+            feed_forward(block);
         }
         own.rows.take(kind, before(d.norm), s.rows, d.d_model);
-        multiply_into(d.unembed, s.logits, false);
+        multiply_into(d.unembed, s.logits);
         end_products();
     }
 
@@ -169,38 +172,61 @@ class Hand {
         if (after.gain) normalise(after, own.x.data(), s.rows, d.d_model, own.x.data());
     }
 
-    void apply(const Linear& map, const float* x, std::vector<float>& y, bool relu = false) {
+    void apply(const Linear& map, const float* x, std::vector<float>& y) {
         own.rows.take(kind, x, s.rows, map.inner);
-        multiply_into(map, y.data(), relu);
+        multiply_into(map, y.data());
         team.meet();
     }
 
-    void multiply_into(const Linear& map, float* y, bool relu) {
+    void multiply_into(const Linear& map, float* y, const float* times = nullptr) {
         const int n_blocks = up_to(map.outer, LANES) / LANES;
-        product<kind>(map, own.rows, s.rows, n_blocks * place_ / team.size(), n_blocks * (place_ + 1) / team.size(), y, relu);
+        product<kind>(map, own.rows, s.rows, n_blocks * place_ / team.size(), n_blocks * (place_ + 1) / team.size(), y, times);
     }
 
-    // Let ``work`` have each of this thread's (row, head).
+    // Let ``work`` have each of this thread's (row, head of keys and values).
     template <typename Work>
     void each_head(Work work) {
-        const int n = s.rows * d.n_heads;
-        for (int i = n * place_ / team.size(); i < n * (place_ + 1) / team.size(); i++) work(i / d.n_heads, i % d.n_heads);
+        const int n = s.rows * d.n_kv_heads;
+        for (int i = n * place_ / team.size(); i < n * (place_ + 1) / team.size(); i++) work(i / d.n_kv_heads, i % d.n_kv_heads);
+    }
+
+    // Let the queries that share a head of keys and values attend by it.
+    template <typename Place>
+    void each_query(int row, int head, float* q, std::vector<float>& z, int n_keys, Place place) {
+        const int group = d.n_heads / d.n_kv_heads;
+        for (int i = head * group; i < (head + 1) * group; i++)
+            attend(d, head, q + i * d.d_head, n_keys, place, own.scores.data(), z.data() + (size_t(row) * d.n_heads + i) * d.d_value);
+    }
+
+    void feed_forward(const Block& block) {
+        own.rows.take(kind, before(block.ff_before), s.rows, d.d_model);
+        if (block.gate.weight) multiply_into(block.gate, shared.gate.data());
+        multiply_into(block.up, shared.up.data(), block.gate.weight ? shared.gate.data() : nullptr);
+        team.meet();
+        apply(block.down, shared.up.data(), shared.down);
+        add(shared.down, block.ff_after);
     }
 
     void self_attention(const Block& block, int index) {
-        const int keys = d.n_heads * d.d_head, width = keys + d.n_heads * d.d_value;
+        const int queries = d.n_heads * d.d_head, keys = d.n_kv_heads * d.d_head, width = keys + d.n_kv_heads * d.d_value;
         const size_t line = size_t(s.capacity) * width;
         uint16_t* tokens = s.tokens + index * line * s.max_length;
         apply(block.qkv, before(block.attn_before), shared.qkv);
         each_head([&](int row, int head) {
-            const float* q = shared.qkv.data() + size_t(row) * (keys + width);
-            const float *k = q + keys + head * d.d_head, *v = q + 2 * keys + head * d.d_value;
+            float* q = shared.qkv.data() + size_t(row) * (queries + width);
+            float *k = q + queries + head * d.d_head, *v = q + queries + keys + head * d.d_value;
+            if (d.pairs) {
+                const float *cos = d.cos + size_t(s.length) * d.pairs, *sin = d.sin + size_t(s.length) * d.pairs;
+                const int group = d.n_heads / d.n_kv_heads;
+                for (int i = head * group; i < (head + 1) * group; i++) turn(q + i * d.d_head, cos, sin, d.pairs);
+                turn(k, cos, sin, d.pairs);
+            }
             uint16_t* now = tokens + s.length * line + size_t(row) * width;
             for (int c = 0; c < d.d_head; c += LANES) _mm256_storeu_si256((__m256i*)(now + head * d.d_head + c), narrow(_mm512_loadu_ps(k + c)));
             for (int c = 0; c < d.d_value; c += LANES) _mm256_storeu_si256((__m256i*)(now + keys + head * d.d_value + c), narrow(_mm512_loadu_ps(v + c)));
             const int32_t* slots = s.slots + size_t(row) * s.max_length;
             auto place = [&](int i) { return i == s.length ? now : tokens + i * line + size_t(slots[i]) * width; };
-            attend(d, head, q + head * d.d_head, s.length + 1, place, own.scores.data(), shared.z.data() + (size_t(row) * d.n_heads + head) * d.d_value);
+            each_query(row, head, q, shared.z, s.length + 1, place);
         });
         team.meet();
         apply(block.o, shared.z.data(), shared.o);
@@ -208,14 +234,13 @@ class Hand {
     }
 
     void cross_attention(const Block& block, int index) {
-        const int keys = d.n_heads * d.d_head, width = keys + d.n_heads * d.d_value;
+        const int queries = d.n_heads * d.d_head, width = d.n_kv_heads * (d.d_head + d.d_value);
         const uint16_t* memory = s.memory + index * s.memory_stride;
         apply(block.q, before(block.cross_before), shared.q);
         each_head([&](int row, int head) {
             const uint16_t* source = memory + size_t(s.sources[row]) * s.longest * width;
             auto place = [&](int i) { return source + size_t(i) * width; };
-            const float* q = shared.q.data() + size_t(row) * keys + head * d.d_head;
-            attend(d, head, q, s.lengths[s.sources[row]], place, own.scores.data(), shared.cross_z.data() + (size_t(row) * d.n_heads + head) * d.d_value);
+            each_query(row, head, shared.q.data() + size_t(row) * queries, shared.cross_z, s.lengths[s.sources[row]], place);
         });
         team.meet();
         apply(block.cross_o, shared.cross_z.data(), shared.cross_o);
@@ -261,13 +286,13 @@ void transom_pack(int kind_, const float* weight, int inner, int outer, uint8_t*
     }
 }
 
-// y = x W^T + b, rectified where asked, on the calling thread alone.
-void transom_product(int kind, const Linear* map, const float* x, int rows, float* y, int relu) {
+// y = f(x W^T + b), on the calling thread alone.
+void transom_product(int kind, const Linear* map, const float* x, int rows, float* y) {
     Rows taken;
     taken.take(Kind(kind), x, rows, map->inner);
     begin_products();
     const int n_blocks = up_to(map->outer, LANES) / LANES;
-    if (kind == INT8) product<INT8>(*map, taken, rows, 0, n_blocks, y, relu); else product<BFLOAT16>(*map, taken, rows, 0, n_blocks, y, relu);
+    if (kind == INT8) product<INT8>(*map, taken, rows, 0, n_blocks, y); else product<BFLOAT16>(*map, taken, rows, 0, n_blocks, y);
     end_products();
 }
 
@@ -278,13 +303,14 @@ void transom_close(void* workspace) { delete (Workspace*)workspace; }
 void transom_step(const Decoder* decoder, State* state, void* workspace) {
     auto& work = *(Workspace*)workspace;
     const Decoder& d = *decoder;
-    const size_t rows = state->rows, keys = d.n_heads * d.d_head, values = d.n_heads * d.d_value;
+    const size_t rows = state->rows, queries = d.n_heads * d.d_head, width = d.n_kv_heads * (d.d_head + d.d_value);
     Shared& shared = work.shared;
-    reserve(shared.qkv, rows * (2 * keys + values));
-    for (auto* z : {&shared.z, &shared.cross_z}) reserve(*z, rows * values);
+    reserve(shared.qkv, rows * (queries + width));
+    for (auto* z : {&shared.z, &shared.cross_z}) reserve(*z, rows * d.n_heads * d.d_value);
     for (auto* y : {&shared.o, &shared.cross_o, &shared.down}) reserve(*y, rows * d.d_model);
-    reserve(shared.q, rows * keys);
-    for (int i = 0; i < d.n_blocks; i++) reserve(shared.up, rows * d.blocks[i].up.outer);
+    reserve(shared.q, rows * queries);
+    for (int i = 0; i < d.n_blocks; i++)
+        for (auto* hidden : {&shared.gate, &shared.up}) reserve(*hidden, rows * d.blocks[i].up.outer);
     const size_t longest = state->max_length > state->longest ? state->max_length : state->longest;
     for (Own& own : work.own) reserve(own.normed, rows * d.d_model), reserve(own.scores, longest);
     Step step{d, *state, shared, work.own, work.team};
