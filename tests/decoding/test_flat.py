@@ -17,11 +17,12 @@ from transom.decoding.flat import FlatSeq2Seq
 from transom.decoding.greedy import Greedy
 from transom.decoding.limits import Limits
 from transom.decoding.loop import search
-from transom.decoding.products import Packed, Plain
+from transom.decoding.products import FUSED, Activation, Packed, Plain
 from transom.decoding.roles import Strategy
 from transom.decoding.searcher import searcher_of
 from transom.decoding.translator import Translator
 from transom.inputs.batch import Sequences
+from transom.layers.activation import relu
 from transom.layers.feed_forward import FeedForward
 from transom.layers.tap import Scope
 from transom.models.seq2seq import Seq2SeqTransformer
@@ -106,16 +107,16 @@ def test_bfloat16_is_as_near_to_the_truth_as_the_models_own(rows: int) -> None:
     assert 0 < our_error < 1.5 * own_error < 0.1 * truth.abs().max().item()
 
 
-@pytest.mark.parametrize("relu", [False, True])
+@pytest.mark.parametrize("after", list(FUSED))
 @pytest.mark.parametrize("biased", [False, True])
-def test_packed_products_are_near_the_plain_one(relu: bool, biased: bool) -> None:
+def test_packed_products_are_near_the_plain_one(after: Activation | None, biased: bool) -> None:
     draw = torch.Generator().manual_seed(1)
     weight, bias, x, plus = (torch.randn(*shape, generator=draw).bfloat16() for shape in ((24, 16), (24,), (3, 5, 16), (3, 5, 24)))
     weight[3] = 0
-    expected, found = (make(weight, bias if biased else None, relu) for make in (Plain, Packed))
-    for added in (None,) if relu else (None, plus):
+    expected, found = (make(weight, bias if biased else None, after) for make in (Plain, Packed))
+    for added in (None, plus) if after is None else (None,):
         assert (expected(x, added) - found(x, added)).abs().max().item() < 0.02 * expected(x, added).abs().max().item()
-    assert (found(x) < 0).any().item() != relu
+    assert (found(x) < 0).any().item() == (after is not relu)
 
 
 def test_a_translator_answers_the_same_with_a_searcher() -> None:

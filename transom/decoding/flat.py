@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from transom.decoding.products import Arithmetic, Product, arithmetic_of
+from transom.decoding.products import READING_ROWS, Activation, Arithmetic, Product, arithmetic_of
 from transom.inputs.batch import Sequences
 from transom.layers import mask as masks
 from transom.layers.attention import Attention, Terms, attend_explicit
@@ -21,7 +21,9 @@ from transom.layers.feed_forward import FeedForward
 from transom.layers.norm import LayerNorm, Norm
 from transom.layers.position import Sinusoidal
 from transom.layers.residual import PostNorm, Residual
+from transom.layers.sight import Sight
 from transom.layers.stack import Stack
+from transom.layers.tap import Scope
 from transom.models.seq2seq import Memory, Seq2SeqTransformer
 
 
@@ -72,7 +74,7 @@ class FlatEncoder:
 
     def __init__(self, model: Seq2SeqTransformer) -> None:
         """Lay out the weights of ``model``."""
-        arithmetic = arithmetic_of(model.unembedding.weight)
+        arithmetic = arithmetic_of(model.unembedding.weight, READING_ROWS)
         self._embed, self._encoder = _Embedding(model.source_embedding, arithmetic.dtype), _Stack(model.encoder, arithmetic)
 
     @torch.inference_mode()
@@ -125,7 +127,7 @@ class FlatDecoder:
         self.dtype = arithmetic.dtype
         self.embed = _Embedding(model.target_embedding, arithmetic.dtype)
         self.stack = _Stack(model.decoder, arithmetic)
-        self.unembed = arithmetic.make(model.unembedding.weight.detach(), None, False)
+        self.unembed = arithmetic.make(model.unembedding.weight.detach(), None, None)
 
 
 class _Embedding:
@@ -167,6 +169,28 @@ class _Wiring(NamedTuple):
         return cls(none, norm) if isinstance(residual, PostNorm) else cls(norm, none)
 
 
+class FlatStack(nn.Module):
+    """An encoder's stack for answering, in the place of a ``Stack`` none of whose patterns is sparse; it shows no taps."""
+
+    routed = False
+
+    def __init__(self, stack: Stack, like: Tensor) -> None:
+        """Lay out the weights of ``stack``, of the type and on the device of ``like``; later changes are not seen."""
+        super().__init__()
+        self._stack = _Stack(stack, arithmetic_of(like, READING_ROWS))
+
+    def forward(
+        self, x: Float[Tensor, "rows query d_model"], sights: list[Sight], taps: Scope | None = None
+    ) -> Float[Tensor, "rows query d_model"]:
+        """Pass the residual stream through the blocks, all of which see the same."""
+        (sight,) = sights
+        assert taps is None and sight.tiles is None and sight.bias is None and sight.rotation is None
+        bias = None if sight.mask is None else _bias(sight.mask, x.dtype)
+        for block in self._stack.blocks:
+            x = block.feed_forward(block.self_attention(x, bias))
+        return self._stack.norm(x)
+
+
 class _Stack:
     """Blocks, and the norm behind them."""
 
@@ -191,7 +215,7 @@ class FlatBlock:
             self.q, self.cross_o = _joined(arithmetic, cross.q), _output(arithmetic, cross)
             self.kv = _joined(arithmetic, cross.k, cross.v)
             self.cross_wiring = _Wiring.of(block.cross_residual, dtype)
-        self.up, self.down = _joined(arithmetic, ff.up, relu=True), _joined(arithmetic, ff.down)
+        self.up, self.down = _joined(arithmetic, ff.up, after=ff.activation), _joined(arithmetic, ff.down)
         self.ff_wiring = _Wiring.of(block.ff_residual, dtype)
 
     def self_attention(self, x: Tensor, bias: Tensor | None, cache: FlatCache | None = None, place: int = 0) -> Tensor:
@@ -229,11 +253,11 @@ class FlatBlock:
         return SourceKeys(k, v.contiguous())
 
 
-def _joined(arithmetic: Arithmetic, *maps: nn.Linear, relu: bool = False) -> Product:
+def _joined(arithmetic: Arithmetic, *maps: nn.Linear, after: Activation | None = None) -> Product:
     """Make one product of several maps of the same input."""
     weight = torch.cat([linear.weight.detach() for linear in maps])
     biases = [linear.bias.detach() for linear in maps if linear.bias is not None]
-    return arithmetic.make(weight, torch.cat(biases) if biases else None, relu)
+    return arithmetic.make(weight, torch.cat(biases) if biases else None, after)
 
 
 def _output(arithmetic: Arithmetic, attention: Attention) -> Product | None:

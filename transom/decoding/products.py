@@ -1,6 +1,7 @@
 """Linear maps made ready to be applied thousands of times: weights laid out once as the processor's matrix units want them."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -8,10 +9,23 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
+from transom.layers.activation import gelu_tanh, relu
+
+Activation = Callable[[Tensor], Tensor]
+
+FUSED: dict[Activation | None, tuple[str, str]] = {
+    None: ("none", ""),
+    relu: ("relu", ""),
+    F.gelu: ("gelu", "none"),
+    gelu_tanh: ("gelu", "tanh"),
+    F.silu: ("swish", ""),
+}
+"""Activations that a product applies itself, by the name and the algorithm that oneDNN has for them."""
+
 
 @runtime_checkable
 class Product(Protocol):
-    """A linear map y = x W^T + b, with a rectifier behind it where it was made so."""
+    """A linear map y = x W^T + b, with an activation behind it where it was made so."""
 
     def __call__(self, x: Float[Tensor, "*axes inner"], plus: Float[Tensor, "*axes outer"] | None = None) -> Float[Tensor, "*axes outer"]:
         """Apply it and add ``plus``."""
@@ -21,26 +35,41 @@ class Product(Protocol):
 class Plain:
     """The map as PyTorch applies it; the readable reference of the others."""
 
-    def __init__(self, weight: Float[Tensor, "outer inner"], bias: Float[Tensor, "outer"] | None, relu: bool) -> None:
+    def __init__(
+        self, weight: Float[Tensor, "outer inner"], bias: Float[Tensor, "outer"] | None = None, after: Activation | None = None
+    ) -> None:
         """Hold the weights."""
-        self.weight, self.bias, self.relu = weight, bias, relu
+        self.weight, self.bias, self.after = weight, bias, after
 
     def __call__(self, x: Float[Tensor, "*axes inner"], plus: Float[Tensor, "*axes outer"] | None = None) -> Float[Tensor, "*axes outer"]:
         """Apply it."""
         y = F.linear(x, self.weight, self.bias)
-        if self.relu:
-            y = y.relu_()
+        if self.after is not None:
+            y = self.after(y)
         return y if plus is None else plus + y
 
 
-class Packed:
-    """The map with its weights packed for oneDNN: no call lays them out again, and bias, rectifier and sum need no pass of their own."""
+STEP_ROWS = 32
+"""Rows of x in a step of a search."""
 
-    def __init__(self, weight: Float[Tensor, "outer inner"], bias: Float[Tensor, "outer"] | None, relu: bool) -> None:
-        """Pack the weights."""
-        self.weight = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), _ROWS)
+READING_ROWS = 2048
+"""Rows of x where whole texts are read."""
+
+
+class Packed:
+    """The map with its weights packed for oneDNN: no call lays them out again, and bias, activation and sum need no pass of their own."""
+
+    def __init__(
+        self,
+        weight: Float[Tensor, "outer inner"],
+        bias: Float[Tensor, "outer"] | None = None,
+        after: Activation | None = None,
+        rows: int = STEP_ROWS,
+    ) -> None:
+        """Pack the weights for products with about as many rows; others work as well, but a map may take twice the time."""
+        self.weight = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), rows)
         self.bias = bias
-        self.after = "relu" if relu else "none"
+        self.after, self.algorithm = FUSED[after]
         self.apply = torch.ops.mkldnn._linear_pointwise.default
         self.apply_and_add = torch.ops.mkldnn._linear_pointwise.binary
 
@@ -48,24 +77,20 @@ class Packed:
         """Apply it."""
         y: Tensor
         if plus is None:
-            y = self.apply(x, self.weight, self.bias, self.after, [], "")
+            y = self.apply(x, self.weight, self.bias, self.after, [], self.algorithm)
         else:
             y = self.apply_and_add(x, plus, self.weight, self.bias, "add")
         return y
 
 
-_ROWS = 32
-"""Rows of x that the packing has in mind; others work as well, at nearly the same speed."""
-
-
 class Arithmetic(NamedTuple):
     """How products are made and the type of what flows between them."""
 
-    make: Callable[[Tensor, Tensor | None, bool], Product]
+    make: Callable[[Tensor, Tensor | None, Activation | None], Product]
     dtype: torch.dtype
 
 
-def arithmetic_of(weight: Tensor) -> Arithmetic:
-    """Choose the fastest arithmetic that keeps the type of ``weight``, on its device."""
+def arithmetic_of(weight: Tensor, rows: int = STEP_ROWS) -> Arithmetic:
+    """Choose the fastest arithmetic that keeps the type of ``weight``, on its device, for products of about as many rows."""
     packs = weight.dtype == torch.bfloat16 and weight.device.type == "cpu" and torch.ops.mkldnn._is_mkldnn_bf16_supported()
-    return Arithmetic(Packed if packs else Plain, weight.dtype)
+    return Arithmetic(partial(Packed, rows=rows) if packs else Plain, weight.dtype)

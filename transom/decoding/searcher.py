@@ -1,36 +1,44 @@
-"""What searches fastest with a model: its decoder compiled, laid out flat, or the model itself."""
+"""What answers fastest with a model: its decoder compiled, its stacks laid out flat, or the model itself."""
 
 import copy
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
 
+from transom.config.architecture import Transformer
 from transom.config.patterns import Full
 from transom.decoding.compiled import CompiledLanguageModel, CompiledSeq2Seq, Kind, why_not
-from transom.decoding.flat import FlatEncoder, FlatSeq2Seq
+from transom.decoding.flat import FlatEncoder, FlatSeq2Seq, FlatStack
 from transom.decoding.native import native
+from transom.decoding.products import FUSED
 from transom.decoding.roles import StepModel
 from transom.errors import ConfigError
-from transom.layers.activation import relu
 from transom.layers.attention import Attention
 from transom.layers.block import Block
 from transom.layers.dropout import Dropout
 from transom.layers.embedding import Embedding
 from transom.layers.feed_forward import FeedForward
 from transom.layers.norm import LayerNorm
-from transom.layers.position import Sinusoidal
+from transom.layers.position import Learned, Position, Sinusoidal, Sinusoidal2d
 from transom.layers.residual import PostNorm, PreNorm
 from transom.layers.stack import Stack
 from transom.models.decoder import DecoderTransformer
+from transom.models.encoder import EncoderTransformer
 from transom.models.network import Network
 from transom.models.seq2seq import Seq2SeqTransformer
+from transom.models.vision import VisionTransformer
 
 KNOWN = {
     *(Seq2SeqTransformer, Embedding, Sinusoidal, Stack, Block, Attention, FeedForward, LayerNorm, PostNorm, PreNorm, Dropout),
     *(nn.Embedding, nn.Linear, nn.Identity, nn.ModuleList),
 }
 """The modules that have a flat form, by their exact type; ``_has_flat_form`` looks closer."""
+
+READ_POSITIONS = {Position, Sinusoidal, Sinusoidal2d, Learned}
+"""Positions that are added to the embeddings and nowhere else."""
+
+ReaderT = TypeVar("ReaderT", bound=Network)
 
 
 def searcher_of(model: Network, dtype: torch.dtype | None = None, eight_bits: bool = False) -> StepModel[Any, Any]:
@@ -53,15 +61,29 @@ def searcher_of(model: Network, dtype: torch.dtype | None = None, eight_bits: bo
         if isinstance(model, DecoderTransformer):
             return CompiledLanguageModel(library, model, wanted)
         if isinstance(model, Seq2SeqTransformer):
-            return CompiledSeq2Seq(library, model, wanted, FlatEncoder(model) if _is_flat(model) else model.encode)
+            return CompiledSeq2Seq(library, model, wanted, FlatEncoder(model) if _is_flat(model, model.config) else model.encode)
     if eight_bits:
         raise ConfigError(f"precision: int8 needs the compiled decoder of a translator, and {reason}; take auto")
     assert isinstance(model, StepModel)
-    return FlatSeq2Seq(model) if isinstance(model, Seq2SeqTransformer) and _is_flat(model) else model
+    return FlatSeq2Seq(model) if isinstance(model, Seq2SeqTransformer) and _is_flat(model, model.config) else model
 
 
-def _is_flat(model: Seq2SeqTransformer) -> bool:
-    return model.config.attention.pattern == Full() and all(map(_has_flat_form, model.modules()))
+def reader_of(model: ReaderT) -> ReaderT:
+    """Give what reads fastest with an encoder of texts or images: the same model with its stack laid out flat, where that has such a form.
+
+    It shares all weights but the stack's, whose later changes are not seen, and shows no taps.
+    """
+    if not isinstance(model, EncoderTransformer | VisionTransformer) or not _is_flat(model.encoder, model.config):
+        return model
+    if type(model.embedding.position) not in READ_POSITIONS:
+        return model
+    reader = copy.copy(model)
+    reader._modules = model._modules | {"encoder": FlatStack(model.encoder, model.unembedding.weight)}
+    return reader
+
+
+def _is_flat(module: nn.Module, config: Transformer) -> bool:
+    return config.attention.pattern == Full() and all(map(_has_flat_form, module.modules()))
 
 
 def _has_flat_form(module: nn.Module) -> bool:
@@ -72,6 +94,6 @@ def _has_flat_form(module: nn.Module) -> bool:
             plain = module.q_norm is None and module.softcap is None and module.sinks is None
             return plain and module.n_kv_heads == module.n_heads
         case FeedForward():
-            return module.activation is relu
+            return module.activation in FUSED
         case _:
             return True
