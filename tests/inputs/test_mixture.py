@@ -13,7 +13,7 @@ from transom.config.data import PairTokenizer
 from transom.inputs.loader import Loader
 from transom.inputs.mixture import Mixture
 from transom.inputs.pairs import Pairs
-from transom.inputs.sampler import taken, tempered
+from transom.inputs.sampler import Slicing, taken, tempered
 from transom.inputs.tokenizer import Tokenizers
 
 FEW = Pairs([*PAIRS.target[:11], ""], [*PAIRS.source[:11], "a"], "few", list(range(3, 15)))
@@ -29,9 +29,7 @@ def mixture(dropout: float = 0.0, temperature: float = 2.0, shard: int = 0, n_sh
             batch_tokens=120,
             seed=3,
             dropout=dropout,
-            accumulate=2,
-            shard=shard,
-            n_shards=n_shards,
+            slicing=Slicing(2, shard, n_shards),
             prefix=BOTH.source.prefix(tag),
         )
         for tag, pairs in (("big", PAIRS), ("few", FEW))

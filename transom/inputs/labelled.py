@@ -12,18 +12,18 @@ from transom.inputs.batch import LabelledBatch, Sequences
 from transom.inputs.classes import numbered
 from transom.inputs.columns import read_columns
 from transom.inputs.loader import encode
-from transom.inputs.pairs import Pairs, Splits, expanded
+from transom.inputs.pairs import Pairs, expanded
 from transom.inputs.phrasebook.generate import generate
-from transom.inputs.sampler import Indices, cut_batches, dealt, plan_epoch, walk
+from transom.inputs.sampler import WHOLE, Indices, Slicing, cut_batches, plan_epoch, walk
 from transom.inputs.special import EOS
-from transom.inputs.split import least_share
+from transom.inputs.split import Splits, read_splits, split_off
 from transom.inputs.tokenizer import Tokenizer
 
 VALID_SHARE = 0.1
 """Part of the texts that is split off where no validation texts are named."""
 
 
-def load_labelled(data: LabelledData, base: Path) -> Splits:
+def load_labelled(data: LabelledData, base: Path) -> Splits[Pairs]:
     """Read or generate the texts of a recipe.
 
     Args:
@@ -35,20 +35,8 @@ def load_labelled(data: LabelledData, base: Path) -> Splits:
     """
     root = base / expanded(data.root)
     if data.generate is not None:
-        parts = generate(data.generate)
-        return Splits(*(_languages(part) for part in (parts.train, parts.valid, parts.test) if part is not None))
-    assert data.train is not None
-    train = read_labelled(data.train, root)
-    if data.valid is not None:
-        valid = read_labelled(data.valid, root)
-    else:
-        chosen = least_share(train.source, VALID_SHARE)
-        if not chosen:
-            raise DataError(f"{train.name}: too few different texts to split off any for validation; name data.valid or add texts")
-        name = f"{len(chosen)} of {len(train)} texts of {train.name}, split off by hash"
-        rest = sorted(set(range(len(train))).difference(chosen))
-        train, valid = train.take(rest, train.name), train.take(chosen, name)
-    return Splits(train, valid, None if data.test is None else read_labelled(data.test, root))
+        return Splits(*map(_languages, generate(data.generate).parts.values()))
+    return read_splits(data, lambda files: read_labelled(files, root), lambda texts: split_off(texts, texts.source, VALID_SHARE, "texts"))
 
 
 def read_labelled(files: LabelledFiles, root: Path) -> Pairs:
@@ -115,9 +103,7 @@ class LabelledLoader:
         batch_tokens: int,
         seed: int,
         truncate: bool = True,
-        accumulate: int = 1,
-        shard: int = 0,
-        n_shards: int = 1,
+        slicing: Slicing = WHOLE,
     ) -> None:
         """Encode the texts.
 
@@ -129,9 +115,7 @@ class LabelledLoader:
             batch_tokens: most tokens of a batch, padding included, over all shards and slices.
             seed: of the order.
             truncate: keep the beginning of what is longer; else it is left out.
-            accumulate: slices of a batch.
-            shard: the rows of every batch that this process takes, from 0.
-            n_shards: how many processes there are.
+            slicing: of every batch.
 
         Raises:
             DataError: no text is left.
@@ -155,12 +139,12 @@ class LabelledLoader:
                 f"training.batch_tokens: expected at least {longest}, the tokens of the longest text, found {batch_tokens}; raise it or"
                 " lower model.max_seq_len"
             )
-        self._batch_tokens, self._seed, self._accumulate, self._shard, self._n_shards = batch_tokens, seed, accumulate, shard, n_shards
+        self._batch_tokens, self._seed, self._slicing = batch_tokens, seed, slicing
 
     def batches_from(self, position: int) -> Iterator[tuple[int, list[LabelledBatch]]]:
         """Yield each batch, as slices, with the position behind it: what a checkpoint stores to go on from there."""
         for end, _, batch in walk(position, self.n_kept, self._plan):
-            yield end, [self._batch(part.tolist()) for part in dealt(batch, self._accumulate, self._shard, self._n_shards)]
+            yield end, [self._batch(part.tolist()) for part in self._slicing.of(batch)]
 
     def _plan(self, epoch: int) -> list[Indices]:
         return plan_epoch(self._lengths, self._lengths, batch_tokens=self._batch_tokens, seed=self._seed, epoch=epoch)

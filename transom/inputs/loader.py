@@ -9,7 +9,7 @@ import numpy as np
 from transom.errors import ConfigError, DataError
 from transom.inputs.batch import translation_batch
 from transom.inputs.pairs import Pairs
-from transom.inputs.sampler import Indices, cut_batches, dealt, padding_waste, plan_epoch, walk
+from transom.inputs.sampler import WHOLE, Indices, Slicing, cut_batches, padding_waste, plan_epoch, walk
 from transom.inputs.tokenizer import Tokenizer, Tokenizers
 
 Encoded = list["array[int]"]
@@ -27,17 +27,13 @@ class Layout(NamedTuple):
     Attributes:
         batch_tokens: most tokens of a batch on its longer side, padding included, over all shards and slices.
         seed: of order and BPE-dropout.
-        accumulate: slices of a batch.
-        shard: the rows of every batch that this process takes, from 0.
-        n_shards: how many processes there are.
+        slicing: of every batch.
         make: makes a batch.
     """
 
     batch_tokens: int
     seed: int
-    accumulate: int
-    shard: int
-    n_shards: int
+    slicing: Slicing
     make: MakeBatch
 
 
@@ -70,9 +66,7 @@ class Loader:
         seed: int,
         dropout: float = 0.0,
         max_length_ratio: float | None = None,
-        accumulate: int = 1,
-        shard: int = 0,
-        n_shards: int = 1,
+        slicing: Slicing = WHOLE,
         make: MakeBatch = translation_batch,
         prefix: Sequence[int] = (),
     ) -> None:
@@ -82,13 +76,11 @@ class Loader:
             pairs: sentence pairs.
             tokenizers: of both sides.
             max_seq_len: most tokens of a sequence, special symbols included; pairs with a longer one are dropped.
-            batch_tokens: see ``Layout``, as for seed, accumulate, shard, n_shards and make.
+            batch_tokens: see ``Layout``, as for seed, slicing and make.
             seed: of order and BPE-dropout.
             dropout: probability of skipping a merge; each epoch then has its own segmentation.
             max_length_ratio: drop pairs of which one side has more than this many times the other's tokens; None to keep them.
-            accumulate: slices of a batch.
-            shard: number of this process.
-            n_shards: how many there are.
+            slicing: of every batch.
             make: makes a batch.
             prefix: tokens in front of each source: the target language's tag.
 
@@ -97,7 +89,7 @@ class Loader:
             ConfigError: a pair is longer than a batch.
         """
         self.pairs, self.prefix, self.max_seq_len = pairs, list(prefix), max_seq_len
-        self.layout = Layout(batch_tokens, seed, accumulate, shard, n_shards, make)
+        self.layout = Layout(batch_tokens, seed, slicing, make)
         self._tokenizers, self._dropout, self._longest = tokenizers, dropout, min(max_seq_len, batch_tokens)
         sides = encode(tokenizers.source, pairs.source, prefix), encode(tokenizers.target, pairs.target)
         self.lengths = _lengths(sides[0]), _lengths(sides[1])
@@ -182,7 +174,7 @@ def batches_from(position: int, loaders: Sequence[Loader], n: int, chosen: Calla
         return [of_epoch[batch] for batch in plan_epoch(*lengths, batch_tokens=layout.batch_tokens, seed=layout.seed, epoch=epoch)]
 
     for end, _, batch in walk(position, n, plan):
-        parts = [part.tolist() for part in dealt(batch, layout.accumulate, layout.shard, layout.n_shards)]
+        parts = [part.tolist() for part in layout.slicing.of(batch)]
         yield end, [layout.make([sides[0][i] for i in part], [sides[1][i] for i in part], [kept[i] for i in part]) for part in parts]
 
 

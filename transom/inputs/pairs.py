@@ -10,7 +10,7 @@ import numpy as np
 from transom.config.data import PairFiles
 from transom.errors import DataError
 from transom.inputs.columns import read_columns
-from transom.inputs.split import least_share
+from transom.inputs.split import split_off
 from transom.inputs.text import check_text, read_lines
 
 
@@ -51,19 +51,6 @@ class Pairs:
         return Pairs(self.target, self.source, f"{self.name}, reversed", self.lines)
 
 
-@dataclass(frozen=True)
-class Splits:
-    """The pairs to learn from, to choose by, and to report on where there are some."""
-
-    train: Pairs
-    valid: Pairs
-    test: Pairs | None = None
-
-    def reversed(self) -> "Splits":
-        """Give all pairs from their target to their source."""
-        return Splits(self.train.reversed(), self.valid.reversed(), None if self.test is None else self.test.reversed())
-
-
 def load_pairs(files: PairFiles, root: Path) -> Pairs:
     """Read parallel text from two aligned files, or from one that holds both sides.
 
@@ -89,26 +76,8 @@ def load_pairs(files: PairFiles, root: Path) -> Pairs:
 
 
 def split_validation(pairs: Pairs, share: float = 0.01) -> tuple[Pairs, Pairs]:
-    """Split validation pairs off by a hash of each pair's text.
-
-    A pair's side depends on nothing but its text, so identical pairs are never on both sides, and neither order nor other pairs matter.
-    Where the share comes to no pair or all, the one text with the smallest hash is taken.
-
-    Args:
-        pairs: all pairs.
-        share: wanted part of them, from 0 to 1.
-
-    Returns:
-        The rest for training, and the validation pairs.
-
-    Raises:
-        DataError: there are not two different pairs to split.
-    """
-    chosen = least_share([f"{source}\0{target}" for source, target in zip(pairs.source, pairs.target, strict=True)], share)
-    if not chosen:
-        raise DataError(f"{pairs.name}: too few different pairs to split off any for validation; name data.valid or add pairs")
-    rest = sorted(set(range(len(pairs))).difference(chosen))
-    return pairs.take(rest, pairs.name), pairs.take(chosen, f"{len(chosen)} of {len(pairs)} pairs of {pairs.name}, split off by hash")
+    """Split validation pairs off by a hash of each pair's text; see ``split_off``."""
+    return split_off(pairs, [f"{source}\0{target}" for source, target in zip(pairs.source, pairs.target, strict=True)], share, "pairs")
 
 
 def together(parts: Sequence[Pairs]) -> Pairs:
