@@ -70,13 +70,13 @@ def load(folder: str | Path, precision: PrecisionName = "auto") -> Answer:
         case Seq2SeqNetwork(), Decoding() | None, Tokenizers():
             return Translator(model, tokenizers, settings, chosen, searcher_of(model, eight_bits=eight_bits))
         case MaskedEncoderTransformer(), Reading() | None, Tokenizers(source=tokenizer):
-            return Filler(model, tokenizer, settings, chosen)
+            return Filler(model, tokenizer, settings or Reading(), chosen)
         case TextClassifierTransformer(), Reading() | None, Tokenizers(source=tokenizer):
-            return Classifier(model, tokenizer, settings, chosen)
+            return Classifier(model, tokenizer, settings or Reading(), chosen)
         case TextEmbedderTransformer(), Reading() | None, Tokenizers(source=tokenizer):
-            return Embedder(model, tokenizer, settings, chosen)
+            return Embedder(model, tokenizer, settings or Reading(), chosen)
         case VisionTransformer() | ConvolutionalNetwork(), ImageReading() | None, None:
-            return ImageClassifier(model, settings, chosen)
+            return ImageClassifier(model, settings or ImageReading(), chosen)
         case _:
             raise CheckpointError(
                 f"{run.path / RECIPE}: expected the recipe of a {config.kind} model by {CONFIG}; they are of different runs"
