@@ -100,7 +100,7 @@ class _Text:
         return tokens if len(tokens) < most else tokens[-max(most // 2, 1) :]
 
 
-class Stream(Iterator[str]):
+class Pieces(Iterator[str]):
     """The pieces of a text as they come."""
 
     def __init__(self, text: _Text, pieces: Iterator[str]) -> None:
@@ -182,7 +182,7 @@ class Generator:
         answers = [self._answer(text, settings) for text in texts]
         return [answers[i : i + n] for i in range(0, len(answers), n)]
 
-    def stream(self, prompt: str, **options: Unpack[Options]) -> "Stream":
+    def stream(self, prompt: str, **options: Unpack[Options]) -> Pieces:
         """Go on with a prompt and give the text piece by piece, as soon as it is sure: whole characters, and no beginning of a stop text.
 
         Raises:
@@ -191,7 +191,7 @@ class Generator:
         """
         settings = self._settings(1, options)
         text = self._text(prompt, self._prompts([prompt], settings, options)[0], 0)
-        return Stream(text, self._pieces(text, settings))
+        return Pieces(text, self._pieces(text, settings))
 
     def _pieces(self, text: _Text, settings: Sampling) -> Iterator[str]:
         given = 0

@@ -23,7 +23,7 @@ from transom.errors import ConfigError, DataError
 from transom.inputs.batch import Sequences
 from transom.inputs.loader import ordered_batches
 from transom.inputs.pairs import Pairs
-from transom.inputs.sampler import cut_batches
+from transom.inputs.sampler import cut_batches, lengths_of
 from transom.inputs.special import EOS, PAD, SOS
 from transom.inputs.tokenizer import Tokenizers
 from transom.models.network import Seq2SeqNetwork
@@ -185,7 +185,7 @@ class Translator:
         On a CPU batches are dealt out to as many workers as PyTorch has threads, and are small enough for each to have one.
         """
         found: list[list[Hypothesis]] = [[] for _ in sources]
-        lengths, n_done = np.array([len(source) + 1 for source in sources], np.int64), 0
+        lengths, n_done = lengths_of(sources) + 1, 0
         n_workers = torch.get_num_threads() if self.model.device.type == "cpu" else 1
         batch_tokens = min(batch_tokens, -(-int(lengths.sum()) // n_workers))
         batches = [batch.tolist() for batch in cut_batches(np.argsort(-lengths, kind="stable"), lengths, batch_tokens)]

@@ -3,10 +3,11 @@
 from pathlib import Path
 
 from transom.config.data import Language, PairData, Phrasebook, TranslationData
-from transom.inputs.pairs import Pairs, expanded, load_pairs, split_validation
+from transom.inputs.pairs import Pairs, load_pairs, split_validation
 from transom.inputs.phrasebook.generate import generate
+from transom.inputs.sequences import generate_sequences
 from transom.inputs.split import Splits, read_splits
-from transom.inputs.tasks import generate_sequences
+from transom.inputs.text import expanded
 
 
 def load_data(data: PairData, base: Path) -> Splits[Pairs]:

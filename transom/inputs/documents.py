@@ -11,9 +11,8 @@ from pathlib import Path
 from transom.config.data import StandardLibrary, TextData, TextFiles
 from transom.errors import DataError
 from transom.inputs.json_lines import json_rows
-from transom.inputs.pairs import expanded
 from transom.inputs.split import Splits, read_splits, split_off, text_hash
-from transom.inputs.text import read_lines
+from transom.inputs.text import expanded, read_lines
 
 VALID_SHARE = 0.05
 """Part of the text that is split off where no validation text is named."""

@@ -1,15 +1,14 @@
 """Small instructions with their answers, which every machine has: sentences to translate, letters to copy, to reverse or to sort."""
 
 from itertools import chain, zip_longest
-from typing import Literal, get_args
+from typing import get_args
 
-from transom.config.data import Exercises, Phrasebook, SequenceTask
+from transom.config.data import Exercises, Phrasebook, Rule, SequenceTask
 from transom.inputs.pairs import Pairs
 from transom.inputs.phrasebook.generate import generate
+from transom.inputs.sequences import generate_sequences
 from transom.inputs.split import Splits
-from transom.inputs.tasks import generate_sequences
 
-Rule = Literal["copy", "reverse", "sort"]
 RULES: tuple[Rule, ...] = get_args(Rule)
 
 

@@ -15,9 +15,9 @@ from transom.inputs.batch import ImageBatch
 from transom.inputs.classes import numbered
 from transom.inputs.digits import load_digits
 from transom.inputs.images import Images, read_images
-from transom.inputs.pairs import expanded
 from transom.inputs.sampler import WHOLE, Indices, Slicing, draws, walk
 from transom.inputs.split import Splits, read_splits, split_off
+from transom.inputs.text import expanded
 
 MEASURED = 10_000
 """Most images that the channels' mean and deviation are taken from."""

@@ -19,10 +19,11 @@ from transom.inputs.batch import LanguageBatch, Sequences
 from transom.inputs.columns import read_columns
 from transom.inputs.exercises import generate_exercises
 from transom.inputs.loader import encode
-from transom.inputs.pairs import Pairs, expanded, split_validation
-from transom.inputs.sampler import WHOLE, Indices, Slicing, draws, walk
+from transom.inputs.pairs import Pairs, split_validation
+from transom.inputs.sampler import WHOLE, Indices, Slicing, draws, lengths_of, walk
 from transom.inputs.special import EOS, PAD, SOS
 from transom.inputs.split import Splits, read_splits
+from transom.inputs.text import expanded
 from transom.inputs.tokenizer import Tokenizer
 
 SYMBOLS = 2
@@ -97,7 +98,7 @@ class Instructions:
             DataError: one is too long and to be refused.
         """
         prompts, answers = encode(tokenizer, pairs.source), encode(tokenizer, pairs.target)
-        whole = np.array([len(p) + len(a) + SYMBOLS for p, a in zip(prompts, answers, strict=True)], np.int64)
+        whole = lengths_of(prompts) + lengths_of(answers) + SYMBOLS
         longer = np.flatnonzero(whole > max_seq_len).tolist()
         if longer and too_long == "refuse":
             raise DataError(
@@ -115,7 +116,7 @@ class Instructions:
     @property
     def lengths(self) -> Indices:
         """Count the tokens of each, special symbols included."""
-        return np.array([len(p) + len(a) + SYMBOLS for p, a in zip(self.prompts, self.answers, strict=True)], np.int64)
+        return lengths_of(self.prompts) + lengths_of(self.answers) + SYMBOLS
 
     def batch(self, rows: Sequence[Sequence[int]]) -> LanguageBatch:
         """Make a batch of rows of several instructions each: each is a segment and sees only itself, its prompt a prefix."""

@@ -12,11 +12,12 @@ from transom.inputs.batch import LabelledBatch, Sequences
 from transom.inputs.classes import numbered
 from transom.inputs.columns import read_columns
 from transom.inputs.loader import encode
-from transom.inputs.pairs import Pairs, expanded
+from transom.inputs.pairs import Pairs
 from transom.inputs.phrasebook.generate import generate
-from transom.inputs.sampler import WHOLE, Indices, Slicing, cut_batches, plan_epoch, walk
+from transom.inputs.sampler import WHOLE, Indices, Slicing, cut_batches, lengths_of, plan_epoch, walk
 from transom.inputs.special import EOS
 from transom.inputs.split import Splits, read_splits, split_off
+from transom.inputs.text import expanded
 from transom.inputs.tokenizer import Tokenizer
 
 VALID_SHARE = 0.1
@@ -72,7 +73,7 @@ def text_batches(rows: Sequence[Sequence[int]], labels: Sequence[int], max_seq_l
         batch_tokens: most tokens of a batch, padding included; a longer text is a batch of its own.
     """
     cut = [row[: max_seq_len - 1] for row in rows]
-    lengths = np.array([len(row) + 1 for row in cut], np.int64)
+    lengths = lengths_of(cut) + 1
     order = np.argsort(lengths, kind="stable")
     return [
         label_batch([cut[i] for i in part], [labels[i] for i in part], part)
@@ -123,7 +124,7 @@ class LabelledLoader:
         """
         rows = encode(tokenizer, texts.source)
         self.texts, self.max_seq_len = texts, max_seq_len
-        self.lengths = np.fromiter(map(len, rows), np.int64, len(rows))
+        self.lengths = lengths_of(rows)
         longer = self.lengths + 1 > max_seq_len
         self.n_longer = int(longer.sum())
         self._kept = list(range(len(rows))) if truncate else np.flatnonzero(~longer).tolist()
@@ -133,7 +134,7 @@ class LabelledLoader:
         self._rows = [rows[i][: max_seq_len - 1] for i in self._kept]
         labels = numbered(texts.target, classes, texts)
         self._labels = [labels[i] for i in self._kept]
-        self._lengths = np.fromiter(map(len, self._rows), np.int64, len(self._rows)) + 1
+        self._lengths = lengths_of(self._rows) + 1
         if (longest := int(self._lengths.max())) > batch_tokens:
             raise ConfigError(
                 f"training.batch_tokens: expected at least {longest}, the tokens of the longest text, found {batch_tokens}; raise it or"

@@ -11,7 +11,7 @@ from transom.config.data import PairFiles
 from transom.errors import DataError
 from transom.inputs.columns import read_columns
 from transom.inputs.split import split_off
-from transom.inputs.text import check_text, read_lines
+from transom.inputs.text import expanded, read_lines
 
 
 @dataclass(frozen=True)
@@ -69,8 +69,8 @@ def load_pairs(files: PairFiles, root: Path) -> Pairs:
     """
     if files.pairs is None:
         assert files.source is not None and files.target is not None
-        return _load_two(_resolve(files.source, root), _resolve(files.target, root))
-    path = _resolve(files.pairs, root)
+        return _load_two(root / expanded(files.source), root / expanded(files.target))
+    path = root / expanded(files.pairs)
     lines, (source, target) = read_columns(path, (files.source_field, files.target_field), ("source", "target"))
     return Pairs(source, target, str(path), lines)
 
@@ -95,23 +95,6 @@ def fingerprint(*parts: Pairs, tags: Sequence[str] = ()) -> str:
                 total.update(text.encode() + b"\n")
             total.update(b"\0")
     return total.hexdigest()
-
-
-def expanded(path: str) -> Path:
-    """Read a path of a recipe: ``~`` is the home folder.
-
-    Raises:
-        DataError: there is no such home, or the name is not UTF-8, which a recipe cannot hold.
-    """
-    check_text(path, f"the name {path!a}")
-    try:
-        return Path(path).expanduser()
-    except RuntimeError as error:
-        raise DataError(f"{path}: expected a path, found a home folder that cannot be told ({error}); spell the path out") from error
-
-
-def _resolve(path: str, root: Path) -> Path:
-    return root / expanded(path)
 
 
 def _load_two(source: Path, target: Path) -> Pairs:

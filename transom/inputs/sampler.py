@@ -108,6 +108,11 @@ def cut_batches(order: Indices, lengths: Indices, batch_tokens: int) -> Iterator
         yield order[start:]
 
 
+def lengths_of(rows: Sequence[Sequence[int]]) -> Indices:
+    """Count the tokens of each row."""
+    return np.fromiter(map(len, rows), np.int64, len(rows))
+
+
 def draws(n: int, *key: int) -> Noise:
     """Draw two rows of n numbers from [0, 1) for a key such as (seed, epoch).
 

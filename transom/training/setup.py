@@ -11,8 +11,8 @@ import torch
 from transom.config.brick import Schema
 from transom.config.recipe import Recipe, dump_recipe, load_recipe
 from transom.errors import CheckpointError, ConfigError
-from transom.inputs.pairs import expanded
 from transom.inputs.reports.report import Report
+from transom.inputs.text import expanded
 from transom.models.build import build_model
 from transom.models.network import Network
 from transom.planning.adapters import count_adapters

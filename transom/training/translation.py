@@ -9,7 +9,7 @@ import torch
 from transom.config.recipe import TranslationRecipe
 from transom.inputs.batch import TranslationBatch, translation_batch
 from transom.inputs.loader import Loader, ordered_batches
-from transom.inputs.mixture import Mixture
+from transom.inputs.mixture import LanguageMixture
 from transom.inputs.pairs import Pairs, fingerprint
 from transom.inputs.reports.pairs import PairReport, report_languages
 from transom.inputs.tokenizer import Tokenizers
@@ -38,7 +38,7 @@ class TranslationTask:
 
     recipe: TranslationRecipe
     tokenizers: Tokenizers
-    loader: Loader | Mixture
+    loader: Loader | LanguageMixture
     valid: Mapping[str | None, Pairs]
     valid_batches: Mapping[str | None, Sequence[TranslationBatch]]
     report: PairReport
@@ -57,7 +57,7 @@ class TranslationTask:
         recipe = recipe.with_fields("model", **sizes)
         batch_tokens, max_seq_len = recipe.training.batch_tokens, recipe.model.max_seq_len
         tagged = {to: loader for to, loader in loaders.items() if to is not None}
-        mixture = Mixture(tagged, recipe.data.temperature) if tagged else None
+        mixture = LanguageMixture(tagged, recipe.data.temperature) if tagged else None
         return cls(
             recipe=recipe,
             tokenizers=tokenizers,

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from transom.inputs.loader import Loader, encode
-from transom.inputs.mixture import Mixture
+from transom.inputs.mixture import LanguageMixture
 from transom.inputs.pairs import Pairs
 from transom.inputs.reports.report import (
     SHOWN,
@@ -22,7 +22,7 @@ from transom.inputs.reports.report import (
     unseen,
     unseen_problems,
 )
-from transom.inputs.sampler import Indices
+from transom.inputs.sampler import Indices, lengths_of
 from transom.inputs.split import Splits
 from transom.inputs.tokenizer import Tokenizers
 
@@ -67,7 +67,10 @@ class PairReport(Report):
 
 
 def report_languages(
-    splits: Mapping[str | None, Splits[Pairs]], tokenizers: Tokenizers, loaders: Mapping[str | None, Loader], mixture: Mixture | None
+    splits: Mapping[str | None, Splits[Pairs]],
+    tokenizers: Tokenizers,
+    loaders: Mapping[str | None, Loader],
+    mixture: LanguageMixture | None,
 ) -> PairReport:
     """Examine the data of a run, language by language.
 
@@ -113,7 +116,7 @@ def report_pairs(splits: Splits[Pairs], tokenizers: Tokenizers, loader: Loader) 
                 f"{name}: {overlap['also in training']:,} of {counted(len(other), 'pair')} also in training, so its scores flatter"
             )
         rows = encode(tokenizers.source, other.source, loader.prefix), encode(tokenizers.target, other.target)
-        lengths = [np.array([len(row) for row in side], dtype=np.int64) for side in rows]
+        lengths = [lengths_of(side) for side in rows]
         tokens |= _distributions(name, *lengths)
         too_long = np.flatnonzero(np.maximum(*lengths) + 1 > loader.max_seq_len).tolist()
         if too_long:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from transom.inputs.loader import Encoded
-from transom.inputs.sampler import Indices
+from transom.inputs.sampler import Indices, lengths_of
 from transom.inputs.tokenizer import Tokenizer
 
 SHOWN = 5
@@ -56,7 +56,7 @@ def shown(things: Sequence[object]) -> str:
 
 def distribution(rows: Sequence[Sequence[int]] | Indices) -> Distribution:
     """Sum up the lengths of rows of tokens, or lengths: the extremes, some quantiles, mean and total."""
-    lengths = rows if isinstance(rows, np.ndarray) else np.array([len(row) for row in rows], np.int64)
+    lengths = rows if isinstance(rows, np.ndarray) else lengths_of(rows)
     quantiles = np.quantile(lengths, (0.01, 0.25, 0.5, 0.75, 0.99), method="nearest").tolist()
     return {
         "shortest": int(lengths.min()),
