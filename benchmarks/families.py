@@ -109,7 +109,7 @@ def ours(family: Family) -> Works:
     """Give transom's works, through the functions that training and answering use."""
     from transom.decoding.generator import Generator
     from transom.decoding.inference import prepare
-    from transom.decoding.searcher import searcher_of
+    from transom.decoding.searcher import reader_of, searcher_of
     from transom.training.optimizer import build_optimizer
     from transom.training.step import Stepper
 
@@ -130,7 +130,7 @@ def ours(family: Family) -> Works:
         generator = Generator(answering, tokenizer, precision=precision, searcher=searcher_of(answering))  # type: ignore[arg-type]
         works[f"{rows} prompts", precision.name] = partial(_continued, generator, family, rows, length)
     if not family.prompts:
-        works["reading", precision.name] = partial(_read, answering, batch)
+        works["reading", precision.name] = partial(_read, reader_of(answering), batch)
     return works
 
 

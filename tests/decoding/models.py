@@ -33,7 +33,7 @@ def tiny_model(vocab: int, seed: int = 1, dtype: torch.dtype = torch.float64, ma
 
 def letter_tokenizers(letters: str = LETTERS) -> Tokenizers:
     tokenizer = Tokenizer.train([letters], TokenizerConfig(kind="char", vocab_size=max(8, len(letters) + 4)))
-    return Tokenizers(tokenizer, tokenizer)
+    return Tokenizers(tokenizer)
 
 
 class Uncached:

@@ -13,9 +13,11 @@ from transom.config.training import Augmentation
 from transom.errors import DataError
 from transom.inputs.batch import ImageBatch
 from transom.inputs.digits import load_digits
-from transom.inputs.image_loader import ImageLoader, ImageSplits, image_batches, image_fingerprint, pixel_statistics, split_off
-from transom.inputs.image_report import report_images
+from transom.inputs.image_loader import ImageLoader, image_batches, image_fingerprint, pixel_statistics
 from transom.inputs.images import Images
+from transom.inputs.reports.images import report_images
+from transom.inputs.sampler import Slicing
+from transom.inputs.split import Splits, split_off
 
 AUGMENTED = {"shift": 1, "flip": True, "randaugment": 1, "mixup": 0.4, "cutmix": 1.0}
 
@@ -76,7 +78,7 @@ def test_batches_are_the_same_from_any_position() -> None:
 def test_shards_and_slices_together_are_the_whole_batch(n_shards: int, accumulate: int) -> None:
     whole = list(islice(loader(some(), augmentation=AUGMENTED).batches_from(0), 4))
     parts = [
-        list(islice(loader(some(), augmentation=AUGMENTED, shard=k, n_shards=n_shards, accumulate=accumulate).batches_from(0), 4))
+        list(islice(loader(some(), augmentation=AUGMENTED, slicing=Slicing(accumulate, k, n_shards)).batches_from(0), 4))
         for k in range(n_shards)
     ]
     for number, (end, slices) in enumerate(whole):
@@ -100,12 +102,12 @@ def test_an_image_is_mixed_with_another_of_its_batch() -> None:
 
 def test_the_same_file_is_on_one_side_of_the_split() -> None:
     images = some(40, doubles=10)
-    train, valid = split_off(images, 0.3)
+    train, valid = split_off(images, images.digests, 0.3, "images")
     assert len(train) + len(valid) == 40 and not set(train.digests) & set(valid.digests) and 0 < len(valid) < 30
     assert "split off by hash" in valid.name
     one = Images(["a/1.png"] * 2, ["a", "a"], ["0"] * 2, "one", 0, images.load)
     with pytest.raises(DataError, match="too few different images"):
-        split_off(one, 0.1)
+        split_off(one, one.digests, 0.1, "images")
 
 
 def test_statistics_are_those_of_all_pixels() -> None:
@@ -124,7 +126,7 @@ def test_reading_once_is_in_order() -> None:
 
 def test_the_report_names_what_to_look_at() -> None:
     images = some(40, doubles=3)
-    report = report_images(ImageSplits(images, images.take([0, 1], "two"), None), ("a", "b", "c"))
+    report = report_images(Splits(images, images.take([0, 1], "two"), None), ("a", "b", "c"))
     text = "\n".join(report.lines())
     assert "train: 40 images (some)" in text and "  classes: a " in text
     assert "train: 3 images with another class than the same file before: a/0.png and b/37.png" in text

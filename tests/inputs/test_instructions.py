@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +13,6 @@ from hypothesis import strategies as st
 from transom.config.data import Exercises, InstructionData, InstructionFiles, Tokenizer
 from transom.errors import ConfigError, DataError
 from transom.inputs.exercises import generate_exercises
-from transom.inputs.instruction_report import report_instructions
 from transom.inputs.instructions import (
     InstructionLoader,
     Instructions,
@@ -22,15 +22,18 @@ from transom.inputs.instructions import (
     read_instructions,
     reading_batches,
 )
-from transom.inputs.pairs import Pairs, Splits
+from transom.inputs.pairs import Pairs
+from transom.inputs.reports.instructions import report_instructions
+from transom.inputs.sampler import Slicing
 from transom.inputs.special import EOS, SOS
+from transom.inputs.split import Splits
 from transom.inputs.tokenizer import Tokenizer as Symbols
 
 PAIRS = Pairs(["a b", "c", "a b c a b c", "b"], ["x", "y z x", "y", "x x x x x x x x"], "four", [3, 5, 6, 9])
 SYMBOLS = Symbols.train(PAIRS.source + PAIRS.target, Tokenizer(kind="whitespace", vocab_size=20))
 
 
-def loader(max_seq_len: int = 8, batch_tokens: int = 16, **more: int) -> InstructionLoader:
+def loader(max_seq_len: int = 8, batch_tokens: int = 16, **more: Any) -> InstructionLoader:
     fitted = Instructions.fit(PAIRS, SYMBOLS, max_seq_len, "truncate")
     return InstructionLoader(PAIRS, fitted, max_seq_len=max_seq_len, batch_tokens=batch_tokens, seed=1, **more)
 
@@ -125,7 +128,7 @@ def test_the_order_is_one_number_and_each_epoch_another() -> None:
 
 def test_shards_and_slices_share_a_batch() -> None:
     (whole,) = next(loader(batch_tokens=64).batches_from(0))[1]
-    parts = [batch for shard in (0, 1) for batch in next(loader(batch_tokens=64, shard=shard, n_shards=2).batches_from(0))[1]]
+    parts = [batch for shard in (0, 1) for batch in next(loader(batch_tokens=64, slicing=Slicing(1, shard, 2)).batches_from(0))[1]]
     assert sum(batch.n_target_tokens for batch in parts) == whole.n_target_tokens
     assert sorted(sample for batch in parts for sample in batch.samples) == sorted(whole.samples)
 

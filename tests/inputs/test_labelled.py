@@ -3,6 +3,7 @@
 import gzip
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,9 +12,11 @@ from transom.config.data import Tokenizer as TokenizerConfig
 from transom.errors import ConfigError, DataError, TransomError
 from transom.inputs.classes import classes_of, numbered
 from transom.inputs.labelled import LabelledLoader, load_labelled, read_labelled, text_batches
-from transom.inputs.labelled_report import report_labelled
-from transom.inputs.pairs import Pairs, Splits
+from transom.inputs.pairs import Pairs
+from transom.inputs.reports.labelled import report_labelled
+from transom.inputs.sampler import Slicing
 from transom.inputs.special import EOS
+from transom.inputs.split import Splits
 from transom.inputs.tokenizer import Tokenizer
 
 WORDS = ["good", "bad", "fine", "poor", "film", "plot"]
@@ -23,7 +26,7 @@ DATA = Pairs(TEXTS, LABELS, "here")
 WORD_LEVEL = Tokenizer.train(TEXTS, TokenizerConfig(kind="whitespace", vocab_size=20))
 
 
-def loader(data: Pairs = DATA, max_seq_len: int = 32, batch_tokens: int = 40, **more: int) -> LabelledLoader:
+def loader(data: Pairs = DATA, max_seq_len: int = 32, batch_tokens: int = 40, **more: Any) -> LabelledLoader:
     return LabelledLoader(data, WORD_LEVEL, ("neg", "pos"), max_seq_len=max_seq_len, batch_tokens=batch_tokens, seed=1, **more)
 
 
@@ -87,7 +90,7 @@ def test_languages_of_the_phrasebook_share_no_text() -> None:
 
 @pytest.mark.parametrize("n_shards", [1, 2, 3])
 def test_an_epoch_shows_each_text_once_with_its_class_and_any_position_goes_on(n_shards: int) -> None:
-    shards = [loader(shard=shard, n_shards=n_shards, accumulate=2) for shard in range(n_shards)]
+    shards = [loader(slicing=Slicing(2, shard, n_shards)) for shard in range(n_shards)]
     seen: list[int] = []
     for batches in zip(*(each.batches_from(0) for each in shards), strict=True):
         for _, slices in batches:

@@ -12,6 +12,7 @@ from transom.errors import ConfigError, DataError
 from transom.inputs.batch import TranslationBatch
 from transom.inputs.loader import Loader, ordered_batches
 from transom.inputs.pairs import Pairs
+from transom.inputs.sampler import WHOLE, Slicing
 from transom.inputs.special import EOS, PAD, SOS
 from transom.inputs.tokenizer import Tokenizers
 
@@ -29,12 +30,8 @@ WHITE = Tokenizers.train(PAIRS, TokenizerConfig(kind="whitespace", vocab_size=10
 Row = tuple[int, tuple[int, ...], tuple[int, ...]]
 
 
-def loader(
-    pairs: Pairs = PAIRS, tokenizers: Tokenizers = BPE, *, dropout: float = 0.0, accumulate: int = 1, shard: int = 0, n_shards: int = 1
-) -> Loader:
-    return Loader(
-        pairs, tokenizers, max_seq_len=60, batch_tokens=120, seed=3, dropout=dropout, accumulate=accumulate, shard=shard, n_shards=n_shards
-    )
+def loader(pairs: Pairs = PAIRS, tokenizers: Tokenizers = BPE, *, dropout: float = 0.0, slicing: Slicing = WHOLE) -> Loader:
+    return Loader(pairs, tokenizers, max_seq_len=60, batch_tokens=120, seed=3, dropout=dropout, slicing=slicing)
 
 
 def rows(slices: list[TranslationBatch]) -> list[Row]:
@@ -102,7 +99,7 @@ def test_positions_count_samples() -> None:
 @pytest.mark.parametrize("dropout", [0.0, 0.2])
 def test_shards_share_each_batch(n_shards: int, dropout: float) -> None:
     whole = epoch_of(loader(dropout=dropout), 1)
-    shards = [epoch_of(loader(dropout=dropout, shard=i, n_shards=n_shards), 1) for i in range(n_shards)]
+    shards = [epoch_of(loader(dropout=dropout, slicing=Slicing(1, i, n_shards)), 1) for i in range(n_shards)]
     for (position, batch), *parts in zip(whole, *shards, strict=True):
         assert {after for after, _ in parts} == {position}
         assert sorted(batch) == sorted(row for _, part in parts for row in part)
@@ -113,7 +110,7 @@ def test_shards_share_each_batch(n_shards: int, dropout: float) -> None:
 @pytest.mark.parametrize("accumulate", [2, 4, 1000])
 def test_slices_hold_the_same_samples(accumulate: int) -> None:
     for (position, whole), (after, parts) in islice(
-        zip(loader().batches_from(0), loader(accumulate=accumulate).batches_from(0), strict=False), 20
+        zip(loader().batches_from(0), loader(slicing=Slicing(accumulate)).batches_from(0), strict=False), 20
     ):
         assert position == after
         assert rows(whole) == rows(parts)

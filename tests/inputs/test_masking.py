@@ -10,6 +10,7 @@ from transom.config.data import Tokenizer as TokenizerConfig
 from transom.inputs.batch import LanguageBatch, MaskedBatch, Sequences
 from transom.inputs.documents import Documents
 from transom.inputs.masking import MaskedLoader, masked
+from transom.inputs.sampler import Slicing
 from transom.inputs.special import EOS, PAD, UNK
 from transom.inputs.tokenizer import Tokenizer
 from transom.inputs.windows import Stream, WindowLoader
@@ -65,7 +66,7 @@ def test_any_position_goes_on_and_epochs_differ(n_shards: int) -> None:
     tokenizer = Tokenizer.train(documents.texts, TokenizerConfig(kind="whitespace", vocab_size=30))
 
     def loader(shard: int = 0) -> MaskedLoader:
-        windows = WindowLoader(Stream(documents, tokenizer), max_seq_len=6, batch_tokens=24, seed=3, shard=shard, n_shards=n_shards)
+        windows = WindowLoader(Stream(documents, tokenizer), max_seq_len=6, batch_tokens=24, seed=3, slicing=Slicing(1, shard, n_shards))
         return MaskedLoader(windows, 0.3, tokenizer.vocab_size, 3)
 
     def tokens(batches: list[MaskedBatch]) -> list[list[int]]:

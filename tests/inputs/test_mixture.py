@@ -11,16 +11,16 @@ from hypothesis import strategies as st
 from tests.inputs.test_loader import PAIRS, Row, made, rows
 from transom.config.data import PairTokenizer
 from transom.inputs.loader import Loader
-from transom.inputs.mixture import Mixture
+from transom.inputs.mixture import LanguageMixture
 from transom.inputs.pairs import Pairs
-from transom.inputs.sampler import taken, tempered
+from transom.inputs.sampler import Slicing, taken, tempered
 from transom.inputs.tokenizer import Tokenizers
 
 FEW = Pairs([*PAIRS.target[:11], ""], [*PAIRS.source[:11], "a"], "few", list(range(3, 15)))
 BOTH = Tokenizers.train(PAIRS, PairTokenizer(vocab_size=320), ["big", "few"])
 
 
-def mixture(dropout: float = 0.0, temperature: float = 2.0, shard: int = 0, n_shards: int = 1) -> Mixture:
+def mixture(dropout: float = 0.0, temperature: float = 2.0, shard: int = 0, n_shards: int = 1) -> LanguageMixture:
     loaders = {
         tag: Loader(
             pairs,
@@ -29,21 +29,19 @@ def mixture(dropout: float = 0.0, temperature: float = 2.0, shard: int = 0, n_sh
             batch_tokens=120,
             seed=3,
             dropout=dropout,
-            accumulate=2,
-            shard=shard,
-            n_shards=n_shards,
+            slicing=Slicing(2, shard, n_shards),
             prefix=BOTH.source.prefix(tag),
         )
         for tag, pairs in (("big", PAIRS), ("few", FEW))
     }
-    return Mixture(loaders, temperature)
+    return LanguageMixture(loaders, temperature)
 
 
-def read(mixed: Mixture, position: int, n: int) -> list[Row]:
+def read(mixed: LanguageMixture, position: int, n: int) -> list[Row]:
     return [row for _, slices in islice(mixed.batches_from(position), n) for row in rows(slices)]
 
 
-def epoch_of(mixed: Mixture, epoch: int) -> list[Row]:
+def epoch_of(mixed: LanguageMixture, epoch: int) -> list[Row]:
     found, end = list[Row](), (epoch + 1) * mixed.n_samples
     for position, slices in mixed.batches_from(epoch * mixed.n_samples):
         found += rows(slices)
@@ -122,7 +120,7 @@ def test_shards_share_each_batch(n_shards: int) -> None:
 
 def test_one_language_is_mixed_as_it_is() -> None:
     alone = mixture().loaders["big"]
-    mixed = Mixture({"big": alone}, 5.0)
+    mixed = LanguageMixture({"big": alone}, 5.0)
     for (a, one), (b, other) in islice(zip(alone.batches_from(3), mixed.batches_from(3), strict=False), 20):
         assert a == b and rows(one) == rows(other)
     assert mixed.padding_waste == alone.padding_waste

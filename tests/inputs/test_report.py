@@ -4,8 +4,9 @@ import json
 
 from transom.config.data import PairTokenizer as TokenizerConfig
 from transom.inputs.loader import Loader
-from transom.inputs.pairs import Pairs, Splits
-from transom.inputs.report import DataReport, report_data
+from transom.inputs.pairs import Pairs
+from transom.inputs.reports.pairs import PairReport, report_pairs
+from transom.inputs.split import Splits
 from transom.inputs.tokenizer import Tokenizers
 
 GOOD = [(f"a b c d {i}", f"x y z w {i}") for i in range(20)]
@@ -17,10 +18,10 @@ def pairs_of(rows: list[tuple[str, str]], name: str) -> Pairs:
     return Pairs([s for s, _ in rows], [t for _, t in rows], name)
 
 
-def reported(train: list[tuple[str, str]], valid: list[tuple[str, str]], test: list[tuple[str, str]] | None = None) -> DataReport:
+def reported(train: list[tuple[str, str]], valid: list[tuple[str, str]], test: list[tuple[str, str]] | None = None) -> PairReport:
     splits = Splits(pairs_of(train, "t.en, t.de"), pairs_of(valid, "v.tsv"), None if test is None else pairs_of(test, "generated"))
     tokenizers = Tokenizers.train(pairs_of([*train, *valid], ""), TokenizerConfig(kind="whitespace", vocab_size=99, joint=False))
-    return report_data(splits, tokenizers, Loader(splits.train, tokenizers, max_seq_len=20, batch_tokens=60, seed=1))
+    return report_pairs(splits, tokenizers, Loader(splits.train, tokenizers, max_seq_len=20, batch_tokens=60, seed=1))
 
 
 def test_faults_are_found_and_named() -> None:

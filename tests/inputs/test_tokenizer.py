@@ -148,7 +148,7 @@ def test_what_is_no_file(tmp_path: Path) -> None:
 
 
 def test_every_truncation_is_refused() -> None:
-    content = Tokenizers(LOWER, LOWER).to_bytes()
+    content = Tokenizers(LOWER).to_bytes()
     for end in range(0, len(content) - 2, 97):
         with pytest.raises(CheckpointError):
             Tokenizers.from_bytes(content[:end])

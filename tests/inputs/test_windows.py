@@ -12,6 +12,7 @@ from transom.config.data import Tokenizer as TokenizerConfig
 from transom.errors import DataError
 from transom.inputs.batch import LanguageBatch
 from transom.inputs.documents import Documents
+from transom.inputs.sampler import Slicing
 from transom.inputs.special import EOS, PAD
 from transom.inputs.tokenizer import Tokenizer
 from transom.inputs.windows import Stream, WindowLoader, scoring_batches
@@ -94,10 +95,10 @@ def test_the_order_is_of_seed_and_epoch_alone() -> None:
 def test_any_position_goes_on_and_shards_and_slices_are_the_whole(position: int, accumulate: int, n_shards: int) -> None:
     whole = [(end, batch.samples) for end, (batch,) in islice(loader().batches_from(0), 30)]
     behind = [(end, samples) for end, samples in whole if end > position]
-    got = list(islice(loader(accumulate=accumulate).batches_from(position), len(behind) - 1))
+    got = list(islice(loader(slicing=Slicing(accumulate)).batches_from(position), len(behind) - 1))
     for (end, samples), (found_end, slices) in zip(behind[1:], got[1:], strict=False):
         assert found_end == end and tuple(sample for batch in slices for sample in batch.samples) == samples
-    shards = [list(islice(loader(shard=shard, n_shards=n_shards).batches_from(0), 6)) for shard in range(n_shards)]
+    shards = [list(islice(loader(slicing=Slicing(1, shard, n_shards)).batches_from(0), 6)) for shard in range(n_shards)]
     for i, (_, samples) in enumerate(whole[:6]):
         dealt = [sample for shard in shards for batch in shard[i][1] for sample in batch.samples]
         assert sorted(dealt) == sorted(samples)

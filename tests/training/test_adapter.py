@@ -1,6 +1,7 @@
 """Fine-tuning by low-rank maps: what learns, what is kept, what a run folder holds, and that it learns what all weights would."""
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ import pytest
 import torch
 
 from tests.training.conftest import changed, sit
-from tests.training.test_run import Killed, kill_at, recipe, same
+from tests.training.test_run import KILLS, Killed, die, kill_at, recipe, same
 from transom.config.recipe import ClassificationRecipe, MaskedRecipe, TranslationRecipe
 from transom.decoding.classifier import Classifier
 from transom.decoding.compiled import CompiledSeq2Seq
@@ -16,7 +17,7 @@ from transom.decoding.flat import FlatSeq2Seq
 from transom.decoding.load import load
 from transom.decoding.translator import Translator
 from transom.errors import CheckpointError, ConfigError
-from transom.training.events import Saved, Started, Stepped, Validated
+from transom.training.events import Started, Stepped
 from transom.training.setup import set_up
 from transom.weights.run_folder import ADAPTER, BASE, WEIGHTS, RunFolder
 from transom.weights.tensors import read_specs, read_tensors
@@ -77,10 +78,7 @@ def test_a_killed_run_ends_as_the_run_left_alone(
     adapter = {**LORA, "dropout": 0.2}
     tuned = changed(classes, start_from=str(pretrained), adapter=adapter, processes=processes, average=average)
     sit(tuned, tmp_path / "alone")
-    kills = [kill_at(0, Started), kill_at(2, Stepped), kill_at(4, Validated), kill_at(6, Saved), kill_at(8, Stepped)]
-    for observer in kills if processes == 1 else kills[-1:]:
-        with pytest.raises(Killed):
-            sit(tuned, tmp_path / "killed", observer)
+    die(partial(sit, tuned, tmp_path / "killed"), KILLS if processes == 1 else KILLS[-1:])
     for path in pretrained.iterdir():
         path.rename(pretrained.parent / f"gone-{path.name}")
     sit(changed(classes, adapter=adapter, processes=processes, average=average), tmp_path / "killed")

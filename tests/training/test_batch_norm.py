@@ -1,5 +1,6 @@
 """Running statistics in a run: of steps that were made, saved, and gone on with exactly."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +8,7 @@ import pytest
 import torch
 
 from tests.training.test_routers import LOSS, TRAINING, stepped, translator
-from tests.training.test_run import MODEL, Killed, kill_at, recipe, same, sit, traces
+from tests.training.test_run import MODEL, die_and_end_the_same, kill_at, recipe, sit, traces
 from tests.training.test_step import SOURCES, TARGETS, N
 from transom.inputs.loader import translation_batch
 from transom.layers.norm import BatchNorm
@@ -56,12 +57,7 @@ def test_a_skipped_step_moves_no_statistics() -> None:
 @pytest.mark.parametrize("average", ["ema", "none"])
 def test_a_killed_run_goes_on_with_its_statistics(tmp_path: Path, average: str) -> None:
     fields = {"model": {**MODEL, "norm": "batchnorm"}, "average": average, "validate_bleu": 0}
-    sit(tmp_path / "alone", **fields)
-    for observer in (kill_at(4, Saved), kill_at(8, Stepped)):
-        with pytest.raises(Killed):
-            sit(tmp_path / "killed", observer, **fields)
-    sit(tmp_path / "killed", **fields)
-    same(tmp_path / "alone", tmp_path / "killed")
+    die_and_end_the_same(partial(sit, **fields), tmp_path, [kill_at(4, Saved), kill_at(8, Stepped)])
     name = "decoder.blocks.0.cross_residual.norm.mean"
     assert traces(tmp_path / "alone")[0][f"model/{name}"].any() and read_tensors(tmp_path / "alone" / WEIGHTS)[name].any()
 

@@ -1,5 +1,6 @@
 """Instructions as a task: answers alone are learnt, a killed run ends as the run left alone, and what learned to answer stops."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -8,12 +9,12 @@ import torch
 from torch.nn import functional as F
 
 from tests.training.conftest import MODEL, TRAINING, changed, sit
-from tests.training.test_run import Killed, kill_at, same
+from tests.training.test_run import die_and_end_the_same
 from transom.config.recipe import InstructionRecipe, LanguageRecipe
 from transom.decoding.generator import Generator
 from transom.decoding.load import load
 from transom.errors import DataError
-from transom.training.events import Saved, Started, Stepped, Validated
+from transom.training.events import Started, Validated
 from transom.training.instruction import InstructionTask
 from transom.training.setup import set_up
 from transom.training.step import batch_loss
@@ -40,12 +41,7 @@ def instructions(folder: Path, **model: Any) -> InstructionRecipe:
 @pytest.mark.parametrize("model", [{}, {"mask": "prefix"}], ids=["causal", "prefix"])
 def test_a_killed_run_ends_as_the_run_left_alone(model: dict[str, Any], tmp_path: Path) -> None:
     recipe = instructions(tmp_path, **model)
-    sit(recipe, tmp_path / "alone")
-    for observer in (kill_at(0, Started), kill_at(2, Stepped), kill_at(4, Validated), kill_at(6, Saved), kill_at(8, Stepped)):
-        with pytest.raises(Killed):
-            sit(recipe, tmp_path / "killed", observer)
-    sit(recipe, tmp_path / "killed")
-    same(tmp_path / "alone", tmp_path / "killed")
+    die_and_end_the_same(partial(sit, recipe), tmp_path)
 
 
 @pytest.mark.parametrize("mask", ["causal", "prefix"])

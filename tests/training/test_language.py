@@ -1,18 +1,19 @@
 """Language modelling as a task: what it measures, what it tells, and that a killed run ends as the run left alone."""
 
 import math
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from tests.training.test_run import Killed, kill_at, same
+from tests.training.test_run import die_and_end_the_same
 from transom.config.recipe import LanguageRecipe
 from transom.decoding.generator import Generator
 from transom.decoding.load import load
 from transom.errors import DataError
-from transom.training.events import Finished, Saved, Started, Stepped, Validated
+from transom.training.events import Finished
 from transom.training.language import LanguageTask
 from transom.training.run import train
 from transom.training.setup import Parts, set_up
@@ -65,12 +66,7 @@ def sit(texts: Path, out: Path, *observers: Any, **training: Any) -> Finished:
 
 
 def test_a_killed_run_ends_as_the_run_left_alone(texts: Path, tmp_path: Path) -> None:
-    sit(texts, tmp_path / "alone")
-    for observer in (kill_at(0, Started), kill_at(2, Stepped), kill_at(4, Validated), kill_at(6, Saved), kill_at(8, Stepped)):
-        with pytest.raises(Killed):
-            sit(texts, tmp_path / "killed", observer)
-    sit(texts, tmp_path / "killed")
-    same(tmp_path / "alone", tmp_path / "killed")
+    die_and_end_the_same(partial(sit, texts), tmp_path)
 
 
 def test_validation_reads_all_text_once_in_nats_and_bits(texts: Path, tmp_path: Path) -> None:

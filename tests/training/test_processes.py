@@ -1,11 +1,12 @@
 """Several processes share each batch: the same steps as one process makes, the same end after any stop, bad samples named from all."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.training.test_run import MODEL, Killed, kill_at, same, sit, traces
+from tests.training.test_run import MODEL, die, kill_at, same, sit, traces
 from transom.errors import ConfigError, TransomError
 from transom.training.events import Event, Saved, Stepped
 
@@ -29,9 +30,7 @@ def test_three_processes_make_the_steps_of_one(tmp_path: Path) -> None:
 def test_a_run_of_two_processes_goes_on_to_the_same_end(tmp_path: Path) -> None:
     sit(tmp_path / "alone", processes=2)
     assert {"generators/cpu", "generators/rank-1.cpu"} <= traces(tmp_path / "alone")[0].keys()
-    for observer in (kill_at(2, Stepped), kill_at(6, Saved)):
-        with pytest.raises(Killed):
-            sit(tmp_path / "killed", observer, processes=2)
+    die(partial(sit, tmp_path / "killed", processes=2), [kill_at(2, Stepped), kill_at(6, Saved)])
     steps: list[int] = []
     stopped = sit(tmp_path / "killed", lambda e: steps.append(e.step), lambda: bool(steps) and steps[-1] >= 8, processes=2)
     assert stopped.reason == "stopped"

@@ -1,12 +1,13 @@
 """Mixtures in training: the same update however a batch is sliced, biases that move once a step, and experts that become equally busy."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from tests.training.test_run import MODEL, Killed, kill_at, same, sit, traces
+from tests.training.test_run import MODEL, die_and_end_the_same, kill_at, sit, traces
 from tests.training.test_step import SOURCES, TARGETS, N
 from transom.config.model import Decoder, Seq2Seq, TextEmbedder
 from transom.config.training import Adam, Training
@@ -145,12 +146,7 @@ MIXED = {**MODEL, "feed_forward": {**BIAS, "capacity": 0.75}}
 @pytest.mark.parametrize("average", ["ema", "checkpoints"])
 def test_a_killed_run_goes_on_with_its_biases(tmp_path: Path, average: str) -> None:
     fields = {"model": MIXED, "average": average, "validate_bleu": 0}
-    sit(tmp_path / "alone", **fields)
-    for observer in (kill_at(4, Saved), kill_at(8, Stepped)):
-        with pytest.raises(Killed):
-            sit(tmp_path / "killed", observer, **fields)
-    sit(tmp_path / "killed", **fields)
-    same(tmp_path / "alone", tmp_path / "killed")
+    die_and_end_the_same(partial(sit, **fields), tmp_path, [kill_at(4, Saved), kill_at(8, Stepped)])
     bias = traces(tmp_path / "alone")[0]["model/encoder.blocks.0.ff.bias"]
     assert bias.any() and read_tensors(tmp_path / "alone" / WEIGHTS)["encoder.blocks.0.ff.bias"].any()
     lines = [line for line in RunFolder.open(tmp_path / "alone").metrics.read() if line["kind"] == "train"]

@@ -1,7 +1,8 @@
 """The loop: a run that was stopped or killed ends as the run left alone, bit for bit; selection, stopping, skipping."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,25 @@ def kill_at(step: int, kind: type[Event]) -> Callable[[Event], None]:
     return observer
 
 
+KILLS = (kill_at(0, Started), kill_at(2, Stepped), kill_at(4, Validated), kill_at(6, Saved), kill_at(8, Stepped))
+"""Deaths of a run's sittings, one after another, in each of its phases."""
+
+
+def die(sitting: Callable[[Callable[[Event], None]], object], kills: Sequence[Callable[[Event], None]] = KILLS) -> None:
+    """Take a sitting for each death."""
+    for observer in kills:
+        with pytest.raises(Killed):
+            sitting(observer)
+
+
+def die_and_end_the_same(sitting: Callable[..., object], at: Path, kills: Sequence[Callable[[Event], None]] = KILLS) -> None:
+    """Compare a run that dies and goes on, again and again, with one that is left alone; ``sitting`` takes a folder and an observer."""
+    sitting(at / "alone")
+    die(partial(sitting, at / "killed"), kills)
+    sitting(at / "killed")
+    same(at / "alone", at / "killed")
+
+
 def traces(out: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """What must be the same: every tensor of the last checkpoint and the kept weights, and the history but for its times."""
     folder = RunFolder.open(out)
@@ -97,9 +117,7 @@ def same(a: Path, b: Path) -> None:
 def test_killed_and_stopped_runs_end_as_the_run_left_alone(tmp_path: Path, kinds: dict[str, Any]) -> None:
     sit(tmp_path / "alone", **kinds)
     out = tmp_path / "killed"
-    for observer in (kill_at(0, Started), kill_at(2, Stepped), kill_at(4, Validated), kill_at(6, Saved), kill_at(8, Stepped)):
-        with pytest.raises(Killed):
-            sit(out, observer, **kinds)
+    die(partial(sit, out, **kinds))
     steps: list[int] = []
     stopped = sit(out, lambda e: steps.append(e.step), lambda: bool(steps) and steps[-1] >= 10, **kinds)
     assert stopped.reason == "stopped" and stopped.step == 10  # asked for between two checkpoints

@@ -1,13 +1,14 @@
 """What holds for every task: a killed run ends as the run left alone, and processes make the steps of one."""
 
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from tests.training.conftest import changed, sit
-from tests.training.test_run import Killed, kill_at, same
+from tests.training.test_run import die_and_end_the_same
 from transom.config.recipe import EmbeddingRecipe, Recipe
-from transom.training.events import Saved, Started, Stepped, Validated
+from transom.training.events import Stepped
 
 
 @pytest.fixture(params=["masked", "classes", "pairs", "languages", "vision", "convolutional"])
@@ -17,12 +18,7 @@ def recipe(request: pytest.FixtureRequest) -> Recipe:
 
 
 def test_a_killed_run_ends_as_the_run_left_alone(recipe: Recipe, tmp_path: Path) -> None:
-    sit(recipe, tmp_path / "alone")
-    for observer in (kill_at(0, Started), kill_at(2, Stepped), kill_at(4, Validated), kill_at(6, Saved), kill_at(8, Stepped)):
-        with pytest.raises(Killed):
-            sit(recipe, tmp_path / "killed", observer)
-    sit(recipe, tmp_path / "killed")
-    same(tmp_path / "alone", tmp_path / "killed")
+    die_and_end_the_same(partial(sit, recipe), tmp_path)
 
 
 def test_two_processes_make_the_steps_of_one(recipe: Recipe, tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ def test_case_counts_where_the_model_has_it(lowercase: bool, monkeypatch: pytest
     found = [reference.lower() for reference in references[:2]]
     monkeypatch.setattr(Translator, "translate", lambda self, texts, to: found[: len(texts)])
     pairs = Pairs(["x", "y", "z"], references, "made up")
-    tokenizers = Tokenizers(tokenizer, tokenizer)
+    tokenizers = Tokenizers(tokenizer)
     scores, samples = validation_scores(tiny_model(tokenizer.vocab_size), {None: pairs}, 2, tokenizers, Decoding(), torch.float32)
     assert scores == {score.__name__: score(found, references[:2], lowercase).value for score in (bleu, chrf)}
     assert (scores["bleu"] == pytest.approx(100)) is lowercase

@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from transom.config.brick import Brick
-from transom.config.bricks import FeedForward, LayerNorm, MultiHead, Norm, PositionBrick, Rotary
+from transom.config.bricks import FeedForward, LayerNorm, MultiHead, Norm, PositionBrick
 from transom.config.depth import AnyDepth, FullDepth
 from transom.config.mixture import FeedForwardNetwork
 
@@ -116,7 +116,7 @@ class Transformer(Architecture):
         named = f"attention.approximation = {brick.kind!r}"
         if self.LOOKS_BACK and not brick.LOOKS_BACK:
             raise ValueError(f"{named} is for encoders alone: it lets a token see what comes after it; take 'linear' or 'performer'")
-        if self.position.kind in ("alibi", "relative"):
+        if self.position.BIASES:
             raise ValueError(f"{named} has no scores for position = {self.position.kind!r} to be added to; take another position")
         if self.attention_dropout:
             raise ValueError(f"{named} has no weights to drop: expected attention_dropout = 0, found {self.attention_dropout:g}")
@@ -162,4 +162,4 @@ class Transformer(Architecture):
     @property
     def width_turned(self) -> int:
         """How many columns of a head rotary positions turn: an even number."""
-        return int(self.width_of_head * self.position.share) // 2 * 2 if isinstance(self.position, Rotary) else 0
+        return self.position.turned(self.width_of_head)

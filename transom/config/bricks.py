@@ -93,7 +93,14 @@ Norm = Annotated[AnyNorm, Field(discriminator="kind")]
 class PositionBrick(Brick):
     """What every position brick has."""
 
+    BIASES: ClassVar[bool] = False
+    """Whether it is told by what is added to the scores."""
+
     kind: str
+
+    def turned(self, d_head: int) -> int:
+        """Count the columns of a head that are turned by positions."""
+        return 0
 
     def parameters(self, max_seq_len: int, d_model: int, n_heads: int) -> int:
         """Count what is learned: nothing, where positions are computed."""
@@ -155,6 +162,10 @@ class Rotary(PositionBrick):
             raise ValueError(f"expected trained_seq_len with scaling 'yarn' only, found it with {self.scaling!r}; remove it")
         return self
 
+    def turned(self, d_head: int) -> int:
+        """Count whole pairs of columns, a share of all."""
+        return int(d_head * self.share) // 2 * 2
+
 
 class Alibi(PositionBrick):
     """A penalty on distance, added to the scores (Press et al. 2022, section 3): -m_h |i - j|, slopes m_h = 2^(-8h / H) for head h of H.
@@ -163,6 +174,7 @@ class Alibi(PositionBrick):
     speak of, have the same penalty to both sides.
     """
 
+    BIASES: ClassVar[bool] = True
     advice: ClassVar[str] = "A bias on every score and nothing to learn; degrades gently beyond the trained length, weaker at long recall."
     kind: Literal["alibi"] = "alibi"
 
@@ -174,6 +186,7 @@ class Relative(PositionBrick):
     directions apart. All blocks of a stack share the table.
     """
 
+    BIASES: ClassVar[bool] = True
     advice: ClassVar[str] = "A learned bias on every score, so slower attention in training; no limit of length. T5."
     kind: Literal["relative"] = "relative"
     n_buckets: int = Field(32, ge=4, le=4096, description="buckets of distances")
@@ -342,7 +355,7 @@ class Gated(FeedForwardBrick):
 AnyFeedForward = FeedForward | Gated
 
 
-class Placement(NamedTuple):
+class NormPlacement(NamedTuple):
     """Where a block's norms stand.
 
     Attributes:
@@ -361,28 +374,28 @@ class Placement(NamedTuple):
 
 
 PLACEMENTS = {
-    "post": Placement(
+    "post": NormPlacement(
         "x' = Norm(x + f(x)) (Vaswani et al. 2017, section 5.4)",
         "A little better than pre where it trains; needs a warm-up of the learning rate, and fails in deep stacks.",
         norms_a_sub_layer=1,
         norms_a_block=0,
         final_norm=False,
     ),
-    "pre": Placement(
+    "pre": NormPlacement(
         "x' = x + f(Norm(x)), and a norm at the end (Xiong et al. 2020, figure 1b)",
         "Trains at any depth and rate; the usual one since GPT-2.",
         norms_a_sub_layer=1,
         norms_a_block=0,
         final_norm=True,
     ),
-    "sandwich": Placement(
+    "sandwich": NormPlacement(
         "x' = x + Norm_out(f(Norm(x))), and a norm at the end (Ding et al. 2021; Gemma Team 2024)",
         "A second norm a sub-layer; holds large models' residual stream in bounds.",
         norms_a_sub_layer=2,
         norms_a_block=0,
         final_norm=True,
     ),
-    "parallel": Placement(
+    "parallel": NormPlacement(
         "x' = x + Attention(Norm(x)) + FFN(Norm(x)), and a norm at the end (Wang & Komatsuzaki 2021; PaLM, 2022)",
         "One norm a block, and two products that need not wait for each other; next to no loss in large models.",
         norms_a_sub_layer=0,

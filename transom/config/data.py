@@ -39,10 +39,14 @@ class Phrasebook(Brick):
     seed: int = Field(1, description="seed of the draw")
 
 
+Rule = Literal["copy", "reverse", "sort"]
+"""What becomes of a sequence."""
+
+
 class SequenceTask(Brick):
     """Random symbol sequences with a rule for the target: the same, reversed, or sorted."""
 
-    kind: Literal["copy", "reverse", "sort"] = Field(..., description="the rule")
+    kind: Rule = Field(..., description="the rule")
     n_train: int = Field(20000, ge=100, le=10_000_000, description="training pairs")
     n_valid: int = Field(500, ge=10, le=10_000_000, description="validation pairs")
     n_test: int = Field(1000, ge=10, le=10_000_000, description="test pairs, none of which is in the training set")

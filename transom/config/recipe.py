@@ -69,6 +69,10 @@ class Recipe(Schema):
             )
         return self
 
+    def with_fields(self, part: Literal["data", "model", "training"], **fields: object) -> Self:
+        """Give the same recipe with other values of some fields of a part, which are not validated."""
+        return self.model_copy(update={part: getattr(self, part).model_copy(update=fields)})
+
 
 class TextRecipe(Recipe):
     """What the recipes of tasks on text have beside that: a tokenizer."""

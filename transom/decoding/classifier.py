@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 import torch
@@ -9,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from transom.config.decoding import Reading
-from transom.decoding.inference import evaluating
+from transom.decoding.inference import evaluating, refuse_one
 from transom.decoding.loop import log_probabilities
 from transom.errors import DataError
 from transom.inputs.classes import Samples, numbered
@@ -46,21 +47,23 @@ def ranked(classes: Sequence[str], log_p: Float[Tensor, "classes"]) -> Classifie
     return Classified(label, probabilities[label], probabilities)
 
 
+@dataclass(frozen=True)
 class Classifier:
     """Names the classes of texts.
 
     Attributes:
         model: a text classifier, ready to answer.
         tokenizer: of its texts.
+        reading: the recipe's.
         precision: how the type of its matrix products was chosen; None where it was not.
+        reader: what reads in the model's place, faster; None for the model itself.
     """
 
-    def __init__(
-        self, model: TextClassifierTransformer, tokenizer: Tokenizer, reading: Reading | None = None, precision: Precision | None = None
-    ) -> None:
-        """Answer with a model; ``reading`` is the recipe's."""
-        self.model, self.tokenizer, self.precision = model, tokenizer, precision
-        self.reading = reading or Reading()
+    model: TextClassifierTransformer
+    tokenizer: Tokenizer
+    reading: Reading = field(default_factory=Reading)
+    precision: Precision | None = None
+    reader: TextClassifierTransformer | None = None
 
     def classify(self, texts: Sequence[str], too_long: TooLong = "truncate") -> list[Classified]:
         """Name the class of each text.
@@ -72,8 +75,7 @@ class Classifier:
         Raises:
             DataError: a text is too long and is to be refused.
         """
-        if isinstance(texts, str):
-            raise DataError(f"expected a list of texts, found one text: [{texts[:40]!r}]")
+        refuse_one(texts, "text")
         rows, most = self.tokenizer.encode_batch(list(texts)), self.model.config.max_seq_len - 1
         longer = [number for number, row in enumerate(rows) if len(row) > most]
         if longer and too_long == "refuse":
@@ -90,11 +92,10 @@ class Classifier:
 
     @torch.inference_mode()
     def _log_probabilities(self, rows: Sequence[Sequence[int]]) -> Float[Tensor, "texts classes"]:
-        device = self.model.unembedding.weight.device
         result = torch.empty(len(rows), len(self.model.config.classes), dtype=torch.float64)
         with evaluating(self.model):
             for batch in text_batches(rows, [0] * len(rows), self.model.config.max_seq_len, self.reading.batch_tokens):
-                result[list(batch.samples)] = log_probabilities(self.model(batch.to(device))).to(result)
+                result[list(batch.samples)] = log_probabilities((self.reader or self.model)(batch.to(self.model.device))).to(result)
         return result
 
 

@@ -1,6 +1,7 @@
 """From texts to vectors."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import torch
 from jaxtyping import Float
@@ -8,29 +9,30 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from transom.config.decoding import Reading
-from transom.decoding.inference import evaluating
-from transom.errors import DataError
+from transom.decoding.inference import evaluating, refuse_one
 from transom.inputs.labelled import text_batches
 from transom.inputs.tokenizer import Tokenizer
 from transom.models.encoder import EncoderTransformer, mean_pooled
 from transom.planning.precision import Precision
 
 
+@dataclass(frozen=True)
 class Embedder:
     """Gives texts vectors.
 
     Attributes:
         model: an encoder of any kind, ready to answer.
         tokenizer: of its texts.
+        reading: the recipe's.
         precision: how the type of its matrix products was chosen; None where it was not.
+        reader: what reads in the model's place, faster; None for the model itself.
     """
 
-    def __init__(
-        self, model: EncoderTransformer, tokenizer: Tokenizer, reading: Reading | None = None, precision: Precision | None = None
-    ) -> None:
-        """Answer with a model; ``reading`` is the recipe's."""
-        self.model, self.tokenizer, self.precision = model, tokenizer, precision
-        self.reading = reading or Reading()
+    model: EncoderTransformer
+    tokenizer: Tokenizer
+    reading: Reading = field(default_factory=Reading)
+    precision: Precision | None = None
+    reader: EncoderTransformer | None = None
 
     @torch.inference_mode()
     def embed(self, texts: Sequence[str], normalise: bool = True) -> Float[Tensor, "texts d_model"]:
@@ -40,12 +42,11 @@ class Embedder:
             texts: any number; the beginning of one that is longer than the model reads stands for it.
             normalise: make every vector of length 1, so that products of two are cosines.
         """
-        if isinstance(texts, str):
-            raise DataError(f"expected a list of texts, found one text: [{texts[:40]!r}]")
+        refuse_one(texts, "text")
         model, rows = self.model, self.tokenizer.encode_batch(list(texts))
-        result, device = torch.empty(len(rows), model.config.d_model), model.embedding.tokens.weight.device
+        result = torch.empty(len(rows), model.config.d_model)
         with evaluating(model):
             for batch in text_batches(rows, [0] * len(rows), model.config.max_seq_len, self.reading.batch_tokens):
-                source = batch.source.to(device)
-                result[list(batch.samples)] = mean_pooled(model.encode(source), source).to(result)
+                source = batch.source.to(model.device)
+                result[list(batch.samples)] = mean_pooled((self.reader or model).encode(source), source).to(result)
         return F.normalize(result, dim=-1) if normalise else result

@@ -1,6 +1,7 @@
 """From a text with gaps to the tokens that a masked language model puts there."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 import torch
@@ -31,21 +32,23 @@ class Guess(NamedTuple):
     p: float
 
 
+@dataclass(frozen=True)
 class Filler:
     """Names the tokens behind masks.
 
     Attributes:
         model: a masked language model, ready to answer.
         tokenizer: of its texts.
+        reading: the recipe's.
         precision: how the type of its matrix products was chosen; None where it was not.
+        reader: what reads in the model's place, faster; None for the model itself.
     """
 
-    def __init__(
-        self, model: MaskedEncoderTransformer, tokenizer: Tokenizer, reading: Reading | None = None, precision: Precision | None = None
-    ) -> None:
-        """Answer with a model; ``reading`` is the recipe's."""
-        self.model, self.tokenizer, self.precision = model, tokenizer, precision
-        self.reading = reading or Reading()
+    model: MaskedEncoderTransformer
+    tokenizer: Tokenizer
+    reading: Reading = field(default_factory=Reading)
+    precision: Precision | None = None
+    reader: MaskedEncoderTransformer | None = None
 
     def fill(self, texts: Sequence[str], top: int = 5, too_long: Literal["window", "refuse"] = "window") -> list[list[list[Guess]]]:
         """Name the tokens behind the masks of texts.
@@ -74,9 +77,9 @@ class Filler:
         row = self._window(row, mask, too_long)
         gaps = [place for place, token in enumerate(row) if token == mask]
         source = Sequences.pad([row])
-        batch = MaskedBatch(source, source.tokens, source.tokens == mask, (0,)).to(self.model.unembedding.weight.device)
+        batch = MaskedBatch(source, source.tokens, source.tokens == mask, (0,)).to(self.model.device)
         with evaluating(self.model):
-            logits = self.model.unembedding(self.model.hidden(batch)[0, gaps])
+            logits = self.model.unembedding((self.reader or self.model).hidden(batch)[0, gaps])
         logits[:, : UNK + 1] = -torch.inf
         logits[:, mask] = -torch.inf
         best = log_probabilities(logits).topk(min(top, mask - UNK - 1))

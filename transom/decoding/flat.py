@@ -146,9 +146,8 @@ class FlatNorm:
     """Layer normalisation, or nothing."""
 
     def __init__(self, norm: Norm | None, dtype: torch.dtype) -> None:
-        assert norm is None or isinstance(norm, LayerNorm)
-        self.norm = norm
-        if norm is not None:
+        self.norm = norm if isinstance(norm, LayerNorm) else None
+        if isinstance(norm, LayerNorm):
             self.shape, self.eps = norm.weight.shape, norm.eps
             self.gain = norm.weight.detach().to(dtype)
             self.shift = None if norm.bias is None else norm.bias.detach().to(dtype)

@@ -12,7 +12,7 @@ from transom.decoding.answers import TextScore
 from transom.decoding.deal import deal_out
 from transom.decoding.exits import EarlyExits
 from transom.decoding.filters import Forbid
-from transom.decoding.inference import evaluating
+from transom.decoding.inference import evaluating, refuse_one
 from transom.decoding.limits import Limits
 from transom.decoding.loop import log_probabilities, search, search_steps
 from transom.decoding.roles import Filter, StepModel
@@ -100,7 +100,7 @@ class _Text:
         return tokens if len(tokens) < most else tokens[-max(most // 2, 1) :]
 
 
-class Stream(Iterator[str]):
+class Pieces(Iterator[str]):
     """The pieces of a text as they come."""
 
     def __init__(self, text: _Text, pieces: Iterator[str]) -> None:
@@ -168,11 +168,11 @@ class Generator:
             ConfigError: an option has no such value.
             DataError: prompt and text outgrow the model and ``too_long`` is "refuse", or ``prompts`` is one text.
         """
-        _check_texts(prompts, "prompts")
+        refuse_one(prompts, "prompt")
         settings = self._settings(n, options)
         rows = self._prompts(prompts, settings, options)
         texts = [self._text(prompt, row, k) for prompt, row in zip(prompts, rows, strict=True) for k in range(n)]
-        tell, n_workers = options.get("tell"), torch.get_num_threads() if self._device.type == "cpu" else 1
+        tell, n_workers = options.get("tell"), torch.get_num_threads() if self.model.device.type == "cpu" else 1
         with evaluating(self.model):
             while pending := [text for text in texts if text.ended is None]:
                 batches = self._batches(pending, options.get("batch_rows") or 32, n_workers)
@@ -182,7 +182,7 @@ class Generator:
         answers = [self._answer(text, settings) for text in texts]
         return [answers[i : i + n] for i in range(0, len(answers), n)]
 
-    def stream(self, prompt: str, **options: Unpack[Options]) -> "Stream":
+    def stream(self, prompt: str, **options: Unpack[Options]) -> Pieces:
         """Go on with a prompt and give the text piece by piece, as soon as it is sure: whole characters, and no beginning of a stop text.
 
         Raises:
@@ -191,7 +191,7 @@ class Generator:
         """
         settings = self._settings(1, options)
         text = self._text(prompt, self._prompts([prompt], settings, options)[0], 0)
-        return Stream(text, self._pieces(text, settings))
+        return Pieces(text, self._pieces(text, settings))
 
     def _pieces(self, text: _Text, settings: Sampling) -> Iterator[str]:
         given = 0
@@ -230,7 +230,7 @@ class Generator:
             ConfigError: the overlap leaves a window nothing new to read.
             DataError: a text is too long and ``too_long`` is "refuse".
         """
-        _check_texts(texts, "texts")
+        refuse_one(texts, "text")
         if too_long not in ("window", "truncate", "refuse"):
             raise ConfigError(f"too_long: expected 'window', 'truncate' or 'refuse', found {too_long!r}")
         most = self.model.config.max_seq_len
@@ -247,9 +247,9 @@ class Generator:
         whole, cut = [[EOS, *row] for row in rows], too_long == "truncate"
         with evaluating(self.model):
             for batch, owners, new in scoring_batches(whole, most, overlap, batch_tokens, first_only=cut):
-                on_device = batch.to(self._device)
+                on_device = batch.to(self.model.device)
                 log_p = log_probabilities(self.model(on_device)).gather(-1, on_device.labels[..., None])[..., 0]  # (batch, target)
-                sums = log_p.double().masked_fill(~new.to(self._device), 0.0).sum(1).tolist()
+                sums = log_p.double().masked_fill(~new.to(self.model.device), 0.0).sum(1).tolist()
                 for owner, total, count in zip(owners, sums, new.sum(1).tolist(), strict=True):
                     totals[owner] += total
                     counts[owner] += count
@@ -259,10 +259,6 @@ class Generator:
         unknown = [sum(token == UNK for token in row) if self.tokenizer.kind != "bpe" else 0 for row in rows]
         sizes = [len(text.encode()) for text in seen]
         return [TextScore(*each) for each in zip(totals, counts, sizes, windows, left_out, unknown, strict=True)]
-
-    @property
-    def _device(self) -> torch.device:
-        return self.model.unembedding.weight.device
 
     def _settings(self, n: int, options: Options) -> Sampling:
         """Lay the options over the recipe's settings and check them."""
@@ -330,7 +326,7 @@ class Generator:
 
     def _arguments(self, texts: list[_Text], settings: Sampling) -> dict[str, Any]:
         """Lay out a search that goes on with texts of one length."""
-        most, device = self.model.config.max_seq_len, self._device
+        most, device = self.model.config.max_seq_len, self.model.device
         contexts, begun = [text.context(most) for text in texts], len(texts[0].new)
         room = min(settings.max_new_tokens - begun, max(most - len(contexts[0]), 1))
         shortest = min(max(settings.min_new_tokens - begun, 0), room)
@@ -361,12 +357,6 @@ class Generator:
         assert text.ended is not None
         said = self._said(text)
         return Continuation(said[: first_stop(said, settings.stop)], len(text.new), text.ended, text.windows)
-
-
-def _check_texts(texts: Sequence[str], what: str) -> None:
-    """Refuse one text in place of several."""
-    if isinstance(texts, str):
-        raise DataError(f"expected a list of {what}, found one text; put it in brackets: [text]")
 
 
 def _sure(text: str, stops: Sequence[str]) -> int:

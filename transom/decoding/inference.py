@@ -1,10 +1,13 @@
-"""A model made ready to answer."""
+"""A model made ready to answer, and what it is asked."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import torch
 from torch import nn
+
+from transom.errors import DataError
 
 
 def prepare(model: nn.Module, dtype: torch.dtype, device: torch.device) -> None:
@@ -23,3 +26,13 @@ def evaluating(model: nn.Module) -> Iterator[None]:
     finally:
         if training:
             model.train()
+
+
+def refuse_one(given: object, what: str) -> None:
+    """Refuse one text, or one file's name, in place of a list of them.
+
+    Raises:
+        DataError: it is one.
+    """
+    if isinstance(given, str | Path):
+        raise DataError(f"expected a list of {what}s, found one {what}; put it in brackets: [{what}]")

@@ -23,7 +23,7 @@ from transom.decoding.filler import Filler
 from transom.decoding.generator import Generator
 from transom.decoding.image_classifier import ImageClassifier
 from transom.decoding.inference import prepare
-from transom.decoding.searcher import searcher_of
+from transom.decoding.searcher import reader_of, searcher_of
 from transom.decoding.translator import Translator
 from transom.errors import CheckpointError, ConfigError
 from transom.inputs.tokenizer import Tokenizers
@@ -70,13 +70,13 @@ def load(folder: str | Path, precision: PrecisionName = "auto") -> Answer:
         case Seq2SeqNetwork(), Decoding() | None, Tokenizers():
             return Translator(model, tokenizers, settings, chosen, searcher_of(model, eight_bits=eight_bits))
         case MaskedEncoderTransformer(), Reading() | None, Tokenizers(source=tokenizer):
-            return Filler(model, tokenizer, settings, chosen)
+            return Filler(model, tokenizer, settings or Reading(), chosen, reader_of(model))
         case TextClassifierTransformer(), Reading() | None, Tokenizers(source=tokenizer):
-            return Classifier(model, tokenizer, settings, chosen)
+            return Classifier(model, tokenizer, settings or Reading(), chosen, reader_of(model))
         case TextEmbedderTransformer(), Reading() | None, Tokenizers(source=tokenizer):
-            return Embedder(model, tokenizer, settings, chosen)
+            return Embedder(model, tokenizer, settings or Reading(), chosen, reader_of(model))
         case VisionTransformer() | ConvolutionalNetwork(), ImageReading() | None, None:
-            return ImageClassifier(model, settings, chosen)
+            return ImageClassifier(model, settings or ImageReading(), chosen, reader_of(model))
         case _:
             raise CheckpointError(
                 f"{run.path / RECIPE}: expected the recipe of a {config.kind} model by {CONFIG}; they are of different runs"

@@ -19,7 +19,7 @@ from transom.layers.block import Block
 from transom.layers.dropout import Dropout
 from transom.layers.embedding import Embedding
 from transom.layers.feed_forward import FeedForward
-from transom.layers.norm import LayerNorm
+from transom.layers.norm import LayerNorm, Norm
 from transom.layers.position import Learned, Position, Sinusoidal, Sinusoidal2d
 from transom.layers.residual import PostNorm, PreNorm
 from transom.layers.stack import Stack
@@ -30,7 +30,7 @@ from transom.models.seq2seq import Seq2SeqTransformer
 from transom.models.vision import VisionTransformer
 
 KNOWN = {
-    *(Seq2SeqTransformer, Embedding, Sinusoidal, Stack, Block, Attention, FeedForward, LayerNorm, PostNorm, PreNorm, Dropout),
+    *(Seq2SeqTransformer, Embedding, Sinusoidal, Stack, Block, Attention, FeedForward, Norm, LayerNorm, PostNorm, PreNorm, Dropout),
     *(nn.Embedding, nn.Linear, nn.Identity, nn.ModuleList),
 }
 """The modules that have a flat form, by their exact type; ``_has_flat_form`` looks closer."""
@@ -73,12 +73,12 @@ def reader_of(model: ReaderT) -> ReaderT:
 
     It shares all weights but the stack's, whose later changes are not seen, and shows no taps.
     """
-    if not isinstance(model, EncoderTransformer | VisionTransformer) or not _is_flat(model.encoder, model.config):
+    if model.device.type != "cpu" or not isinstance(model, EncoderTransformer | VisionTransformer):
         return model
-    if type(model.embedding.position) not in READ_POSITIONS:
+    if not _is_flat(model.encoder, model.config) or type(model.embedding.position) not in READ_POSITIONS:
         return model
     reader = copy.copy(model)
-    reader._modules = model._modules | {"encoder": FlatStack(model.encoder, model.unembedding.weight)}
+    reader._modules = model._modules | {"encoder": FlatStack(model.encoder, next(model.encoder.parameters()))}
     return reader
 
 

@@ -13,7 +13,7 @@ from transom.decoding.deal import deal_out
 from transom.decoding.filters import Forbid
 from transom.decoding.greedy import Greedy
 from transom.decoding.hypothesis import Hypothesis
-from transom.decoding.inference import evaluating
+from transom.decoding.inference import evaluating, refuse_one
 from transom.decoding.limits import limits_of
 from transom.decoding.loop import log_probabilities, search
 from transom.decoding.roles import StepModel
@@ -23,7 +23,7 @@ from transom.errors import ConfigError, DataError
 from transom.inputs.batch import Sequences
 from transom.inputs.loader import ordered_batches
 from transom.inputs.pairs import Pairs
-from transom.inputs.sampler import cut_batches
+from transom.inputs.sampler import cut_batches, lengths_of
 from transom.inputs.special import EOS, PAD, SOS
 from transom.inputs.tokenizer import Tokenizers
 from transom.models.network import Seq2SeqNetwork
@@ -96,8 +96,7 @@ class Translator:
             ConfigError: an option has no such value, ``to`` is missing, or ``n`` is more than ``beam_size``.
             DataError: a text is too long and ``too_long`` is "refuse", or ``texts`` is one text.
         """
-        if isinstance(texts, str):
-            raise DataError("expected a list of texts, found one text; put it in brackets: [text]")
+        refuse_one(texts, "text")
         decoding = self._settings(n, options)
         prefix = self.tokenizers.source.prefix(options.get("to"))
         pieces = self._pieces(texts, prefix, options.get("too_long") or "split", options.get("name") or "text")
@@ -129,7 +128,7 @@ class Translator:
         if not sources:
             return []
         scores = [PairScore(0.0, 0)] * len(sources)
-        pairs, device, most = Pairs(list(sources), list(targets), name), self._device, self.model.config.max_seq_len
+        pairs, device, most = Pairs(list(sources), list(targets), name), self.model.device, self.model.config.max_seq_len
         prefix = self.tokenizers.source.prefix(to)
         with evaluating(self.model):
             for batch in ordered_batches(pairs, self.tokenizers, batch_tokens, most, too_long="refuse", prefix=prefix):
@@ -139,10 +138,6 @@ class Translator:
                 for sample, total, n_tokens in zip(batch.samples, totals, batch.target.lengths.tolist(), strict=True):
                     scores[sample] = PairScore(total, n_tokens)
         return scores
-
-    @property
-    def _device(self) -> torch.device:
-        return self.model.unembedding.weight.device
 
     def _settings(self, n: int, options: Options) -> Decoding:
         """Lay the options over the recipe's settings and check them."""
@@ -190,8 +185,8 @@ class Translator:
         On a CPU batches are dealt out to as many workers as PyTorch has threads, and are small enough for each to have one.
         """
         found: list[list[Hypothesis]] = [[] for _ in sources]
-        lengths, n_done = np.array([len(source) + 1 for source in sources], np.int64), 0
-        n_workers = torch.get_num_threads() if self._device.type == "cpu" else 1
+        lengths, n_done = lengths_of(sources) + 1, 0
+        n_workers = torch.get_num_threads() if self.model.device.type == "cpu" else 1
         batch_tokens = min(batch_tokens, -(-int(lengths.sum()) // n_workers))
         batches = [batch.tolist() for batch in cut_batches(np.argsort(-lengths, kind="stable"), lengths, batch_tokens)]
         with evaluating(self.model):
@@ -204,7 +199,7 @@ class Translator:
         return found
 
     def _search(self, sources: list[list[int]], decoding: Decoding, n: int) -> list[list[Hypothesis]]:
-        device, alpha = self._device, decoding.length_penalty
+        device, alpha = self.model.device, decoding.length_penalty
         strategy = Greedy(EOS, alpha) if decoding.beam_size == 1 else Beam(EOS, decoding.beam_size, n, alpha)
         limits = limits_of([len(source) for source in sources], decoding, self.model.config.max_seq_len, device)
         rows = Sequences.pad([[*source, EOS] for source in sources]).to(device)

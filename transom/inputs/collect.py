@@ -1,11 +1,11 @@
 """The splits of generated data: the part that each pair belongs to, and their filling from an endless stream."""
 
 from collections.abc import Iterable
-from hashlib import blake2b
 from typing import Literal
 
 from transom.errors import ConfigError
-from transom.inputs.pairs import Pairs, Splits
+from transom.inputs.pairs import Pairs
+from transom.inputs.split import Splits, text_hash
 
 Part = Literal["train", "valid", "test"]
 
@@ -15,11 +15,13 @@ _PATIENCE = 20000
 
 def part_by_hash(text: str, test_share: float, valid_share: float) -> Part:
     """Give a text's part by nothing but its hash: "test" and "valid" with these probabilities."""
-    share = int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big") / 2**64
+    share = text_hash(text) / 2**64
     return "test" if share < test_share else "valid" if share < test_share + valid_share else "train"
 
 
-def collect(stream: Iterable[tuple[Part | None, str, str]], n_train: int, n_valid: int, n_test: int, name: str, more: str = "") -> Splits:
+def collect(
+    stream: Iterable[tuple[Part | None, str, str]], n_train: int, n_valid: int, n_test: int, name: str, more: str = ""
+) -> Splits[Pairs]:
     """Take the first different pairs of each part, so that a larger split only adds pairs to a smaller one and changes no other.
 
     Args:

@@ -3,12 +3,14 @@
 from pathlib import Path
 
 from transom.config.data import Language, PairData, Phrasebook, TranslationData
-from transom.inputs.pairs import Splits, expanded, load_pairs, split_validation
+from transom.inputs.pairs import Pairs, load_pairs, split_validation
 from transom.inputs.phrasebook.generate import generate
-from transom.inputs.tasks import generate_sequences
+from transom.inputs.sequences import generate_sequences
+from transom.inputs.split import Splits, read_splits
+from transom.inputs.text import expanded
 
 
-def load_data(data: PairData, base: Path) -> Splits:
+def load_data(data: PairData, base: Path) -> Splits[Pairs]:
     """Read or generate the pairs of a recipe, which are into one language.
 
     Args:
@@ -25,21 +27,18 @@ def load_data(data: PairData, base: Path) -> Splits:
     return _load(data, base / expanded(data.root))
 
 
-def load_languages(data: PairData, base: Path) -> dict[str | None, Splits]:
+def load_languages(data: PairData, base: Path) -> dict[str | None, Splits[Pairs]]:
     """Read or generate the pairs of a recipe by the tag of their target language, None for the only one; otherwise as ``load_data``."""
     if not isinstance(data, TranslationData) or not data.languages:
         return {None: load_data(data, base)}
-    root, found = base / expanded(data.root), dict[str | None, Splits]()
+    root, found = base / expanded(data.root), dict[str | None, Splits[Pairs]]()
     for language in data.languages:
         splits = _load(language, root)
-        found[language.tag] = splits.reversed() if language.reverse else splits
+        found[language.tag] = Splits(*(part.reversed() for part in splits.parts.values())) if language.reverse else splits
     return found
 
 
-def _load(data: PairData | Language, root: Path) -> Splits:
+def _load(data: PairData | Language, root: Path) -> Splits[Pairs]:
     if data.generate is not None:
         return generate(data.generate) if isinstance(data.generate, Phrasebook) else generate_sequences(data.generate)
-    assert data.train is not None
-    train = load_pairs(data.train, root)
-    train, valid = split_validation(train) if data.valid is None else (train, load_pairs(data.valid, root))
-    return Splits(train, valid, None if data.test is None else load_pairs(data.test, root))
+    return read_splits(data, lambda files: load_pairs(files, root), split_validation)

@@ -11,9 +11,8 @@ from pathlib import Path
 from transom.config.data import StandardLibrary, TextData, TextFiles
 from transom.errors import DataError
 from transom.inputs.json_lines import json_rows
-from transom.inputs.pairs import expanded
-from transom.inputs.split import least_share, text_hash
-from transom.inputs.text import read_lines
+from transom.inputs.split import Splits, read_splits, split_off, text_hash
+from transom.inputs.text import expanded, read_lines
 
 VALID_SHARE = 0.05
 """Part of the text that is split off where no validation text is named."""
@@ -65,16 +64,7 @@ class Documents:
         return Documents(texts, places, f"{start:.4g} to {end:.4g} of {self.name}")
 
 
-@dataclass(frozen=True)
-class TextSplits:
-    """The documents to learn from, to choose by, and to report on where there are some."""
-
-    train: Documents
-    valid: Documents
-    test: Documents | None = None
-
-
-def load_text(data: TextData, base: Path) -> TextSplits:
+def load_text(data: TextData, base: Path) -> Splits[Documents]:
     """Read the documents of a recipe.
 
     Args:
@@ -86,11 +76,8 @@ def load_text(data: TextData, base: Path) -> TextSplits:
     """
     root = base / expanded(data.root)
     if data.generate is not None:
-        return TextSplits(*split_validation(standard_library(data.generate)))
-    assert data.train is not None
-    train = read_documents(data.train, root)
-    train, valid = split_validation(train) if data.valid is None else (train, read_documents(data.valid, root))
-    return TextSplits(train, valid, None if data.test is None else read_documents(data.test, root))
+        return Splits(*split_validation(standard_library(data.generate)))
+    return read_splits(data, lambda files: read_documents(files, root), split_validation)
 
 
 def read_documents(files: TextFiles, root: Path) -> Documents:
@@ -160,19 +147,12 @@ def split_validation(documents: Documents) -> tuple[Documents, Documents]:
     Raises:
         DataError: there is too little text.
     """
-    n = len(documents)
-    if n == 1:
+    if len(documents) == 1:
         parts = documents.part(0.0, 1 - VALID_SHARE), documents.part(1 - VALID_SHARE, 1.0)
         if not all(part.texts for part in parts):
             raise DataError(f"{documents.name}: too little text to split off any for validation; name data.valid or add text")
         return parts
-    chosen = least_share(documents.texts, VALID_SHARE)
-    if not chosen:
-        raise DataError(f"{documents.name}: too few different documents to split off any for validation; name data.valid or add text")
-    rest = sorted(set(range(n)).difference(chosen))
-    return documents.take(rest, documents.name), documents.take(
-        chosen, f"{len(chosen)} of {n} documents of {documents.name}, split off by hash"
-    )
+    return split_off(documents, documents.texts, VALID_SHARE, "documents")
 
 
 def _names(files: TextFiles) -> list[str]:

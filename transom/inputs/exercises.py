@@ -1,18 +1,18 @@
 """Small instructions with their answers, which every machine has: sentences to translate, letters to copy, to reverse or to sort."""
 
 from itertools import chain, zip_longest
-from typing import Literal, get_args
+from typing import get_args
 
-from transom.config.data import Exercises, Phrasebook, SequenceTask
-from transom.inputs.pairs import Pairs, Splits
+from transom.config.data import Exercises, Phrasebook, Rule, SequenceTask
+from transom.inputs.pairs import Pairs
 from transom.inputs.phrasebook.generate import generate
-from transom.inputs.tasks import generate_sequences
+from transom.inputs.sequences import generate_sequences
+from transom.inputs.split import Splits
 
-Rule = Literal["copy", "reverse", "sort"]
 RULES: tuple[Rule, ...] = get_args(Rule)
 
 
-def generate_exercises(config: Exercises) -> Splits:
+def generate_exercises(config: Exercises) -> Splits[Pairs]:
     """Generate instructions and their answers; those of translations are one half, of letters the other.
 
     What tests and validates holds no word combination and no letters of the training part, as in what they are made of.
@@ -32,9 +32,9 @@ def generate_exercises(config: Exercises) -> Splits:
         for rule in RULES
     }
     parts = []
-    for part, n in zip(("train", "valid", "test"), sizes, strict=True):
-        translated = _both_ways(getattr(sentences, part))
-        ordered = chain.from_iterable(zip(*(_told(rule, getattr(of_rule, part)) for rule, of_rule in letters.items()), strict=True))
+    for part, n in zip(sentences.parts, sizes, strict=True):
+        translated = _both_ways(sentences.parts[part])
+        ordered = chain.from_iterable(zip(*(_told(rule, of_rule.parts[part]) for rule, of_rule in letters.items()), strict=True))
         both = [each for two in zip_longest(translated, ordered) for each in two if each is not None][:n]
         parts.append(Pairs([prompt for prompt, _ in both], [answer for _, answer in both], f"exercises, {part}"))
     return Splits(*parts)

@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Sequence
 from hashlib import blake2b
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -11,29 +10,20 @@ import torch
 from transom.config.data import ImageData, ImageFiles
 from transom.config.training import Augmentation
 from transom.config.vision import ImageClassifier
-from transom.errors import DataError
 from transom.inputs.augmentation import Augmenter
 from transom.inputs.batch import ImageBatch
 from transom.inputs.classes import numbered
 from transom.inputs.digits import load_digits
 from transom.inputs.images import Images, read_images
-from transom.inputs.pairs import expanded
-from transom.inputs.sampler import Indices, dealt, draws, walk
-from transom.inputs.split import least_share
+from transom.inputs.sampler import WHOLE, Indices, Slicing, draws, walk
+from transom.inputs.split import Splits, read_splits, split_off
+from transom.inputs.text import expanded
 
 MEASURED = 10_000
 """Most images that the channels' mean and deviation are taken from."""
 
 
-class ImageSplits(NamedTuple):
-    """The images to learn from, to choose by, and to report on where there are some."""
-
-    train: Images
-    valid: Images
-    test: Images | None
-
-
-def load_images(data: ImageData, base: Path, model: ImageClassifier) -> ImageSplits:
+def load_images(data: ImageData, base: Path, model: ImageClassifier) -> Splits[Images]:
     """Read or generate the images of a recipe.
 
     Args:
@@ -49,27 +39,13 @@ def load_images(data: ImageData, base: Path, model: ImageClassifier) -> ImageSpl
     def read(files: ImageFiles) -> Images:
         return read_images(root / expanded(files.images), model.image_size, model.channels)
 
+    def split(images: Images) -> tuple[Images, Images]:
+        return split_off(images, images.digests, data.valid_share, "images")
+
     if data.generate is not None:
         digits, test = load_digits(data.generate, model.image_size, model.channels)
-        return ImageSplits(*split_off(digits, data.valid_share), test)
-    assert data.train is not None
-    train, of_test = read(data.train), None if data.test is None else read(data.test)
-    parts = split_off(train, data.valid_share) if data.valid is None else (train, read(data.valid))
-    return ImageSplits(*parts, of_test)
-
-
-def split_off(images: Images, share: float) -> tuple[Images, Images]:
-    """Split validation images off by the hash of each one's file, so that the same file is never on both sides.
-
-    Raises:
-        DataError: there are not two different images.
-    """
-    chosen = least_share(images.digests, share)
-    if not chosen:
-        raise DataError(f"{images.name}: too few different images to split off any for validation; name data.valid or add images")
-    rest = sorted(set(range(len(images))).difference(chosen))
-    name = f"{len(chosen)} of {len(images)} images of {images.name}, split off by hash"
-    return images.take(rest, images.name), images.take(chosen, name)
+        return Splits(*split(digits), test)
+    return read_splits(data, read, split)
 
 
 def pixel_statistics(images: Images) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -119,9 +95,7 @@ class ImageLoader:
         batch_images: int,
         seed: int,
         augmentation: Augmentation,
-        accumulate: int = 1,
-        shard: int = 0,
-        n_shards: int = 1,
+        slicing: Slicing = WHOLE,
     ) -> None:
         """Number the classes.
 
@@ -131,9 +105,7 @@ class ImageLoader:
             batch_images: most images of a batch, over all shards and slices; an epoch's batches differ by one at most.
             seed: of order and augmentation.
             augmentation: what is changed.
-            accumulate: slices of a batch.
-            shard: the rows of every batch that this process takes, from 0.
-            n_shards: how many processes there are.
+            slicing: of every batch.
 
         Raises:
             DataError: an image is of an unknown class.
@@ -141,15 +113,13 @@ class ImageLoader:
         self.images = images
         self.labels = numbered(images.labels, classes, images)
         self._augmenter = Augmenter(augmentation, seed)
-        self._batch_images, self._seed = batch_images, seed
-        self._accumulate, self._shard, self._n_shards = accumulate, shard, n_shards
+        self._batch_images, self._seed, self._slicing = batch_images, seed, slicing
 
     def batches_from(self, position: int) -> Iterator[tuple[int, list[ImageBatch]]]:
         """Yield each batch, as slices, with the position behind it: what a checkpoint stores to go on from there."""
         for end, epoch, batch in walk(position, len(self.images), self._plan):
             partner = dict(zip(batch.tolist(), np.roll(batch, 1).tolist(), strict=True))
-            parts = dealt(batch, self._accumulate, self._shard, self._n_shards)
-            yield end, [self._batch(part.tolist(), partner, epoch) for part in parts]
+            yield end, [self._batch(part.tolist(), partner, epoch) for part in self._slicing.of(batch)]
 
     def _plan(self, epoch: int) -> list[Indices]:
         order = np.argsort(draws(len(self.images), self._seed, epoch)[0], kind="stable")

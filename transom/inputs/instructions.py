@@ -19,9 +19,11 @@ from transom.inputs.batch import LanguageBatch, Sequences
 from transom.inputs.columns import read_columns
 from transom.inputs.exercises import generate_exercises
 from transom.inputs.loader import encode
-from transom.inputs.pairs import Pairs, Splits, expanded, split_validation
-from transom.inputs.sampler import Indices, dealt, draws, walk
+from transom.inputs.pairs import Pairs, split_validation
+from transom.inputs.sampler import WHOLE, Indices, Slicing, draws, lengths_of, walk
 from transom.inputs.special import EOS, PAD, SOS
+from transom.inputs.split import Splits, read_splits
+from transom.inputs.text import expanded
 from transom.inputs.tokenizer import Tokenizer
 
 SYMBOLS = 2
@@ -30,7 +32,7 @@ SYMBOLS = 2
 TooLong = Literal["truncate", "drop", "refuse"]
 
 
-def load_instructions(data: InstructionData, base: Path) -> Splits:
+def load_instructions(data: InstructionData, base: Path) -> Splits[Pairs]:
     """Read or generate the instructions of a recipe; the target is the answer.
 
     Args:
@@ -42,11 +44,8 @@ def load_instructions(data: InstructionData, base: Path) -> Splits:
     """
     if data.generate is not None:
         return generate_exercises(data.generate)
-    assert data.train is not None
     root = base / expanded(data.root)
-    train = read_instructions(data.train, root)
-    train, valid = split_validation(train) if data.valid is None else (train, read_instructions(data.valid, root))
-    return Splits(train, valid, None if data.test is None else read_instructions(data.test, root))
+    return read_splits(data, lambda files: read_instructions(files, root), split_validation)
 
 
 def read_instructions(files: InstructionFiles, root: Path) -> Pairs:
@@ -99,7 +98,7 @@ class Instructions:
             DataError: one is too long and to be refused.
         """
         prompts, answers = encode(tokenizer, pairs.source), encode(tokenizer, pairs.target)
-        whole = np.array([len(p) + len(a) + SYMBOLS for p, a in zip(prompts, answers, strict=True)], np.int64)
+        whole = lengths_of(prompts) + lengths_of(answers) + SYMBOLS
         longer = np.flatnonzero(whole > max_seq_len).tolist()
         if longer and too_long == "refuse":
             raise DataError(
@@ -117,7 +116,7 @@ class Instructions:
     @property
     def lengths(self) -> Indices:
         """Count the tokens of each, special symbols included."""
-        return np.array([len(p) + len(a) + SYMBOLS for p, a in zip(self.prompts, self.answers, strict=True)], np.int64)
+        return lengths_of(self.prompts) + lengths_of(self.answers) + SYMBOLS
 
     def batch(self, rows: Sequence[Sequence[int]]) -> LanguageBatch:
         """Make a batch of rows of several instructions each: each is a segment and sees only itself, its prompt a prefix."""
@@ -161,9 +160,7 @@ class InstructionLoader:
         max_seq_len: int,
         batch_tokens: int,
         seed: int,
-        accumulate: int = 1,
-        shard: int = 0,
-        n_shards: int = 1,
+        slicing: Slicing = WHOLE,
     ) -> None:
         """Plan batches.
 
@@ -173,9 +170,7 @@ class InstructionLoader:
             max_seq_len: most tokens of a row.
             batch_tokens: most tokens of a batch, padding included, over all shards and slices.
             seed: of the order.
-            accumulate: slices of a batch.
-            shard: the rows of every batch that this process takes, from 0.
-            n_shards: how many processes there are.
+            slicing: of every batch.
 
         Raises:
             DataError: no instruction is left.
@@ -192,7 +187,7 @@ class InstructionLoader:
             )
         self._width = min(max_seq_len, batch_tokens)
         self._most_rows = batch_tokens // self._width
-        self._seed, self._accumulate, self._shard, self._n_shards = seed, accumulate, shard, n_shards
+        self._seed, self._slicing = seed, slicing
         laid_out = [[int(self._lengths[row].sum()) for row in first_fit(batch, self._lengths, self._width)] for batch in self._plan(0)]
         self.padding_waste = 1 - int(self._lengths.sum()) / sum(len(rows) * max(rows) for rows in laid_out)
 
@@ -200,8 +195,7 @@ class InstructionLoader:
         """Yield each batch, as slices, with the position behind it: what a checkpoint stores to go on from there."""
         for end, _, batch in walk(position, len(self._lengths), self._plan):
             rows = first_fit(batch, self._lengths, self._width)
-            parts = dealt(np.arange(len(rows)), self._accumulate, self._shard, self._n_shards)
-            yield end, [self.instructions.batch([rows[i] for i in part.tolist()]) for part in parts]
+            yield end, [self.instructions.batch([rows[i] for i in part.tolist()]) for part in self._slicing.of(np.arange(len(rows)))]
 
     def place(self, sample: int) -> str:
         """Name the first instruction of a row by its line."""

@@ -12,18 +12,19 @@ from transom.inputs.batch import LabelledBatch, Sequences
 from transom.inputs.classes import numbered
 from transom.inputs.columns import read_columns
 from transom.inputs.loader import encode
-from transom.inputs.pairs import Pairs, Splits, expanded
+from transom.inputs.pairs import Pairs
 from transom.inputs.phrasebook.generate import generate
-from transom.inputs.sampler import Indices, cut_batches, dealt, plan_epoch, walk
+from transom.inputs.sampler import WHOLE, Indices, Slicing, cut_batches, lengths_of, plan_epoch, walk
 from transom.inputs.special import EOS
-from transom.inputs.split import least_share
+from transom.inputs.split import Splits, read_splits, split_off
+from transom.inputs.text import expanded
 from transom.inputs.tokenizer import Tokenizer
 
 VALID_SHARE = 0.1
 """Part of the texts that is split off where no validation texts are named."""
 
 
-def load_labelled(data: LabelledData, base: Path) -> Splits:
+def load_labelled(data: LabelledData, base: Path) -> Splits[Pairs]:
     """Read or generate the texts of a recipe.
 
     Args:
@@ -35,20 +36,8 @@ def load_labelled(data: LabelledData, base: Path) -> Splits:
     """
     root = base / expanded(data.root)
     if data.generate is not None:
-        parts = generate(data.generate)
-        return Splits(*(_languages(part) for part in (parts.train, parts.valid, parts.test) if part is not None))
-    assert data.train is not None
-    train = read_labelled(data.train, root)
-    if data.valid is not None:
-        valid = read_labelled(data.valid, root)
-    else:
-        chosen = least_share(train.source, VALID_SHARE)
-        if not chosen:
-            raise DataError(f"{train.name}: too few different texts to split off any for validation; name data.valid or add texts")
-        name = f"{len(chosen)} of {len(train)} texts of {train.name}, split off by hash"
-        rest = sorted(set(range(len(train))).difference(chosen))
-        train, valid = train.take(rest, train.name), train.take(chosen, name)
-    return Splits(train, valid, None if data.test is None else read_labelled(data.test, root))
+        return Splits(*map(_languages, generate(data.generate).parts.values()))
+    return read_splits(data, lambda files: read_labelled(files, root), lambda texts: split_off(texts, texts.source, VALID_SHARE, "texts"))
 
 
 def read_labelled(files: LabelledFiles, root: Path) -> Pairs:
@@ -84,7 +73,7 @@ def text_batches(rows: Sequence[Sequence[int]], labels: Sequence[int], max_seq_l
         batch_tokens: most tokens of a batch, padding included; a longer text is a batch of its own.
     """
     cut = [row[: max_seq_len - 1] for row in rows]
-    lengths = np.array([len(row) + 1 for row in cut], np.int64)
+    lengths = lengths_of(cut) + 1
     order = np.argsort(lengths, kind="stable")
     return [
         label_batch([cut[i] for i in part], [labels[i] for i in part], part)
@@ -115,9 +104,7 @@ class LabelledLoader:
         batch_tokens: int,
         seed: int,
         truncate: bool = True,
-        accumulate: int = 1,
-        shard: int = 0,
-        n_shards: int = 1,
+        slicing: Slicing = WHOLE,
     ) -> None:
         """Encode the texts.
 
@@ -129,9 +116,7 @@ class LabelledLoader:
             batch_tokens: most tokens of a batch, padding included, over all shards and slices.
             seed: of the order.
             truncate: keep the beginning of what is longer; else it is left out.
-            accumulate: slices of a batch.
-            shard: the rows of every batch that this process takes, from 0.
-            n_shards: how many processes there are.
+            slicing: of every batch.
 
         Raises:
             DataError: no text is left.
@@ -139,7 +124,7 @@ class LabelledLoader:
         """
         rows = encode(tokenizer, texts.source)
         self.texts, self.max_seq_len = texts, max_seq_len
-        self.lengths = np.fromiter(map(len, rows), np.int64, len(rows))
+        self.lengths = lengths_of(rows)
         longer = self.lengths + 1 > max_seq_len
         self.n_longer = int(longer.sum())
         self._kept = list(range(len(rows))) if truncate else np.flatnonzero(~longer).tolist()
@@ -149,18 +134,18 @@ class LabelledLoader:
         self._rows = [rows[i][: max_seq_len - 1] for i in self._kept]
         labels = numbered(texts.target, classes, texts)
         self._labels = [labels[i] for i in self._kept]
-        self._lengths = np.fromiter(map(len, self._rows), np.int64, len(self._rows)) + 1
+        self._lengths = lengths_of(self._rows) + 1
         if (longest := int(self._lengths.max())) > batch_tokens:
             raise ConfigError(
                 f"training.batch_tokens: expected at least {longest}, the tokens of the longest text, found {batch_tokens}; raise it or"
                 " lower model.max_seq_len"
             )
-        self._batch_tokens, self._seed, self._accumulate, self._shard, self._n_shards = batch_tokens, seed, accumulate, shard, n_shards
+        self._batch_tokens, self._seed, self._slicing = batch_tokens, seed, slicing
 
     def batches_from(self, position: int) -> Iterator[tuple[int, list[LabelledBatch]]]:
         """Yield each batch, as slices, with the position behind it: what a checkpoint stores to go on from there."""
         for end, _, batch in walk(position, self.n_kept, self._plan):
-            yield end, [self._batch(part.tolist()) for part in dealt(batch, self._accumulate, self._shard, self._n_shards)]
+            yield end, [self._batch(part.tolist()) for part in self._slicing.of(batch)]
 
     def _plan(self, epoch: int) -> list[Indices]:
         return plan_epoch(self._lengths, self._lengths, batch_tokens=self._batch_tokens, seed=self._seed, epoch=epoch)

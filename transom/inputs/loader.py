@@ -9,7 +9,7 @@ import numpy as np
 from transom.errors import ConfigError, DataError
 from transom.inputs.batch import translation_batch
 from transom.inputs.pairs import Pairs
-from transom.inputs.sampler import Indices, cut_batches, dealt, padding_waste, plan_epoch, walk
+from transom.inputs.sampler import WHOLE, Indices, Slicing, cut_batches, lengths_of, padding_waste, plan_epoch, walk
 from transom.inputs.tokenizer import Tokenizer, Tokenizers
 
 Encoded = list["array[int]"]
@@ -27,17 +27,13 @@ class Layout(NamedTuple):
     Attributes:
         batch_tokens: most tokens of a batch on its longer side, padding included, over all shards and slices.
         seed: of order and BPE-dropout.
-        accumulate: slices of a batch.
-        shard: the rows of every batch that this process takes, from 0.
-        n_shards: how many processes there are.
+        slicing: of every batch.
         make: makes a batch.
     """
 
     batch_tokens: int
     seed: int
-    accumulate: int
-    shard: int
-    n_shards: int
+    slicing: Slicing
     make: MakeBatch
 
 
@@ -70,9 +66,7 @@ class Loader:
         seed: int,
         dropout: float = 0.0,
         max_length_ratio: float | None = None,
-        accumulate: int = 1,
-        shard: int = 0,
-        n_shards: int = 1,
+        slicing: Slicing = WHOLE,
         make: MakeBatch = translation_batch,
         prefix: Sequence[int] = (),
     ) -> None:
@@ -82,13 +76,11 @@ class Loader:
             pairs: sentence pairs.
             tokenizers: of both sides.
             max_seq_len: most tokens of a sequence, special symbols included; pairs with a longer one are dropped.
-            batch_tokens: see ``Layout``, as for seed, accumulate, shard, n_shards and make.
+            batch_tokens: see ``Layout``, as for seed, slicing and make.
             seed: of order and BPE-dropout.
             dropout: probability of skipping a merge; each epoch then has its own segmentation.
             max_length_ratio: drop pairs of which one side has more than this many times the other's tokens; None to keep them.
-            accumulate: slices of a batch.
-            shard: number of this process.
-            n_shards: how many there are.
+            slicing: of every batch.
             make: makes a batch.
             prefix: tokens in front of each source: the target language's tag.
 
@@ -97,10 +89,10 @@ class Loader:
             ConfigError: a pair is longer than a batch.
         """
         self.pairs, self.prefix, self.max_seq_len = pairs, list(prefix), max_seq_len
-        self.layout = Layout(batch_tokens, seed, accumulate, shard, n_shards, make)
+        self.layout = Layout(batch_tokens, seed, slicing, make)
         self._tokenizers, self._dropout, self._longest = tokenizers, dropout, min(max_seq_len, batch_tokens)
         sides = encode(tokenizers.source, pairs.source, prefix), encode(tokenizers.target, pairs.target)
-        self.lengths = _lengths(sides[0]), _lengths(sides[1])
+        self.lengths = lengths_of(sides[0]), lengths_of(sides[1])
         self.left_out = _left_out(pairs, *self.lengths, max_seq_len, max_length_ratio)
         out = {sample for samples in self.left_out.values() for sample in samples}
         self.kept = [sample for sample in range(len(pairs)) if sample not in out]
@@ -153,7 +145,7 @@ class Loader:
         return sides[0], sides[1]
 
     def _refuse_longer_than_a_batch(self) -> None:
-        longer = np.maximum(*map(_lengths, self.whole)) + 1
+        longer = np.maximum(*map(lengths_of, self.whole)) + 1
         worst = int(longer.argmax())
         if longer[worst] > self.layout.batch_tokens:
             raise ConfigError(
@@ -178,18 +170,18 @@ def batches_from(position: int, loaders: Sequence[Loader], n: int, chosen: Calla
     def plan(epoch: int) -> list[Indices]:
         nonlocal sides
         sides, of_epoch = _rows(loaders, epoch), chosen(epoch)
-        lengths = (_lengths(side)[of_epoch] + 1 for side in sides)
+        lengths = (lengths_of(side)[of_epoch] + 1 for side in sides)
         return [of_epoch[batch] for batch in plan_epoch(*lengths, batch_tokens=layout.batch_tokens, seed=layout.seed, epoch=epoch)]
 
     for end, _, batch in walk(position, n, plan):
-        parts = [part.tolist() for part in dealt(batch, layout.accumulate, layout.shard, layout.n_shards)]
+        parts = [part.tolist() for part in layout.slicing.of(batch)]
         yield end, [layout.make([sides[0][i] for i in part], [sides[1][i] for i in part], [kept[i] for i in part]) for part in parts]
 
 
 def first_waste(loaders: Sequence[Loader], chosen: Indices) -> float:
     """Give the share of padding in the first epoch's batches of what is chosen, segmented without dropout."""
     layout = loaders[0].layout
-    lengths = [np.concatenate([_lengths(loader.whole[side]) for loader in loaders])[chosen] + 1 for side in (0, 1)]
+    lengths = [np.concatenate([lengths_of(loader.whole[side]) for loader in loaders])[chosen] + 1 for side in (0, 1)]
     return padding_waste(plan_epoch(*lengths, batch_tokens=layout.batch_tokens, seed=layout.seed, epoch=0), *lengths)
 
 
@@ -226,7 +218,7 @@ def ordered_batches(
         DataError: a pair is longer than the model reads and is to be refused, or none is left.
     """
     sources, targets = encode(tokenizers.source, pairs.source, prefix), encode(tokenizers.target, pairs.target)
-    longer = np.maximum(_lengths(sources), _lengths(targets)) + 1
+    longer = np.maximum(lengths_of(sources), lengths_of(targets)) + 1
     fits = longer <= max_seq_len
     if len(pairs) and (not fits.any() or (too_long == "refuse" and not fits.all())):
         sample = int(np.argmin(fits))
@@ -234,7 +226,7 @@ def ordered_batches(
             f"{pairs.name}: expected at most model.max_seq_len = {max_seq_len} tokens a sentence, special symbols included, found"
             f" {longer[sample]} in line {pairs.line(sample)}; shorten or remove it"
         )
-    order = np.lexsort((_lengths(sources), longer))
+    order = np.lexsort((lengths_of(sources), longer))
     batches = cut_batches(order[fits[order]], longer, batch_tokens)
     return [make([sources[i] for i in rows], [targets[i] for i in rows], rows) for rows in map(np.ndarray.tolist, batches)]
 
@@ -243,10 +235,6 @@ def encode(tokenizer: Tokenizer, texts: Sequence[str], prefix: Sequence[int] = (
     """Encode many texts compactly, each with the same tokens in front."""
     chunks = (texts[start : start + _AT_ONCE] for start in range(0, len(texts), _AT_ONCE))
     return [array("i", [*prefix, *row]) for chunk in chunks for row in tokenizer.encode_batch(chunk)]
-
-
-def _lengths(rows: Sequence[Sequence[int]]) -> Indices:
-    return np.fromiter(map(len, rows), np.int64, len(rows))
 
 
 def _left_out(pairs: Pairs, source: Indices, target: Indices, max_seq_len: int, max_length_ratio: float | None) -> dict[str, list[int]]:

@@ -9,7 +9,7 @@ from transom.inputs.loader import Loader, batches_from, first_waste
 from transom.inputs.sampler import Indices, taken, tempered
 
 
-class Mixture:
+class LanguageMixture:
     """Several loaders' pairs in the same batches, without end, from any position.
 
     A position is the number of samples read since the start of training, over all languages: the whole state. A sample's number counts

@@ -10,8 +10,8 @@ import numpy as np
 from transom.config.data import PairFiles
 from transom.errors import DataError
 from transom.inputs.columns import read_columns
-from transom.inputs.split import least_share
-from transom.inputs.text import check_text, read_lines
+from transom.inputs.split import split_off
+from transom.inputs.text import expanded, read_lines
 
 
 @dataclass(frozen=True)
@@ -51,19 +51,6 @@ class Pairs:
         return Pairs(self.target, self.source, f"{self.name}, reversed", self.lines)
 
 
-@dataclass(frozen=True)
-class Splits:
-    """The pairs to learn from, to choose by, and to report on where there are some."""
-
-    train: Pairs
-    valid: Pairs
-    test: Pairs | None = None
-
-    def reversed(self) -> "Splits":
-        """Give all pairs from their target to their source."""
-        return Splits(self.train.reversed(), self.valid.reversed(), None if self.test is None else self.test.reversed())
-
-
 def load_pairs(files: PairFiles, root: Path) -> Pairs:
     """Read parallel text from two aligned files, or from one that holds both sides.
 
@@ -82,33 +69,15 @@ def load_pairs(files: PairFiles, root: Path) -> Pairs:
     """
     if files.pairs is None:
         assert files.source is not None and files.target is not None
-        return _load_two(_resolve(files.source, root), _resolve(files.target, root))
-    path = _resolve(files.pairs, root)
+        return _load_two(root / expanded(files.source), root / expanded(files.target))
+    path = root / expanded(files.pairs)
     lines, (source, target) = read_columns(path, (files.source_field, files.target_field), ("source", "target"))
     return Pairs(source, target, str(path), lines)
 
 
 def split_validation(pairs: Pairs, share: float = 0.01) -> tuple[Pairs, Pairs]:
-    """Split validation pairs off by a hash of each pair's text.
-
-    A pair's side depends on nothing but its text, so identical pairs are never on both sides, and neither order nor other pairs matter.
-    Where the share comes to no pair or all, the one text with the smallest hash is taken.
-
-    Args:
-        pairs: all pairs.
-        share: wanted part of them, from 0 to 1.
-
-    Returns:
-        The rest for training, and the validation pairs.
-
-    Raises:
-        DataError: there are not two different pairs to split.
-    """
-    chosen = least_share([f"{source}\0{target}" for source, target in zip(pairs.source, pairs.target, strict=True)], share)
-    if not chosen:
-        raise DataError(f"{pairs.name}: too few different pairs to split off any for validation; name data.valid or add pairs")
-    rest = sorted(set(range(len(pairs))).difference(chosen))
-    return pairs.take(rest, pairs.name), pairs.take(chosen, f"{len(chosen)} of {len(pairs)} pairs of {pairs.name}, split off by hash")
+    """Split validation pairs off by a hash of each pair's text; see ``split_off``."""
+    return split_off(pairs, [f"{source}\0{target}" for source, target in zip(pairs.source, pairs.target, strict=True)], share, "pairs")
 
 
 def together(parts: Sequence[Pairs]) -> Pairs:
@@ -126,23 +95,6 @@ def fingerprint(*parts: Pairs, tags: Sequence[str] = ()) -> str:
                 total.update(text.encode() + b"\n")
             total.update(b"\0")
     return total.hexdigest()
-
-
-def expanded(path: str) -> Path:
-    """Read a path of a recipe: ``~`` is the home folder.
-
-    Raises:
-        DataError: there is no such home, or the name is not UTF-8, which a recipe cannot hold.
-    """
-    check_text(path, f"the name {path!a}")
-    try:
-        return Path(path).expanduser()
-    except RuntimeError as error:
-        raise DataError(f"{path}: expected a path, found a home folder that cannot be told ({error}); spell the path out") from error
-
-
-def _resolve(path: str, root: Path) -> Path:
-    return root / expanded(path)
 
 
 def _load_two(source: Path, target: Path) -> Pairs:

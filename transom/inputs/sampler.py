@@ -1,12 +1,36 @@
 """Batches of samples: their order a pure function of (seed, epoch), so that one integer is the loader's whole state."""
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 Indices = NDArray[np.int64]
 Noise = NDArray[np.float64]
+
+
+class Slicing(NamedTuple):
+    """What a process takes of every batch, and in how many slices.
+
+    Attributes:
+        accumulate: slices of a batch.
+        shard: number of the process, from 0, of those that share every batch.
+        n_shards: how many there are.
+    """
+
+    accumulate: int = 1
+    shard: int = 0
+    n_shards: int = 1
+
+    def of(self, batch: Indices) -> list[Indices]:
+        """Give the slices of a batch of samples, none of them empty."""
+        rows = batch[self.shard :: self.n_shards]
+        return np.array_split(rows, min(self.accumulate, len(rows))) if len(rows) else []
+
+
+WHOLE = Slicing()
+"""All of a batch, in one."""
 
 
 def walk(position: int, n: int, plan: Callable[[int], Sequence[Indices]]) -> Iterator[tuple[int, int, Indices]]:
@@ -28,19 +52,6 @@ def walk(position: int, n: int, plan: Callable[[int], Sequence[Indices]]) -> Ite
             if end > position:
                 yield end, epoch, batch[max(position - start, 0) :]
         position = end
-
-
-def dealt(batch: Indices, accumulate: int, shard: int, n_shards: int) -> list[Indices]:
-    """Deal a batch out to processes, and what one of them takes to slices; where these are more than its samples, fewer.
-
-    Args:
-        batch: its samples.
-        accumulate: slices.
-        shard: number of the process, from 0.
-        n_shards: how many processes there are.
-    """
-    rows = batch[shard::n_shards]
-    return np.array_split(rows, min(accumulate, len(rows))) if len(rows) else []
 
 
 def plan_epoch(source_lengths: Indices, target_lengths: Indices, *, batch_tokens: int, seed: int, epoch: int) -> list[Indices]:
@@ -95,6 +106,11 @@ def cut_batches(order: Indices, lengths: Indices, batch_tokens: int) -> Iterator
             start, longest = end, length
     if start < len(order):
         yield order[start:]
+
+
+def lengths_of(rows: Sequence[Sequence[int]]) -> Indices:
+    """Count the tokens of each row."""
+    return np.fromiter(map(len, rows), np.int64, len(rows))
 
 
 def draws(n: int, *key: int) -> Noise:

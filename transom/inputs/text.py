@@ -147,6 +147,19 @@ def check_text(text: str, where: str) -> str:
     return text
 
 
+def expanded(path: str) -> Path:
+    """Read a path of a recipe: ``~`` is the home folder.
+
+    Raises:
+        DataError: there is no such home, or the name is not UTF-8, which a recipe cannot hold.
+    """
+    check_text(path, f"the name {path!a}")
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:
+        raise DataError(f"{path}: expected a path, found a home folder that cannot be told ({error}); spell the path out") from error
+
+
 def _decode(line: bytes, where: str) -> str:
     try:
         text = line.decode()

@@ -164,9 +164,9 @@ class Tokenizer:
 class Tokenizers:
     """The tokenizers of both sides; one and the same where the vocabulary is joint."""
 
-    def __init__(self, source: Tokenizer, target: Tokenizer) -> None:
-        """Pair two tokenizers."""
-        self.source, self.target = source, target
+    def __init__(self, source: Tokenizer, target: Tokenizer | None = None) -> None:
+        """Pair two tokenizers; without a second, the first is of both sides."""
+        self.source, self.target = source, target or source
 
     @property
     def joint(self) -> bool:
@@ -186,8 +186,7 @@ class Tokenizers:
             ConfigError: the vocabulary size is too small for the kind.
         """
         if config.joint:
-            both = Tokenizer.train(pairs.source + pairs.target, config, tags)
-            return cls(both, both)
+            return cls(Tokenizer.train(pairs.source + pairs.target, config, tags))
         return cls(Tokenizer.train(pairs.source, config, tags), Tokenizer.train(pairs.target, config))
 
     def to_bytes(self) -> bytes:
@@ -214,7 +213,7 @@ class Tokenizers:
             raise CheckpointError(f"{name}: expected a transom tokenizer with format_version {FORMAT_VERSION}, found {version!r:.50}")
         try:
             source = Tokenizer.from_dict(value.get("source"))
-            return cls(source, Tokenizer.from_dict(value["target"]) if "target" in value else source)
+            return cls(source, Tokenizer.from_dict(value["target"]) if "target" in value else None)
         except CheckpointError as error:
             raise CheckpointError(f"{name}: {error}; take the file from the run folder again") from error
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from transom.errors import DataError
 from transom.inputs.batch import LanguageBatch, Sequences
 from transom.inputs.documents import Documents
-from transom.inputs.sampler import Indices, cut_batches, dealt, draws, walk
+from transom.inputs.sampler import WHOLE, Indices, Slicing, cut_batches, draws, walk
 from transom.inputs.special import EOS
 from transom.inputs.tokenizer import Tokenizer
 
@@ -76,9 +76,7 @@ class WindowLoader:
         batch_windows: most windows of a batch; an epoch's batches differ by one at most.
     """
 
-    def __init__(
-        self, stream: Stream, *, max_seq_len: int, batch_tokens: int, seed: int, accumulate: int = 1, shard: int = 0, n_shards: int = 1
-    ) -> None:
+    def __init__(self, stream: Stream, *, max_seq_len: int, batch_tokens: int, seed: int, slicing: Slicing = WHOLE) -> None:
         """Plan windows.
 
         Args:
@@ -86,11 +84,9 @@ class WindowLoader:
             max_seq_len: most tokens of a window.
             batch_tokens: most tokens of a batch, over all shards and slices; a longer window is a batch of its own.
             seed: of the order.
-            accumulate: slices of a batch.
-            shard: the rows of every batch that this process takes, from 0.
-            n_shards: how many processes there are.
+            slicing: of every batch.
         """
-        self.stream, self._seed, self._accumulate, self._shard, self._n_shards = stream, seed, accumulate, shard, n_shards
+        self.stream, self._seed, self._slicing = stream, seed, slicing
         self.length = min(max_seq_len, stream.n_tokens)
         self.n_windows = stream.n_tokens // self.length
         self.batch_windows = max(1, batch_tokens // self.length)
@@ -106,7 +102,7 @@ class WindowLoader:
     def batches_from(self, position: int) -> Iterator[tuple[int, list[LanguageBatch]]]:
         """Yield each batch, as slices, with the position behind it: what a checkpoint stores to go on from there."""
         for end, _, batch in walk(position, self.n_windows, self._plan):
-            yield end, [self._batch(part) for part in dealt(batch, self._accumulate, self._shard, self._n_shards)]
+            yield end, [self._batch(part) for part in self._slicing.of(batch)]
 
     def _plan(self, epoch: int) -> list[Indices]:
         order, beginning = draws(self.n_windows + 1, self._seed, epoch)

@@ -52,7 +52,7 @@ def cross_attention(model: Seq2SeqNetwork, source: Sequence[int], target: Sequen
         target: the target's tokens, without start and end symbols.
     """
     assert not model.training, "dropout would change what is looked at; call model.eval()"
-    batch = translation_batch([source], [target], [0]).to(next(model.parameters()).device)
+    batch = translation_batch([source], [target], [0]).to(model.device)
     attentions = cross_attentions(model)
     recorder = Recorder(f"{attention}.{site}" for attention in attentions for site in ("q", "k"))
     model(batch, recorder.taps)

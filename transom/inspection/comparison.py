@@ -109,7 +109,8 @@ def stretched(of: Tapped, length: int) -> Tapped:
     """Repeat the tokens of a self-attention up to a length, or cut them; a bias of positions is left out, since none is known there."""
     places = torch.arange(length, device=of.q.device)
     q, k, v = (x.index_select(2, places % x.shape[2]) for x in (of.q, of.k, of.v))
-    mask = LOOKING_BACK.matrix(*_places(length, q.device)) if of.causal else None
+    there = Places.of_text(length, q.device)
+    mask = LOOKING_BACK.matrix(there, there) if of.causal else None
     return of._replace(q=q, k=k, v=v, terms=of.terms._replace(mask=mask, bias=None))
 
 
@@ -140,9 +141,8 @@ def systems(of: Tapped, windows: Sequence[int], bricks: Mapping[str, AnyApproxim
 
 
 def _approximate(of: Tapped, approximation: Approximation, reach: Reach) -> System:
-    q, k, v, mask = of.q, of.k, of.v, None
-    if reach.causal:
-        mask = LOOKING_BACK.matrix(*_places(q.shape[2], q.device))
+    q, k, v, places = of.q, of.k, of.v, Places.of_text(of.q.shape[2], of.q.device)
+    mask = LOOKING_BACK.matrix(places, places) if reach.causal else None
     return System(lambda: approximation(q, k, v, reach), lambda: approximation.implied_weights(q, k, Sight(mask)))
 
 
@@ -162,21 +162,15 @@ def _prepared(brick: AnyApproximation, q: Tensor, n_keys: int, seed: int) -> App
 
 def _window(of: Tapped, size: int) -> System:
     """Attend in a sliding window, by tiles where that pays as in the model."""
-    q, k, v, places = of.q, of.k, of.v, _places(of.q.shape[2], of.q.device)
+    q, k, v, places = of.q, of.k, of.v, Places.of_text(of.q.shape[2], of.q.device)
     rule = (LOOKING_BACK if of.causal else SAME_SEGMENT) & Distance(1 - size, size - 1)
-    near = rule.matrix(*places)
+    near = rule.matrix(places, places)
     terms = of.terms._replace(mask=near if of.terms.mask is None else near & of.terms.mask)
-    parts = visible_tiles(rule, *places) if terms.bias is None else None
+    parts = visible_tiles(rule, places, places) if terms.bias is None else None
     if parts is None:
         return System(lambda: attend(q, k, v, terms), lambda: pattern(scores(q, k, terms), terms))
     tiles, plain = Tiles(parts, lambda *_: None), terms._replace(mask=None)
     return System(lambda: attend_tiles(q, k, v, tiles, plain), lambda: pattern(scores(q, k, terms), terms))
-
-
-def _places(length: int, device: torch.device) -> tuple[Places, Places]:
-    """Give the places of one text, as queries and as keys."""
-    positions = torch.arange(length, device=device)[None]
-    return (places := Places(positions, torch.ones_like(positions))), places
 
 
 @torch.no_grad()

@@ -22,7 +22,7 @@ def data_section(data: Mapping[str, Any]) -> list[Element]:
     """Lay out a data report: its problems first, then its figures, whatever fields it has.
 
     Args:
-        data: ``DataReport.to_json()``. ``problems`` is a list of sentences; every other field is a figure, a text, a list or a mapping.
+        data: ``PairReport.to_json()``. ``problems`` is a list of sentences; every other field is a figure, a text, a list or a mapping.
     """
     problems = data.get("problems") or []
     elements = [node("div", str(problem), class_="note") for problem in problems]

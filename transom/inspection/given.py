@@ -43,7 +43,7 @@ def given(answer: Answer, text: str | None, file: Path | None) -> Given:
     Raises:
         DataError: there is nothing to read, or no image.
     """
-    device = answer.model.unembedding.weight.device
+    device = answer.model.device
     if isinstance(answer, ImageClassifier):
         return Given(_image(answer, file).to(device), [])
     tokenizer = answer.tokenizers.source if isinstance(answer, Translator) else answer.tokenizer

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from itertools import groupby
 from xml.etree.ElementTree import Element
 
-import torch
 from jaxtyping import Bool
 from torch import Tensor
 
@@ -74,8 +73,7 @@ def pattern_views(config: Architecture, length: int) -> list[PatternView]:
     if not isinstance(config, Transformer):
         raise ConfigError(f"expected a Transformer, found model.kind = {config.kind!r}, which has no attention patterns")
     image = config if isinstance(config, VisionTransformer) else None
-    positions = torch.arange(length)[None]
-    places = Places(positions, torch.ones_like(positions)) if image is None else image_places(image)
+    places = Places.of_text(length) if image is None else image_places(image)
     if (n := places.positions.shape[1]) > MOST_DRAWN:
         change = "ask for a shorter --length" if image is None else "raise model.patch_size or lower model.image_size"
         raise ConfigError(f"expected at most {MOST_DRAWN} tokens to draw, found {n}; {change}")

@@ -38,10 +38,9 @@ class Approximation(nn.Module, ABC):
                 z = self.gather_before(q, k, v, reach.keys)
             elif self.packed and (n_texts := int(max(reach.queries.max(), reach.keys.max()))) > 1:
                 asking, asked = (_Texts.of(segments, n_texts) for segments in (reach.queries, reach.keys))
-                z = self.gather(asking.lay(q), asked.lay(k), asked.lay(v), asking.real, asked.real)
-                z = asking.take_up(z)
+                z = asking.take_up(self.gather(asking.lay(q), asked.lay(k), asked.lay(v), asked.real))
             else:
-                z = self.gather(q, k, v, reach.queries > 0, reach.keys > 0)
+                z = self.gather(q, k, v, reach.keys > 0).masked_fill((reach.queries == 0)[:, None, :, None], 0.0)
         return z.to(dtype)
 
     @abstractmethod
@@ -50,7 +49,6 @@ class Approximation(nn.Module, ABC):
         q: Float[Tensor, "batch n_heads query d_head"],
         k: Float[Tensor, "batch kv_heads key d_head"],
         v: Float[Tensor, "batch kv_heads key d_value"],
-        asking: Bool[Tensor, "#batch query"] | None = None,
         asked: Bool[Tensor, "#batch key"] | None = None,
     ) -> Float[Tensor, "batch n_heads query d_value"]:
         """Let each query gather values of all of its row, which begins with its only sequence.
@@ -59,7 +57,6 @@ class Approximation(nn.Module, ABC):
             q: queries.
             k: keys.
             v: values.
-            asking: True at queries that are no padding, which gathers 0; None for all.
             asked: True at keys that are no padding, which counts nothing; None for all.
         """
 

@@ -42,12 +42,10 @@ class KernelAttention(Approximation):
         q: Float[Tensor, "batch n_heads query d_head"],
         k: Float[Tensor, "batch kv_heads key d_head"],
         v: Float[Tensor, "batch kv_heads key d_value"],
-        asking: Bool[Tensor, "#batch query"] | None = None,
         asked: Bool[Tensor, "#batch key"] | None = None,
     ) -> Float[Tensor, "batch n_heads query d_value"]:
         """Read every query's answer out of the sums over all keys."""
-        z = self.read(q, self.sums(k, v, asked))
-        return z if asking is None else z.masked_fill(~asking[:, None, :, None], 0.0)
+        return self.read(q, self.sums(k, v, asked))
 
     def sums(
         self,

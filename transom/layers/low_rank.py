@@ -22,14 +22,12 @@ class Linformer(Approximation):
         q: Float[Tensor, "batch n_heads query d_head"],
         k: Float[Tensor, "batch kv_heads key d_head"],
         v: Float[Tensor, "batch kv_heads key d_value"],
-        asking: Bool[Tensor, "#batch query"] | None = None,
         asked: Bool[Tensor, "#batch key"] | None = None,
     ) -> Float[Tensor, "batch n_heads query d_value"]:
         """Mix keys and values, and attend to the mixtures."""
         if asked is not None:
             k, v = (x.masked_fill(~asked[:, None, :, None], 0.0) for x in (k, v))
-        z = pattern(scores(q, self._columns(self.e, k) @ k)) @ per_query_head(self._columns(self.f, v) @ v, q.shape[1])
-        return z if asking is None else z.masked_fill(~asking[:, None, :, None], 0.0)
+        return pattern(scores(q, self._columns(self.e, k) @ k)) @ per_query_head(self._columns(self.f, v) @ v, q.shape[1])
 
     def weights_of_text(
         self, q: Float[Tensor, "batch n_heads query d_head"], k: Float[Tensor, "batch kv_heads key d_head"]
@@ -59,7 +57,6 @@ class Nystrom(Approximation):
         q: Float[Tensor, "batch n_heads query d_head"],
         k: Float[Tensor, "batch kv_heads key d_head"],
         v: Float[Tensor, "batch kv_heads key d_value"],
-        asking: Bool[Tensor, "#batch query"] | None = None,
         asked: Bool[Tensor, "#batch key"] | None = None,
     ) -> Float[Tensor, "batch n_heads query d_value"]:
         """Let queries ask the landmarks, and landmarks the keys."""
@@ -71,8 +68,7 @@ class Nystrom(Approximation):
         asks = pattern(scores(q, k_, of_landmarks), of_landmarks)
         among = pattern(scores(q_, k_, of_landmarks), of_landmarks).masked_fill(~rows, 0.0)
         answers = pattern(scores(q_, k, of_keys), of_keys).masked_fill(~rows, 0.0) @ per_query_head(v, q.shape[1])
-        z = asks @ (pseudo_inverse(among, self.n_iterations) @ answers)
-        return z if asking is None else z.masked_fill(~asking[:, None, :, None], 0.0)
+        return asks @ (pseudo_inverse(among, self.n_iterations) @ answers)
 
     def weights_of_text(
         self, q: Float[Tensor, "batch n_heads query d_head"], k: Float[Tensor, "batch kv_heads key d_head"]

@@ -42,6 +42,12 @@ class Places(NamedTuple):
     segments: Int[Tensor, "..."]
     prefix: Bool[Tensor, "..."] | None = None
 
+    @classmethod
+    def of_text(cls, length: int, device: torch.device | None = None) -> "Places":
+        """Give the places of one text, without a prefix."""
+        positions = torch.arange(length, device=device)[None]
+        return cls(positions, torch.ones_like(positions))
+
     def each(self, change: Callable[[Tensor], Tensor]) -> "Places":
         """Change all in the same way."""
         return Places(change(self.positions), change(self.segments), None if self.prefix is None else change(self.prefix))

@@ -16,7 +16,7 @@ from transom.layers.stack import Stack
 from transom.layers.tap import Scope, scope
 from transom.models.network import LanguageNetwork, Sequences, TextBatch
 
-FAMILIES = {"causal": LOOKING_BACK, "prefix": BOTH_WAYS_IN_PREFIX}
+MASKS = {"causal": LOOKING_BACK, "prefix": BOTH_WAYS_IN_PREFIX}
 """What a decoder lets a token see, by the kind of its mask."""
 
 
@@ -34,7 +34,7 @@ class DecoderTransformer(LanguageNetwork):
         tokens = nn.Embedding(config.vocab_size, config.d_model)
         self.embedding = Embedding(tokens, build_position(config, causal=True), config.scale_embeddings, config.dropout)
         self.decoder = Stack(config, config.n_layers, cross=False)
-        self.rules = build_rules(config.attention, FAMILIES[config.mask.kind])
+        self.rules = build_rules(config.attention, MASKS[config.mask.kind])
         self.unembedding = nn.Linear(config.d_model, config.vocab_size, bias=False)
         if config.tie:
             self.unembedding.weight = tokens.weight

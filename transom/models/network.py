@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from typing import Any, Protocol, runtime_checkable
 
+import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
@@ -53,6 +54,11 @@ class Network(nn.Module, ABC):
 
     config: Architecture
     unembedding: nn.Linear
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return next(self.parameters()).device
 
     @abstractmethod
     def hidden(self, batch: Any, taps: Scope | None = None) -> Float[Tensor, "*places d_model"]:

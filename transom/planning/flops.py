@@ -3,8 +3,6 @@
 from dataclasses import dataclass
 from functools import lru_cache
 
-import torch
-
 from transom.config.architecture import Architecture, Transformer
 from transom.config.model import Decoder, Encoder, MaskedEncoder, Seq2Seq, TextClassifier, TextEmbedder
 from transom.config.recurrent import RecurrentDecoder, RecurrentSeq2Seq
@@ -152,7 +150,6 @@ def _recurrent(c: RecurrentSeq2Seq, batch: int, source: int, target: int) -> dic
 @lru_cache(maxsize=256)
 def _pairs(rule: Rule, length: int, image: VisionTransformer | None = None) -> int:
     """Count the pairs of a query and a key of one sequence, or of one image, that are computed."""
-    positions = torch.arange(length)[None]
-    places = Places(positions, torch.ones_like(positions)) if image is None or not length else image_places(image)
+    places = Places.of_text(length) if image is None or not length else image_places(image)
     parts = visible_tiles(rule, places, places)
     return length**2 if parts is None else sum(part.pairs for part in parts)

@@ -1,9 +1,8 @@
 """Classification of texts as a task: the class of a whole text is to be named."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import torch
 
@@ -12,14 +11,15 @@ from transom.decoding.classifier import Classifier
 from transom.inputs.batch import LabelledBatch
 from transom.inputs.classes import classes_of, numbered
 from transom.inputs.labelled import LabelledLoader, load_labelled, text_batches
-from transom.inputs.labelled_report import LabelledReport, report_labelled
 from transom.inputs.pairs import Pairs, fingerprint
+from transom.inputs.reports.labelled import LabelledReport, report_labelled
 from transom.inputs.tokenizer import Tokenizer, Tokenizers
 from transom.models.encoder import TextClassifierTransformer
 from transom.models.network import Network
 from transom.planning.flops import count_flops
 from transom.planning.precision import Precision
-from transom.training.start import given_tokenizers
+from transom.training.start import tokenizer_of
+from transom.training.task import Reader, Validation
 from transom.training.validation import validation_accuracy, validation_loss
 from transom.weights.run_folder import TOKENIZER, RunFolder
 
@@ -47,22 +47,17 @@ class ClassificationTask:
     data: str
 
     @classmethod
-    def read(
-        cls, recipe: ClassificationRecipe, base: Path, folder: RunFolder, tell: Callable[[str], None], rank: int = 0, n_ranks: int = 1
-    ) -> Self:
-        """Read the texts, make or load the tokenizer, and examine all of it; arguments as in ``training.task.ReadTask``.
+    def read(cls, recipe: ClassificationRecipe, reader: Reader) -> Self:
+        """Read the texts, make or load the tokenizer, and examine all of it.
 
         Raises:
             TransomError: the texts cannot be read, or do not fit the recipe.
         """
-        tell("reading the texts")
-        splits = load_labelled(recipe.data, base)
+        reader.tell("reading the texts")
+        splits = load_labelled(recipe.data, reader.base)
         classes = classes_of(splits.train.target, splits.train, recipe.model.classes)
-        tell("preparing the tokenizer")
-        given = given_tokenizers(recipe, folder)
-        tokenizer = Tokenizer.train(splits.train.source, recipe.tokenizer) if given is None else given.source
-        sizes = {"vocab_size": tokenizer.vocab_size, "classes": classes}
-        recipe = recipe.model_copy(update={"model": recipe.model.model_copy(update=sizes)})
+        tokenizer = tokenizer_of(splits.train.source, recipe, reader)
+        recipe = recipe.with_fields("model", vocab_size=tokenizer.vocab_size, classes=classes)
         training, max_seq_len = recipe.training, recipe.model.max_seq_len
         loader = LabelledLoader(
             splits.train,
@@ -72,9 +67,7 @@ class ClassificationTask:
             batch_tokens=training.batch_tokens,
             seed=training.seed,
             truncate=recipe.data.too_long == "truncate",
-            accumulate=training.accumulate,
-            shard=rank,
-            n_shards=n_ranks,
+            slicing=reader.slicing(training),
         )
         labels = numbered(splits.valid.target, classes, splits.valid)
         return cls(
@@ -89,7 +82,7 @@ class ClassificationTask:
 
     def write(self, folder: RunFolder) -> None:
         """Leave in the run folder what classifying needs beside the model."""
-        folder.write(TOKENIZER, Tokenizers(self.tokenizer, self.tokenizer).to_bytes())
+        folder.write(TOKENIZER, Tokenizers(self.tokenizer).to_bytes())
 
     def place(self, sample: int) -> str:
         """Name a training text by its line."""
@@ -99,9 +92,7 @@ class ClassificationTask:
         """Count the floating-point operations of learning from a batch, forward and backward, padding included."""
         return count_flops(self.recipe.model, len(batch.samples), batch.source.tokens.shape[1], 1).training
 
-    def validate(
-        self, model: Network, autocast: torch.autocast, precision: Precision
-    ) -> tuple[dict[str, float], tuple[Mapping[str, Any], ...]]:
+    def validate(self, model: Network, autocast: torch.autocast, precision: Precision) -> Validation:
         """Measure a model on the validation texts; return the figures and a few texts with the class it gives them."""
         assert isinstance(model, TextClassifierTransformer)
         figures = validation_loss(model, self.valid_batches, autocast) | validation_accuracy(model, self.valid_batches, autocast)

@@ -1,9 +1,8 @@
 """Vectors of texts as a task: of each pair's left side, its right side is to be told from all others of the batch."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import torch
 
@@ -12,13 +11,14 @@ from transom.decoding.embedder import Embedder
 from transom.inputs.batch import MatchedBatch, matched_batch
 from transom.inputs.loader import Loader, ordered_batches
 from transom.inputs.pairs import Pairs, fingerprint
-from transom.inputs.report import DataReport, report_data
+from transom.inputs.reports.pairs import PairReport, report_pairs
 from transom.inputs.tokenizer import Tokenizers
 from transom.models.encoder import TextEmbedderTransformer
 from transom.models.network import Network
 from transom.planning.flops import count_flops
 from transom.planning.precision import Precision
 from transom.training.pairs import read_pairs
+from transom.training.task import Reader, Validation
 from transom.training.validation import validation_loss
 from transom.weights.run_folder import TOKENIZER, RunFolder
 
@@ -45,21 +45,19 @@ class EmbeddingTask:
     loader: Loader
     valid: Pairs
     valid_batches: Sequence[MatchedBatch]
-    report: DataReport
+    report: PairReport
     data: str
 
     @classmethod
-    def read(
-        cls, recipe: EmbeddingRecipe, base: Path, folder: RunFolder, tell: Callable[[str], None], rank: int = 0, n_ranks: int = 1
-    ) -> Self:
-        """Read the pairs, make or load the tokenizer, and examine all of it; arguments as in ``training.task.ReadTask``.
+    def read(cls, recipe: EmbeddingRecipe, reader: Reader) -> Self:
+        """Read the pairs, make or load the tokenizer, and examine all of it.
 
         Raises:
             TransomError: the data cannot be read, or do not fit the recipe.
         """
-        pairs = read_pairs(recipe, base, folder, tell, rank, n_ranks, matched_batch)
+        pairs = read_pairs(recipe, reader, matched_batch)
         splits, tokenizers, loader = pairs.splits[None], pairs.tokenizers, pairs.loaders[None]
-        recipe = recipe.model_copy(update={"model": recipe.model.model_copy(update={"vocab_size": tokenizers.source.vocab_size})})
+        recipe = recipe.with_fields("model", vocab_size=tokenizers.source.vocab_size)
         batch_tokens, max_seq_len = recipe.training.batch_tokens, recipe.model.max_seq_len
         return cls(
             recipe=recipe,
@@ -67,7 +65,7 @@ class EmbeddingTask:
             loader=loader,
             valid=splits.valid,
             valid_batches=ordered_batches(splits.valid, tokenizers, batch_tokens, max_seq_len, make=matched_batch),
-            report=report_data(splits, tokenizers, loader),
+            report=report_pairs(splits, tokenizers, loader),
             data=fingerprint(splits.train, splits.valid),
         )
 
@@ -84,9 +82,7 @@ class EmbeddingTask:
         sides = (count_flops(self.recipe.model, len(batch.samples), side.tokens.shape[1], 0) for side in (batch.source, batch.target))
         return sum(side.training for side in sides) + 6 * self.recipe.model.d_model * len(batch.samples) ** 2
 
-    def validate(
-        self, model: Network, autocast: torch.autocast, precision: Precision
-    ) -> tuple[dict[str, float], tuple[Mapping[str, Any], ...]]:
+    def validate(self, model: Network, autocast: torch.autocast, precision: Precision) -> Validation:
         """Measure a model on the validation pairs: the loss, and how often a left side's nearest right side is its own."""
         assert isinstance(model, TextEmbedderTransformer)
         figures = validation_loss(model, self.valid_batches, autocast)

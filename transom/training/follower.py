@@ -19,6 +19,7 @@ from transom.training.setup import TASKS
 from transom.training.start import adapt_base
 from transom.training.state import Progress, gather_generators, learned_tensors, restore_generators, restore_optimizer
 from transom.training.step import Stepper
+from transom.training.task import Reader
 from transom.weights.run_folder import RECIPE, RunFolder
 
 NOTHING = -1
@@ -40,7 +41,7 @@ class Follower:
         self.folder = RunFolder.open(folder)
         self.recipe = load_recipe(folder / RECIPE)[0]
         self.rank = rank
-        self.task = TASKS[self.recipe.task](self.recipe, folder, self.folder, lambda _: None, rank, n_ranks)
+        self.task = TASKS[self.recipe.task](self.recipe, Reader(folder, self.folder, lambda _: None, rank, n_ranks))
         if self.task.data != data:
             raise DataError(f"{folder}: the data changed while the run began; begin again")
         torch.manual_seed(self.recipe.training.seed)

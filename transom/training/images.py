@@ -1,10 +1,9 @@
 """Classification of images as a task: the class of a whole image is to be named."""
 
 import base64
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from io import BytesIO
-from pathlib import Path
 from typing import Any, Self
 
 import torch
@@ -17,12 +16,13 @@ from transom.decoding.image_classifier import ImageClassifier
 from transom.inputs.batch import ImageBatch
 from transom.inputs.classes import classes_of, numbered
 from transom.inputs.image_loader import ImageLoader, image_batches, image_fingerprint, load_images, pixel_statistics
-from transom.inputs.image_report import ImageReport, report_images
 from transom.inputs.images import Images, pillow
+from transom.inputs.reports.images import ImageReport, report_images
 from transom.models.network import Network
 from transom.models.vision import ConvolutionalNetwork, VisionTransformer
 from transom.planning.flops import count_flops
 from transom.planning.precision import Precision
+from transom.training.task import Reader, Validation
 from transom.training.validation import validation_accuracy, validation_loss
 from transom.weights.run_folder import RunFolder
 
@@ -51,19 +51,19 @@ class ImageTask:
     data: str
 
     @classmethod
-    def read(cls, recipe: ImageRecipe, base: Path, folder: RunFolder, tell: Callable[[str], None], rank: int = 0, n_ranks: int = 1) -> Self:
-        """Read the images and examine them; arguments as in ``training.task.ReadTask``.
+    def read(cls, recipe: ImageRecipe, reader: Reader) -> Self:
+        """Read the images and examine them.
 
         Raises:
             TransomError: the images cannot be read, or do not fit the recipe.
         """
-        tell("reading the images")
-        splits = load_images(recipe.data, base, recipe.model)
+        reader.tell("reading the images")
+        splits = load_images(recipe.data, reader.base, recipe.model)
         classes = classes_of(splits.train.labels, splits.train, recipe.model.classes)
         found: dict[str, Any] = {"classes": classes}
         if not recipe.model.pixel_mean:
             found |= dict(zip(("pixel_mean", "pixel_std"), pixel_statistics(splits.train), strict=True))
-        recipe = recipe.model_copy(update={"model": recipe.model.model_copy(update=found)})
+        recipe = recipe.with_fields("model", **found)
         training = recipe.training
         loader = ImageLoader(
             splits.train,
@@ -71,9 +71,7 @@ class ImageTask:
             batch_images=training.batch_images,
             seed=training.seed,
             augmentation=training.augmentation,
-            accumulate=training.accumulate,
-            shard=rank,
-            n_shards=n_ranks,
+            slicing=reader.slicing(training),
         )
         return cls(
             recipe=recipe,
@@ -97,9 +95,7 @@ class ImageTask:
         tokens = config.n_positions if isinstance(config, VisionTransformerConfig) else 0
         return count_flops(config, len(batch.samples), tokens, 1).training
 
-    def validate(
-        self, model: Network, autocast: torch.autocast, precision: Precision
-    ) -> tuple[dict[str, float], tuple[Mapping[str, Any], ...]]:
+    def validate(self, model: Network, autocast: torch.autocast, precision: Precision) -> Validation:
         """Measure a model on the validation images; return the figures and a few images with the class it gives them."""
         assert isinstance(model, VisionTransformer | ConvolutionalNetwork)
         batches = list(image_batches(self.valid, self.labels, self.recipe.decoding.batch_images))

@@ -1,9 +1,8 @@
 """Answering instructions as a task: each token of an answer is to be said from the prompt and those before it."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import torch
 
@@ -11,14 +10,15 @@ from transom.config.recipe import InstructionRecipe
 from transom.decoding.generator import Generator
 from transom.decoding.searcher import searcher_of
 from transom.inputs.batch import LanguageBatch
-from transom.inputs.instruction_report import InstructionReport, report_instructions
 from transom.inputs.instructions import InstructionLoader, Instructions, load_instructions, reading_batches
 from transom.inputs.pairs import Pairs, fingerprint
+from transom.inputs.reports.instructions import InstructionReport, report_instructions
 from transom.inputs.tokenizer import Tokenizer, Tokenizers
 from transom.models.network import LanguageNetwork, Network
 from transom.planning.flops import count_flops
 from transom.planning.precision import Precision
-from transom.training.start import given_tokenizers
+from transom.training.start import tokenizer_of
+from transom.training.task import Reader, Validation
 from transom.training.validation import validation_accuracy, validation_loss
 from transom.weights.run_folder import TOKENIZER, RunFolder
 
@@ -46,20 +46,16 @@ class InstructionTask:
     data: str
 
     @classmethod
-    def read(
-        cls, recipe: InstructionRecipe, base: Path, folder: RunFolder, tell: Callable[[str], None], rank: int = 0, n_ranks: int = 1
-    ) -> Self:
-        """Read the instructions, make or load the tokenizer, and examine all of it; arguments as in ``training.task.ReadTask``.
+    def read(cls, recipe: InstructionRecipe, reader: Reader) -> Self:
+        """Read the instructions, make or load the tokenizer, and examine all of it.
 
         Raises:
             TransomError: the instructions cannot be read, or do not fit the recipe.
         """
-        tell("reading the instructions")
-        splits = load_instructions(recipe.data, base)
-        tell("preparing the tokenizer")
-        given = given_tokenizers(recipe, folder)
-        tokenizer = Tokenizer.train(splits.train.source + splits.train.target, recipe.tokenizer) if given is None else given.source
-        recipe = recipe.model_copy(update={"model": recipe.model.model_copy(update={"vocab_size": tokenizer.vocab_size})})
+        reader.tell("reading the instructions")
+        splits = load_instructions(recipe.data, reader.base)
+        tokenizer = tokenizer_of(splits.train.source + splits.train.target, recipe, reader)
+        recipe = recipe.with_fields("model", vocab_size=tokenizer.vocab_size)
         training, max_seq_len = recipe.training, recipe.model.max_seq_len
         parts = {"train": splits.train, "valid": splits.valid}
         read = {name: Instructions.fit(part, tokenizer, max_seq_len, recipe.data.too_long) for name, part in parts.items()}
@@ -69,9 +65,7 @@ class InstructionTask:
             max_seq_len=max_seq_len,
             batch_tokens=training.batch_tokens,
             seed=training.seed,
-            accumulate=training.accumulate,
-            shard=rank,
-            n_shards=n_ranks,
+            slicing=reader.slicing(training),
         )
         return cls(
             recipe=recipe,
@@ -85,7 +79,7 @@ class InstructionTask:
 
     def write(self, folder: RunFolder) -> None:
         """Leave in the run folder what answering needs beside the model."""
-        folder.write(TOKENIZER, Tokenizers(self.tokenizer, self.tokenizer).to_bytes())
+        folder.write(TOKENIZER, Tokenizers(self.tokenizer).to_bytes())
 
     def place(self, sample: int) -> str:
         """Name the first instruction of a row by its line."""
@@ -97,9 +91,7 @@ class InstructionTask:
         whole, logits = (count_flops(self.recipe.model, 1, 0, n).parts["unembedding"] for n in (n_rows * length, batch.n_target_tokens))
         return count_flops(self.recipe.model, n_rows, 0, length).training - 3 * (whole - logits)
 
-    def validate(
-        self, model: Network, autocast: torch.autocast, precision: Precision
-    ) -> tuple[dict[str, float], tuple[Mapping[str, Any], ...]]:
+    def validate(self, model: Network, autocast: torch.autocast, precision: Precision) -> Validation:
         """Measure a model on the validation instructions; return the figures, over tokens of answers only, and a few answers."""
         assert isinstance(model, LanguageNetwork)
         figures = validation_loss(model, self.valid_batches, autocast) | validation_accuracy(model, self.valid_batches, autocast)

@@ -1,10 +1,9 @@
 """Language modelling as a task: each token of a text is to be said from those before it."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import torch
 
@@ -13,12 +12,13 @@ from transom.decoding.generator import Generator
 from transom.decoding.searcher import searcher_of
 from transom.inputs.batch import LanguageBatch
 from transom.inputs.documents import Documents
-from transom.inputs.text_report import TextReport, report_text
+from transom.inputs.reports.text import TextReport, report_text
 from transom.inputs.tokenizer import Tokenizer, Tokenizers
 from transom.inputs.windows import WindowLoader, scoring_batches
 from transom.models.network import LanguageNetwork, Network
 from transom.planning.flops import count_flops
 from transom.planning.precision import Precision
+from transom.training.task import Reader, Validation
 from transom.training.text import read_text
 from transom.training.validation import validation_loss
 from transom.weights.run_folder import TOKENIZER, RunFolder
@@ -50,16 +50,14 @@ class LanguageTask:
     data: str
 
     @classmethod
-    def read(
-        cls, recipe: LanguageRecipe, base: Path, folder: RunFolder, tell: Callable[[str], None], rank: int = 0, n_ranks: int = 1
-    ) -> Self:
-        """Read the text, make or load the tokenizer, and examine all of it; arguments as in ``training.task.ReadTask``.
+    def read(cls, recipe: LanguageRecipe, reader: Reader) -> Self:
+        """Read the text, make or load the tokenizer, and examine all of it.
 
         Raises:
             TransomError: the text cannot be read, or does not fit the recipe.
         """
-        text = read_text(recipe, base, folder, tell, rank, n_ranks)
-        recipe = recipe.model_copy(update={"model": recipe.model.model_copy(update={"vocab_size": text.tokenizer.vocab_size})})
+        text = read_text(recipe, reader)
+        recipe = recipe.with_fields("model", vocab_size=text.tokenizer.vocab_size)
         training, max_seq_len = recipe.training, recipe.model.max_seq_len
         return cls(
             recipe=recipe,
@@ -73,7 +71,7 @@ class LanguageTask:
 
     def write(self, folder: RunFolder) -> None:
         """Leave in the run folder what generating needs beside the model."""
-        folder.write(TOKENIZER, Tokenizers(self.tokenizer, self.tokenizer).to_bytes())
+        folder.write(TOKENIZER, Tokenizers(self.tokenizer).to_bytes())
 
     def place(self, sample: int) -> str:
         """Name the document that a window begins in."""
@@ -85,9 +83,7 @@ class LanguageTask:
         n_exits = len(self.recipe.training.exits.weights(sum(self.recipe.model.stacks)))
         return flops.training + 3 * (n_exits - 1) * flops.parts["unembedding"]
 
-    def validate(
-        self, model: Network, autocast: torch.autocast, precision: Precision
-    ) -> tuple[dict[str, float], tuple[Mapping[str, Any], ...]]:
+    def validate(self, model: Network, autocast: torch.autocast, precision: Precision) -> Validation:
         """Measure a model on the validation text; return the figures, bits a byte of it among them, and a few texts gone on with."""
         assert isinstance(model, LanguageNetwork)
         figures = validation_loss(model, self.valid_batches, autocast)

@@ -1,9 +1,8 @@
 """Masked language modelling as a task: each hidden token of a text is to be named from all the others."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import torch
 
@@ -12,13 +11,14 @@ from transom.decoding.filler import Filler
 from transom.inputs.batch import MaskedBatch
 from transom.inputs.documents import Documents
 from transom.inputs.masking import MaskedLoader, masked
-from transom.inputs.text_report import TextReport, report_text
+from transom.inputs.reports.text import TextReport, report_text
 from transom.inputs.tokenizer import Tokenizer, Tokenizers
 from transom.inputs.windows import Stream, scoring_batches
 from transom.models.encoder import MaskedEncoderTransformer
 from transom.models.network import Network
 from transom.planning.flops import count_flops
 from transom.planning.precision import Precision
+from transom.training.task import Reader, Validation
 from transom.training.text import read_text
 from transom.training.validation import validation_accuracy, validation_loss
 from transom.weights.run_folder import TOKENIZER, RunFolder
@@ -53,16 +53,14 @@ class MaskedTask:
     data: str
 
     @classmethod
-    def read(
-        cls, recipe: MaskedRecipe, base: Path, folder: RunFolder, tell: Callable[[str], None], rank: int = 0, n_ranks: int = 1
-    ) -> Self:
-        """Read the text, make or load the tokenizer, and examine all of it; arguments as in ``training.task.ReadTask``.
+    def read(cls, recipe: MaskedRecipe, reader: Reader) -> Self:
+        """Read the text, make or load the tokenizer, and examine all of it.
 
         Raises:
             TransomError: the text cannot be read, or does not fit the recipe.
         """
-        text = read_text(recipe, base, folder, tell, rank, n_ranks)
-        recipe = recipe.model_copy(update={"model": recipe.model.model_copy(update={"vocab_size": text.tokenizer.vocab_size})})
+        text = read_text(recipe, reader)
+        recipe = recipe.with_fields("model", vocab_size=text.tokenizer.vocab_size)
         training, max_seq_len = recipe.training, recipe.model.max_seq_len
         mask = text.tokenizer.vocab_size
         return cls(
@@ -77,7 +75,7 @@ class MaskedTask:
 
     def write(self, folder: RunFolder) -> None:
         """Leave in the run folder what filling needs beside the model."""
-        folder.write(TOKENIZER, Tokenizers(self.tokenizer, self.tokenizer).to_bytes())
+        folder.write(TOKENIZER, Tokenizers(self.tokenizer).to_bytes())
 
     def place(self, sample: int) -> str:
         """Name the document that a window begins in."""
@@ -89,13 +87,11 @@ class MaskedTask:
         inside = count_flops(self.recipe.model, rows, length, 0)
         return inside.training + count_flops(self.recipe.model, 1, 0, batch.n_target_tokens).training
 
-    def validate(
-        self, model: Network, autocast: torch.autocast, precision: Precision
-    ) -> tuple[dict[str, float], tuple[Mapping[str, Any], ...]]:
+    def validate(self, model: Network, autocast: torch.autocast, precision: Precision) -> Validation:
         """Measure a model on the validation text; return the figures and a few gaps filled."""
         assert isinstance(model, MaskedEncoderTransformer)
         figures = validation_loss(model, self.valid_batches, autocast) | validation_accuracy(model, self.valid_batches, autocast)
-        filler, samples = Filler(model, self.tokenizer, self.recipe.decoding), list[Mapping[str, Any]]()
+        filler, samples = Filler(model, self.tokenizer, self.recipe.decoding), list[dict[str, str]]()
         for text in self.valid.texts[: self.recipe.training.validate_samples]:
             row = self.tokenizer.encode(text[: 8 * SHOWN_TOKENS])[:SHOWN_TOKENS]
             gap = len(row) // 2

@@ -1,17 +1,17 @@
 """Pairs made ready for the tasks that learn from them: both sides, their tokenizers, training batches."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from transom.config.recipe import EmbeddingRecipe, TranslationRecipe
 from transom.errors import ConfigError
 from transom.inputs.datasets import load_languages
 from transom.inputs.loader import Loader, MakeBatch
-from transom.inputs.pairs import Splits, together
+from transom.inputs.pairs import Pairs, together
+from transom.inputs.split import Splits
 from transom.inputs.tokenizer import Tokenizers
 from transom.training.start import given_tokenizers
-from transom.weights.run_folder import RunFolder
+from transom.training.task import Reader
 
 
 @dataclass(frozen=True)
@@ -24,39 +24,27 @@ class PairedText:
         loaders: training batches.
     """
 
-    splits: Mapping[str | None, Splits]
+    splits: Mapping[str | None, Splits[Pairs]]
     tokenizers: Tokenizers
     loaders: Mapping[str | None, Loader]
 
 
-def read_pairs(
-    recipe: TranslationRecipe | EmbeddingRecipe,
-    base: Path,
-    folder: RunFolder,
-    tell: Callable[[str], None],
-    rank: int,
-    n_ranks: int,
-    make: MakeBatch,
-) -> PairedText:
+def read_pairs(recipe: TranslationRecipe | EmbeddingRecipe, reader: Reader, make: MakeBatch) -> PairedText:
     """Read a recipe's pairs, make its tokenizers or load those of another run, and lay out training batches.
 
     Args:
         recipe: what to train.
-        base: folder that ``data.root`` is relative to.
-        folder: the run folder.
-        tell: is told what is being done, in a few words.
-        rank: number of this process, from 0, of those that share every batch.
-        n_ranks: how many there are.
+        reader: who reads.
         make: makes a batch.
 
     Raises:
         TransomError: the data cannot be read, or do not fit the recipe.
     """
-    tell("reading the data")
-    splits = load_languages(recipe.data, base)
-    tell("preparing the tokenizer")
+    reader.tell("reading the data")
+    splits = load_languages(recipe.data, reader.base)
+    reader.tell("preparing the tokenizer")
     tags, train = [to for to in splits if to is not None], [of_language.train for of_language in splits.values()]
-    tokenizers = given_tokenizers(recipe, folder) or Tokenizers.train(together(train), recipe.tokenizer, tags)
+    tokenizers = given_tokenizers(recipe, reader.folder) or Tokenizers.train(together(train), recipe.tokenizer, tags)
     if recipe.task == "translation":
         _check_tags(tags, tokenizers.source.tags)
     training = recipe.training
@@ -69,9 +57,7 @@ def read_pairs(
             seed=training.seed,
             dropout=recipe.tokenizer.dropout,
             max_length_ratio=recipe.data.max_length_ratio,
-            accumulate=training.accumulate,
-            shard=rank,
-            n_shards=n_ranks,
+            slicing=reader.slicing(training),
             make=make,
             prefix=() if to is None else tokenizers.source.prefix(to),
         )

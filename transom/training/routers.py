@@ -62,7 +62,7 @@ class Routers:
 
     def begin(self, slices: Sequence[Batch], autocast: AbstractContextManager[object]) -> None:
         """Begin a step on the slices of a batch, which are where the model is."""
-        device = next(self._model.parameters()).device
+        device = self._model.device
         self._counts = {site: torch.zeros(len(each.experts), dtype=torch.long, device=device) for site, each in self._mixtures.items()}
         self._whole, self._n_tokens = dict[str, Tensor](), dict[str, float]()
         self._dropped = 0

@@ -11,7 +11,8 @@ import torch
 from transom.config.brick import Schema
 from transom.config.recipe import Recipe, dump_recipe, load_recipe
 from transom.errors import CheckpointError, ConfigError
-from transom.inputs.pairs import expanded
+from transom.inputs.reports.report import Report
+from transom.inputs.text import expanded
 from transom.models.build import build_model
 from transom.models.network import Network
 from transom.planning.adapters import count_adapters
@@ -27,11 +28,11 @@ from transom.training.language import LanguageTask
 from transom.training.masked import MaskedTask
 from transom.training.optimizer import build_optimizer
 from transom.training.start import adapt_base, keep_base, shaped_like, start_from
-from transom.training.task import ReadTask, Report, Task
+from transom.training.task import Reader, Task
 from transom.training.translation import TranslationTask
 from transom.weights.run_folder import RECIPE, WEIGHTS, RunFolder
 
-TASKS: dict[str, ReadTask] = {
+TASKS: dict[str, Callable[[Any, Reader], Task]] = {
     "translation": TranslationTask.read,
     "language": LanguageTask.read,
     "instruction": InstructionTask.read,
@@ -40,7 +41,7 @@ TASKS: dict[str, ReadTask] = {
     "embedding": EmbeddingTask.read,
     "image-classification": ImageTask.read,
 }
-"""The only table of tasks, by the name they have in a recipe."""
+"""What reads the data of a recipe and makes a task of them, by the task's name in the recipe."""
 
 
 @dataclass(frozen=True)
@@ -103,8 +104,8 @@ def set_up(recipe: Recipe, base: Path, folder: RunFolder, tell: Callable[[str], 
     torch.set_num_threads(threads.count)
     torch.manual_seed(recipe.training.seed)
 
-    task = TASKS[recipe.task](recipe, base, folder, tell, 0, processes.count)
-    recipe = task.recipe.model_copy(update={"training": recipe.training.model_copy(update={"precision": precision.name})})
+    task = TASKS[recipe.task](recipe, Reader(base, folder, tell, n_ranks=processes.count))
+    recipe = task.recipe.with_fields("training", precision=precision.name)
     refuse_larger_than_memory(count_parameters(recipe.model).total, device)
     if (adapter := recipe.training.adapter) is not None:
         count_adapters(recipe.model, adapter)  # refuses maps that are not there
@@ -113,8 +114,8 @@ def set_up(recipe: Recipe, base: Path, folder: RunFolder, tell: Callable[[str], 
     tell("measuring the machine")
     peak = measure_peak(device)
     model = build_model(recipe.model).to(device)
-    starts = recipe.training.start_from is not None and not folder.checkpoints.steps()
-    taken = start_from(model, Path(str(recipe.training.start_from))) if starts else None
+    origin = recipe.training.start_from
+    taken = start_from(model, Path(origin)) if origin is not None and not folder.checkpoints.steps() else None
     validated = copy.deepcopy(model).eval()
     task.write(folder)  # only now: what could not begin leaves nothing
     if adapter is not None:
@@ -171,11 +172,10 @@ def _learning(recipe: Recipe, model: Network) -> list[str]:
 def _resolve(recipe: Recipe, base: Path) -> Recipe:
     """Make ``data.root`` and ``training.start_from`` absolute, so that the run's recipe means the same wherever it is read."""
     root = str((base / expanded(recipe.data.root)).resolve())
-    recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update={"root": root})})
+    recipe = recipe.with_fields("data", root=root)
     if (origin := recipe.training.start_from) is None:
         return recipe
-    whole = {"start_from": str((base / expanded(origin)).resolve())}
-    return recipe.model_copy(update={"training": recipe.training.model_copy(update=whole)})
+    return recipe.with_fields("training", start_from=str((base / expanded(origin)).resolve()))
 
 
 MAY_CHANGE = {
@@ -197,9 +197,7 @@ def _as_begun(recipe: Recipe, folder: RunFolder) -> Recipe:
         recipe = shaped_like(recipe, begun.model)
     found_out = (*recipe.model.VOCABULARIES, *recipe.model.FROM_DATA)
     sizes = {name: getattr(begun.model, name) for name in found_out if not getattr(recipe.model, name)}
-    recipe = recipe.model_copy(
-        update={"training": recipe.training.model_copy(update=chosen), "model": recipe.model.model_copy(update=sizes)}
-    )
+    recipe = recipe.with_fields("training", **chosen).with_fields("model", **sizes)
     for part in type(recipe).model_fields:
         old, new = getattr(begun, part), getattr(recipe, part)
         if old == new:

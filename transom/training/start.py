@@ -1,6 +1,6 @@
 """Where a run's weights and tokenizer come from when it goes on from another run's: fine-tuning."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -9,14 +9,15 @@ from torch import nn
 
 from transom.config.adapter import Lora
 from transom.config.architecture import Architecture
-from transom.config.recipe import Recipe
+from transom.config.recipe import Recipe, TextRecipe
 from transom.config.recurrent import Recurrent
 from transom.config.vision import ImageClassifier
 from transom.errors import CheckpointError, ConfigError
-from transom.inputs.tokenizer import Tokenizers
+from transom.inputs.tokenizer import Tokenizer, Tokenizers
 from transom.layers.position import resized_grid
 from transom.models.adapt import adapt
 from transom.models.vision import VisionTransformer
+from transom.training.task import Reader
 from transom.weights.run_folder import BASE, TOKENIZER, WEIGHTS, RunFolder
 from transom.weights.tensors import read_tensors
 
@@ -36,6 +37,13 @@ def given_tokenizers(recipe: Recipe, folder: RunFolder) -> Tokenizers | None:
     if recipe.training.start_from is not None:
         return Tokenizers.load(RunFolder.open(Path(recipe.training.start_from)).path / TOKENIZER)
     return None
+
+
+def tokenizer_of(texts: Iterable[str], recipe: TextRecipe, reader: Reader) -> Tokenizer:
+    """Learn the symbols of training texts, unless another run's are given."""
+    reader.tell("preparing the tokenizer")
+    given = given_tokenizers(recipe, reader.folder)
+    return Tokenizer.train(texts, recipe.tokenizer) if given is None else given.source
 
 
 GRID = "embedding.position.table.weight"
@@ -59,7 +67,7 @@ def shaped_like(recipe: Recipe, model: Architecture) -> Recipe:
         )
     anew = CHOSEN_ANEW | {"image_size"} - {"pool"} if isinstance(model, ImageClassifier) else CHOSEN_ANEW
     shared = [name for name in type(model).model_fields if name in type(recipe.model).model_fields and name not in anew]
-    return recipe.model_copy(update={"model": recipe.model.model_copy(update={name: getattr(model, name) for name in shared})})
+    return recipe.with_fields("model", **{name: getattr(model, name) for name in shared})
 
 
 class Taken(NamedTuple):

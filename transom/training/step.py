@@ -98,7 +98,7 @@ class Stepper:
         self.flops = flops
         self.share = 1.0 if all(p.requires_grad for p in model.parameters()) else OF_FROZEN_MAPS
         self.world = world
-        self.device = next(model.parameters()).device
+        self.device = model.device
         self.routers = Routers(model, world)
         self.exits = Exits(model, training)
         self.r_drop = training.r_drop if isinstance(training, ConsistentTraining) else 0.0

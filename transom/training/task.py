@@ -1,29 +1,44 @@
-"""What the training loop asks of a task: the one face of all of them."""
+"""What the training loop asks of a task, the one face of all of them, and who reads a task's data."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 
 from transom.config.recipe import Recipe
+from transom.config.training import Training
 from transom.inputs.batch import Batch
+from transom.inputs.reports.report import Report
+from transom.inputs.sampler import Slicing
 from transom.models.network import Network
 from transom.planning.precision import Precision
 from transom.weights.run_folder import RunFolder
 
+Validation = tuple[dict[str, float], tuple[Mapping[str, Any], ...]]
+"""The figures of a validation, and a few answers of the model with what they answer to."""
 
-@runtime_checkable
-class Report(Protocol):
-    """What is known of the data before step 1."""
 
-    def to_json(self) -> dict[str, Any]:
-        """Give it as JSON values."""
-        ...
+class Reader(NamedTuple):
+    """A process that reads the data of a run.
 
-    def lines(self) -> list[str]:
-        """Give it for people."""
-        ...
+    Attributes:
+        base: folder that ``data.root`` is relative to.
+        folder: the run folder; the tokenizer of a run to go on with is there.
+        tell: is told what is being done, in a few words.
+        rank: number of the process, from 0, of those that share every batch.
+        n_ranks: how many there are.
+    """
+
+    base: Path
+    folder: RunFolder
+    tell: Callable[[str], None]
+    rank: int = 0
+    n_ranks: int = 1
+
+    def slicing(self, training: Training) -> Slicing:
+        """Give the process's slices of every batch."""
+        return Slicing(training.accumulate, self.rank, self.n_ranks)
 
 
 @runtime_checkable
@@ -71,28 +86,6 @@ class Task(Protocol):
         """Count the floating-point operations of learning from a batch, forward and backward, padding included."""
         ...
 
-    def validate(
-        self, model: Network, autocast: torch.autocast, precision: Precision
-    ) -> tuple[dict[str, float], tuple[Mapping[str, Any], ...]]:
-        """Measure a model on the validation data; return the figures and a few answers."""
-        ...
-
-
-class ReadTask(Protocol):
-    """What makes a task out of a recipe."""
-
-    def __call__(self, recipe: Any, base: Path, folder: RunFolder, tell: Callable[[str], None], rank: int = 0, n_ranks: int = 1) -> Task:
-        """Read all data.
-
-        Args:
-            recipe: what to train.
-            base: folder that ``data.root`` is relative to.
-            folder: the run folder; the tokenizer of a run to go on with is there.
-            tell: is told what is being done, in a few words.
-            rank: number of this process, from 0, of those that share every batch.
-            n_ranks: how many there are.
-
-        Raises:
-            TransomError: the data cannot be read, or do not fit the recipe.
-        """
+    def validate(self, model: Network, autocast: torch.autocast, precision: Precision) -> Validation:
+        """Measure a model on the validation data."""
         ...

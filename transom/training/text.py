@@ -1,16 +1,15 @@
 """Plain text made ready for the tasks that learn from it: documents, tokenizer, streams of tokens."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from hashlib import blake2b
-from pathlib import Path
 
 from transom.config.recipe import LanguageRecipe, MaskedRecipe
-from transom.inputs.documents import TextSplits, load_text
+from transom.inputs.documents import Documents, load_text
+from transom.inputs.split import Splits
 from transom.inputs.tokenizer import Tokenizer
 from transom.inputs.windows import Stream, WindowLoader
-from transom.training.start import given_tokenizers
-from transom.weights.run_folder import RunFolder
+from transom.training.start import tokenizer_of
+from transom.training.task import Reader
 
 
 @dataclass(frozen=True)
@@ -24,7 +23,7 @@ class Text:
         windows: training batches of it.
     """
 
-    splits: TextSplits
+    splits: Splits[Documents]
     tokenizer: Tokenizer
     streams: dict[str, Stream]
     windows: WindowLoader
@@ -40,37 +39,26 @@ class Text:
         return total.hexdigest()
 
 
-def read_text(
-    recipe: LanguageRecipe | MaskedRecipe, base: Path, folder: RunFolder, tell: Callable[[str], None], rank: int, n_ranks: int
-) -> Text:
+def read_text(recipe: LanguageRecipe | MaskedRecipe, reader: Reader) -> Text:
     """Read a recipe's text, make its tokenizer or load that of another run, and cut training windows.
 
     Args:
         recipe: what to train.
-        base: folder that ``data.root`` is relative to.
-        folder: the run folder.
-        tell: is told what is being done, in a few words.
-        rank: number of this process, from 0, of those that share every batch.
-        n_ranks: how many there are.
+        reader: who reads.
 
     Raises:
         TransomError: the text cannot be read, or does not suit the tokenizer.
     """
-    tell("reading the text")
-    splits = load_text(recipe.data, base)
-    tell("preparing the tokenizer")
-    given = given_tokenizers(recipe, folder)
-    tokenizer = Tokenizer.train(splits.train.texts, recipe.tokenizer) if given is None else given.source
-    tell("reading the text as tokens")
-    parts = {"train": splits.train, "valid": splits.valid} | ({"test": splits.test} if splits.test else {})
-    streams, training = {name: Stream(part, tokenizer) for name, part in parts.items()}, recipe.training
+    reader.tell("reading the text")
+    splits = load_text(recipe.data, reader.base)
+    tokenizer = tokenizer_of(splits.train.texts, recipe, reader)
+    reader.tell("reading the text as tokens")
+    streams, training = {name: Stream(part, tokenizer) for name, part in splits.parts.items()}, recipe.training
     windows = WindowLoader(
         streams["train"],
         max_seq_len=recipe.model.max_seq_len,
         batch_tokens=training.batch_tokens,
         seed=training.seed,
-        accumulate=training.accumulate,
-        shard=rank,
-        n_shards=n_ranks,
+        slicing=reader.slicing(training),
     )
     return Text(splits, tokenizer, streams, windows)

@@ -1,23 +1,23 @@
 """Translation as a task: what the training loop learns from, and what a validation measures. Another task has the same face."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import torch
 
 from transom.config.recipe import TranslationRecipe
 from transom.inputs.batch import TranslationBatch, translation_batch
 from transom.inputs.loader import Loader, ordered_batches
-from transom.inputs.mixture import Mixture
+from transom.inputs.mixture import LanguageMixture
 from transom.inputs.pairs import Pairs, fingerprint
-from transom.inputs.report import DataReport, report_languages
+from transom.inputs.reports.pairs import PairReport, report_languages
 from transom.inputs.tokenizer import Tokenizers
 from transom.models.network import Network, Seq2SeqNetwork
 from transom.planning.flops import count_flops
 from transom.planning.precision import Precision
 from transom.training.pairs import read_pairs
+from transom.training.task import Reader, Validation
 from transom.training.validation import validation_losses, validation_scores
 from transom.weights.run_folder import TOKENIZER, RunFolder
 
@@ -38,28 +38,26 @@ class TranslationTask:
 
     recipe: TranslationRecipe
     tokenizers: Tokenizers
-    loader: Loader | Mixture
+    loader: Loader | LanguageMixture
     valid: Mapping[str | None, Pairs]
     valid_batches: Mapping[str | None, Sequence[TranslationBatch]]
-    report: DataReport
+    report: PairReport
     data: str
 
     @classmethod
-    def read(
-        cls, recipe: TranslationRecipe, base: Path, folder: RunFolder, tell: Callable[[str], None], rank: int = 0, n_ranks: int = 1
-    ) -> Self:
-        """Read the data, make or load the tokenizers, and examine all of it; arguments as in ``training.task.ReadTask``.
+    def read(cls, recipe: TranslationRecipe, reader: Reader) -> Self:
+        """Read the data, make or load the tokenizers, and examine all of it.
 
         Raises:
             TransomError: the data cannot be read, or do not fit the recipe.
         """
-        text = read_pairs(recipe, base, folder, tell, rank, n_ranks, translation_batch)
+        text = read_pairs(recipe, reader, translation_batch)
         splits, tokenizers, loaders = text.splits, text.tokenizers, text.loaders
         sizes = {"source_vocab_size": tokenizers.source.vocab_size, "target_vocab_size": tokenizers.target.vocab_size}
-        recipe = recipe.model_copy(update={"model": recipe.model.model_copy(update=sizes)})
+        recipe = recipe.with_fields("model", **sizes)
         batch_tokens, max_seq_len = recipe.training.batch_tokens, recipe.model.max_seq_len
         tagged = {to: loader for to, loader in loaders.items() if to is not None}
-        mixture = Mixture(tagged, recipe.data.temperature) if tagged else None
+        mixture = LanguageMixture(tagged, recipe.data.temperature) if tagged else None
         return cls(
             recipe=recipe,
             tokenizers=tokenizers,
@@ -85,9 +83,7 @@ class TranslationTask:
         """Count the floating-point operations of learning from a batch, forward and backward, padding included."""
         return count_flops(self.recipe.model, len(batch.samples), batch.source.tokens.shape[1], batch.target.tokens.shape[1]).training
 
-    def validate(
-        self, model: Network, autocast: torch.autocast, precision: Precision
-    ) -> tuple[dict[str, float], tuple[Mapping[str, Any], ...]]:
+    def validate(self, model: Network, autocast: torch.autocast, precision: Precision) -> Validation:
         """Measure a model on the validation pairs; return the figures and, where it translated, a few translations.
 
         Where there are several languages, the figures are of all of their sentences together, and with a language's tag, as in

@@ -36,11 +36,10 @@ def validation_losses(model: Network, batches: Mapping[str | None, Sequence[Batc
 @torch.inference_mode()
 def _nll(model: Network, batches: Sequence[Batch], autocast: torch.autocast) -> tuple[float, int]:
     """Return the negative log-likelihood of all true target tokens, in nats, and their number."""
-    device = next(model.parameters()).device
     total, n_tokens = 0.0, 0
     for batch in batches:
         with autocast:
-            total += batch_loss(model, batch.to(device), smoothing=0.0)[1].item()
+            total += batch_loss(model, batch.to(model.device), smoothing=0.0)[1].item()
         n_tokens += batch.n_target_tokens
     return total, n_tokens
 
@@ -59,9 +58,8 @@ def _by_language(parts: Mapping[str | None, Part], figures: Callable[[Sequence[P
 @torch.inference_mode()
 def validation_accuracy(model: Network, batches: Sequence[Batch], autocast: torch.autocast) -> dict[str, float]:
     """Return the share, in percent, of the labels that the model finds the most probable (``accuracy``)."""
-    device = next(model.parameters()).device
     right = n = 0
-    for batch in (batch.to(device) for batch in batches):
+    for batch in (batch.to(model.device) for batch in batches):
         with autocast:
             hidden, weight = model.output(batch)
             found = (hidden[batch.counted] @ weight.T.to(hidden)).argmax(-1)

@@ -1,4 +1,8 @@
 // Linear maps over few rows: numbers made short, weights in tiles, and the product of the two.
+//
+// A tile is what a matrix unit takes at once: 16 lines of 64 bytes. A tile of rows has a line a row, with its next 64 bytes of inputs (32 in
+// bfloat16, 64 in 8 bits). A tile of weights has the same inputs of 16 outputs, four bytes of each output a line, as the instructions want
+// them: byte 4 o + b of line l is byte 4 l + b of output o's inputs. The tiles of 16 outputs, over all inputs, are a block and lie together.
 
 #pragma once
 

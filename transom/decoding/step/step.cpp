@@ -133,6 +133,7 @@ struct Step {
     Team& team;
 };
 
+// What one thread does of a step: its blocks of every product, its (row, head) pairs of attention, and all norms and sums.
 template <Kind kind>
 class Hand {
    public:
@@ -158,20 +159,23 @@ class Hand {
     Shared& shared;
     Own& own;
     Team& team;
-    int place_;
+    int place_;  // the thread's number
 
+    // The stream as a sub-layer reads it.
     const float* before(const Norm& norm) {
         if (!norm.gain) return own.x.data();
         normalise(norm, own.x.data(), s.rows, d.d_model, own.normed.data());
         return own.normed.data();
     }
 
+    // Add a sub-layer's output to the stream.
     void add(const std::vector<float>& y, const Norm& after) {
         const size_t n = size_t(s.rows) * d.d_model;
         for (size_t i = 0; i < n; i++) own.x[i] += y[i];
         if (after.gain) normalise(after, own.x.data(), s.rows, d.d_model, own.x.data());
     }
 
+    // Make y = map(x) together with the other threads: each takes x, writes its blocks of y, and waits until all are written.
     void apply(const Linear& map, const float* x, std::vector<float>& y) {
         own.rows.take(kind, x, s.rows, map.inner);
         multiply_into(map, y.data());

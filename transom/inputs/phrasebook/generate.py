@@ -4,11 +4,12 @@ from collections.abc import Iterator
 
 from transom.config.data import Phrasebook
 from transom.inputs.collect import Part, collect, part_by_hash
-from transom.inputs.pairs import Splits
+from transom.inputs.pairs import Pairs
 from transom.inputs.phrasebook.draw import Draw
 from transom.inputs.phrasebook.lexicon import lexicon
 from transom.inputs.phrasebook.phrases import Phrase
 from transom.inputs.phrasebook.sentences import FRAMES
+from transom.inputs.split import Splits
 
 MAX_WORDS = 10
 """Most words of a sentence on either side."""
@@ -51,7 +52,7 @@ def sentences(seed: int) -> Iterator[Phrase]:
             yield phrase
 
 
-def generate(config: Phrasebook) -> Splits:
+def generate(config: Phrasebook) -> Splits[Pairs]:
     """Generate English-Spanish pairs for training, validation and test.
 
     Every test pair holds an adjective and noun, a subject and verb, or a greeting and person that no training or validation pair combines,

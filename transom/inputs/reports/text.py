@@ -1,24 +1,23 @@
 """What is known of documents before step 1: sizes, lengths, doubles, overlap, symbols never seen."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 
-from transom.inputs.documents import Documents, TextSplits
-from transom.inputs.report import SHOWN, counted, distribution, unseen
+from transom.inputs.documents import Documents
+from transom.inputs.reports.report import SHOWN, Distribution, Report, Row, again, counted, distribution, shown, unseen, unseen_problems
 from transom.inputs.special import UNK
+from transom.inputs.split import Splits
 from transom.inputs.tokenizer import Tokenizer
 from transom.inputs.windows import Stream, WindowLoader
 
 
 @dataclass(frozen=True)
-class TextReport:
+class TextReport(Report):
     """The facts of the text.
 
     Attributes:
-        problems: sentences that name what a person should look at.
         text: for each split its documents, origin, characters, bytes, tokens, doubles, and documents that also stand in training.
         tokens: for each split the distribution of the documents' lengths in tokens.
         longest: the longest training documents, with their places.
@@ -26,19 +25,14 @@ class TextReport:
         windows: how the training text is cut.
     """
 
-    problems: list[str]
     text: dict[str, dict[str, str | int | float]]
-    tokens: dict[str, dict[str, int | float]]
-    longest: list[dict[str, str | int]]
-    unseen: dict[str, dict[str, str | int]]
+    tokens: dict[str, Distribution]
+    longest: list[Row]
+    unseen: dict[str, Row]
     windows: dict[str, int]
 
-    def to_json(self) -> dict[str, Any]:
-        """Give the report as JSON values."""
-        return asdict(self)
-
-    def lines(self) -> list[str]:
-        """Give the report for people, the problems last."""
+    def figures(self) -> list[str]:
+        """Give all but the problems for people."""
         lines = []
         for name, facts in self.text.items():
             lengths = self.tokens[name]
@@ -48,11 +42,10 @@ class TextReport:
                 f" a document's median {lengths['median']:g}, longest {lengths['longest']:,}",
             ]
         w = self.windows
-        lines.append(f"windows: {w['windows']:,} of {w['tokens']:,} tokens an epoch, at most {w['a batch']:,} a batch")
-        return [*lines, *(f"look at this: {problem}" for problem in self.problems)]
+        return [*lines, f"windows: {w['windows']:,} of {w['tokens']:,} tokens an epoch, at most {w['a batch']:,} a batch"]
 
 
-def report_text(splits: TextSplits, streams: dict[str, Stream], tokenizer: Tokenizer, loader: WindowLoader) -> TextReport:
+def report_text(splits: Splits[Documents], streams: dict[str, Stream], tokenizer: Tokenizer, loader: WindowLoader) -> TextReport:
     """Examine the text of a run.
 
     Args:
@@ -61,28 +54,24 @@ def report_text(splits: TextSplits, streams: dict[str, Stream], tokenizer: Token
         tokenizer: of the text.
         loader: of the training windows.
     """
-    parts = {name: part for name, part in (("train", splits.train), ("valid", splits.valid), ("test", splits.test)) if part is not None}
+    parts = splits.parts
     text = {name: _sizes(part, streams[name]) for name, part in parts.items()}
     seen, known = set(np.unique(streams["train"].tokens).tolist()), set(splits.train.texts)
-    problems, never = _doubles(splits.train), dict[str, dict[str, str | int]]()
+    problems, never = _doubles(splits.train), dict[str, Row]()
     for name in list(parts)[1:]:
         also = [i for i, each in enumerate(parts[name].texts) if each in known]
         text[name]["also in training"] = len(also)
         if also:
             problems.append(f"{name}: {_named(parts[name], also, 'also in training')}, so its figures flatter")
         never[name] = unseen(tokenizer, [streams[name].tokens.tolist()], seen)
-        if never[name]["symbols"]:
-            problems.append(
-                f"{name}: {counted(int(never[name]['symbols']), 'symbol')} that training never shows,"
-                f" {counted(int(never[name]['occurrences']), 'time')}, such as {never[name]['such as']}"
-            )
+        problems += unseen_problems({name: never[name]})
     if tokenizer.kind != "bpe":
         for name, stream in streams.items():
             if n := int((stream.tokens == UNK).sum()):
                 problems.append(f"{name}: {counted(n, 'token')} outside the vocabulary; raise tokenizer.vocab_size or take kind = 'bpe'")
     lengths = {name: distribution(stream.lengths) for name, stream in streams.items()}
     order = np.argsort(-streams["train"].lengths, kind="stable")[:SHOWN].tolist()
-    longest: list[dict[str, str | int]] = [{"document": splits.train.places[i], "tokens": int(streams["train"].lengths[i])} for i in order]
+    longest: list[Row] = [{"document": splits.train.places[i], "tokens": int(streams["train"].lengths[i])} for i in order]
     windows = {"windows": loader.n_windows, "tokens": loader.length, "a batch": loader.batch_windows}
     return TextReport(problems, text, lengths, longest, never, windows)
 
@@ -101,12 +90,9 @@ def _sizes(documents: Documents, stream: Stream) -> dict[str, str | int | float]
 
 
 def _doubles(documents: Documents) -> list[str]:
-    first: dict[str, int] = {}
-    again = [i for i, text in enumerate(documents.texts) if first.setdefault(text, i) != i]
-    return [f"train: {_named(documents, again, 'the same as an earlier one')}"] if again else []
+    found = again(documents.texts)
+    return [f"train: {_named(documents, found, 'the same as an earlier one')}"] if found else []
 
 
 def _named(documents: Documents, samples: Sequence[int], what: str) -> str:
-    places = ", ".join(documents.places[i] for i in samples[:SHOWN])
-    more = ", ..." if len(samples) > SHOWN else ""
-    return f"{len(samples):,} of {counted(len(documents), 'document')} {what} ({places}{more})"
+    return f"{len(samples):,} of {counted(len(documents), 'document')} {what} ({shown([documents.places[i] for i in samples])})"

@@ -7,7 +7,7 @@ import pytest
 from transom.config.data import SequenceTask
 from transom.errors import ConfigError
 from transom.inputs.pairs import Pairs
-from transom.inputs.tasks import generate_sequences
+from transom.inputs.sequences import generate_sequences
 
 Kind = Literal["copy", "reverse", "sort"]
 

@@ -1,20 +1,21 @@
-"""Symbol sequences to copy, to reverse or to sort: tasks that a right encoder-decoder learns without a fault."""
+"""Sequences of symbols to copy, to reverse or to sort, which a right encoder-decoder learns without a fault."""
 
 from collections.abc import Callable, Iterator
 from random import Random
 from string import ascii_lowercase
 
-from transom.config.data import SequenceTask
+from transom.config.data import Rule, SequenceTask
 from transom.errors import ConfigError
 from transom.inputs.collect import Part, collect, part_by_hash
-from transom.inputs.pairs import Splits
+from transom.inputs.pairs import Pairs
+from transom.inputs.split import Splits
 
-_RULES: dict[str, Callable[[list[str]], list[str]]] = {"copy": list, "reverse": lambda symbols: symbols[::-1], "sort": sorted}
+_RULES: dict[Rule, Callable[[list[str]], list[str]]] = {"copy": list, "reverse": lambda symbols: symbols[::-1], "sort": sorted}
 _TEST_SHARE = 0.2
 _VALID_SHARE = 0.1
 
 
-def generate_sequences(config: SequenceTask) -> Splits:
+def generate_sequences(config: SequenceTask) -> Splits[Pairs]:
     """Generate sequences of letters and what the rule makes of them: ``c a b`` and, for "sort", ``a b c``.
 
     Lengths are drawn evenly, then letters. A hash of the sequence decides which part alone it may be in, so that each part

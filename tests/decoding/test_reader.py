@@ -1,0 +1,109 @@
+"""An encoder's flat stack gives what the encoder gives, to texts with padding and to images; what it does not know is read as it is."""
+
+from typing import Any
+
+import pytest
+import torch
+from pydantic import TypeAdapter
+
+from transom.config.data import Tokenizer as TokenizerConfig
+from transom.config.model import Model
+from transom.decoding.classifier import Classifier
+from transom.decoding.embedder import Embedder
+from transom.decoding.filler import Filler
+from transom.decoding.flat import FlatStack
+from transom.decoding.searcher import reader_of
+from transom.inputs.batch import ImageBatch, LabelledBatch, MaskedBatch, Sequences
+from transom.inputs.tokenizer import Tokenizer
+from transom.models.build import build_model
+
+SIZES: dict[str, Any] = {"d_model": 32, "n_layers": 3, "n_heads": 2, "d_ff": 48, "attention_dropout": 0.0}
+TEXT: dict[str, Any] = SIZES | {"vocab_size": 40, "max_seq_len": 16}
+CLASSES = ("a", "b", "c")
+KINDS: list[dict[str, Any]] = [
+    TEXT | {"kind": "encoder"},
+    TEXT | {"kind": "text-classifier", "classes": CLASSES},
+    SIZES | {"kind": "vision-transformer", "classes": CLASSES, "image_size": 8, "patch_size": 2, "channels": 1},
+]
+VARIANTS: list[dict[str, Any]] = [
+    {},
+    {"norm_placement": "post", "feed_forward": {"kind": "gelu"}},
+    {"norm_placement": "pre", "feed_forward": {"kind": "gelu-tanh"}, "position": {"kind": "learned"}},
+    {"feed_forward": {"kind": "silu", "bias": False}, "attention": {"bias": False}, "d_value": 8, "norm": {"kind": "none"}},
+    {"feed_forward": {"kind": "relu"}, "norm": {"kind": "layernorm", "bias": False}},
+]
+
+
+def made(fields: dict[str, Any]) -> Any:
+    torch.manual_seed(1)
+    model = build_model(TypeAdapter(Model).validate_python(fields))
+    with torch.no_grad():
+        for matrix in (p for p in model.get_submodule("encoder").parameters() if p.dim() == 2):
+            matrix *= 2
+    return model.double().eval()
+
+
+def asked(kind: str, dtype: torch.dtype = torch.float64) -> Any:
+    if kind == "vision-transformer":
+        return ImageBatch(
+            torch.rand(5, 1, 8, 8, generator=torch.Generator().manual_seed(1)).to(dtype), torch.zeros(5).long(), tuple(range(5))
+        )
+    texts = Sequences.pad([[2, 9, 10, 11, 12, 8, 7], [2, 5], [2, 30, 31, 32]])
+    if kind == "encoder":
+        return MaskedBatch(texts, texts.tokens, texts.tokens > 0, (0, 1, 2))
+    return LabelledBatch(texts, torch.zeros(3).long(), (0, 1, 2))
+
+
+def real(logits: torch.Tensor, kind: str) -> torch.Tensor:
+    return logits[asked(kind).source.segments > 0] if kind == "encoder" else logits
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind["kind"])
+@pytest.mark.parametrize("fields", VARIANTS)
+@torch.inference_mode()
+def test_a_reader_answers_as_its_model(kind: dict[str, Any], fields: dict[str, Any]) -> None:
+    model, name = made(kind | fields), kind["kind"]
+    reader = reader_of(model)
+    assert isinstance(reader.get_submodule("encoder"), FlatStack) and not isinstance(model.encoder, FlatStack)
+    expected = real(model(asked(name)), name)
+    assert torch.allclose(real(reader(asked(name)), name), expected, rtol=0, atol=1e-10)
+    assert expected.std() > 1e-3, "the answers differ"
+    short = model.bfloat16()
+    theirs, ours = (real(each(asked(name, torch.bfloat16)), name).double() for each in (short, reader_of(short)))
+    assert (ours - expected).norm() < 2 * (theirs - expected).norm() + 1e-3 * expected.norm()
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind["kind"])
+@pytest.mark.parametrize("fields", [{"norm": {"kind": "rmsnorm"}}, {"attention": {"softcap": 5.0}}, {"norm_placement": "parallel"}])
+def test_what_a_flat_stack_does_not_know_is_read_by_the_model(kind: dict[str, Any], fields: dict[str, Any]) -> None:
+    model = made(kind | fields)
+    assert reader_of(model) is model
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"position": {"kind": "alibi"}}, {"position": {"kind": "rotary"}}, {"attention": {"pattern": {"kind": "window", "size": 3}}}],
+)
+def test_positions_and_patterns_that_enter_attention_are_read_by_the_model(fields: dict[str, Any]) -> None:
+    model = made(KINDS[0] | fields)
+    assert reader_of(model) is model
+
+
+def test_those_who_answer_read_with_it() -> None:
+    tokenizer = Tokenizer.train(["abc def"], TokenizerConfig(kind="char", vocab_size=12))
+    size = {"vocab_size": tokenizer.vocab_size}
+    model = made(KINDS[1] | size)
+    plain, fast = Classifier(model, tokenizer), Classifier(model, tokenizer, reader=reader_of(model))
+    texts = ["abc", "d", "", "feed a bed"]
+    assert [each.label for each in fast.classify(texts)] == [each.label for each in plain.classify(texts)]
+    assert fast.classify(texts)[0].p == pytest.approx(plain.classify(texts)[0].p, abs=1e-10)
+    embedded = [Embedder(model, tokenizer, reader=reader).embed(texts) for reader in (None, reader_of(model))]
+    assert torch.allclose(*embedded, rtol=0, atol=1e-6)
+    masked = made(KINDS[0] | size)
+    guesses = [Filler(masked, tokenizer, reader=reader).fill(["ab[MASK] d"]) for reader in (None, reader_of(masked))]
+    assert [guess.text for guess in guesses[0][0][0]] == [guess.text for guess in guesses[1][0][0]]
+    broken = reader_of(masked)
+    with torch.no_grad():
+        broken.encoder.register_forward_hook(lambda _, given, out: out * 0)
+    with pytest.raises(AssertionError):
+        assert Filler(masked, tokenizer, reader=broken).fill(["ab[MASK] d"]) == guesses[0]
