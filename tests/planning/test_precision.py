@@ -153,8 +153,15 @@ def test_only_processors_that_may_be_used_count(monkeypatch):
         (20, Processes(20, 1, "20 processes of 1 thread share each batch")),
     ],
 )
-def test_processes_share_the_threads(wanted, expected):
+def test_processes_share_the_threads(monkeypatch, wanted, expected):
+    monkeypatch.setattr(os, "cpu_count", lambda: 5)
     assert share_processors(wanted, Threads(8, ""), CPU) == expected
+
+
+def test_no_machine_has_too_many_processes(monkeypatch):
+    monkeypatch.setattr(os, "cpu_count", lambda: 5)
+    with pytest.raises(ConfigError, match=r"training.processes: expected at most 20 on this machine, 4 a processor, found 21; lower it"):
+        share_processors(21, Threads(8, ""), CPU)
 
 
 def test_a_gpu_has_one_process():

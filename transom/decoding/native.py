@@ -20,6 +20,7 @@ SWITCH = "TRANSOM_NATIVE"
 FLAGS = ["-O3", "-march=native", "-std=c++17", "-shared", "-fPIC", "-pthread"]
 _NEEDED = {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni"}
 _TIMEOUT = 120.0
+_SEAL = hashlib.sha256().digest_size
 _INT, _POINTER = ctypes.c_int, ctypes.c_void_p
 _FUNCTIONS: dict[str, tuple[list[type], type | None]] = {
     "transom_works": ([], _INT),
@@ -59,7 +60,7 @@ def native() -> Native:
     try:
         path = compiled(compiler)
         library = opened(path)
-    except (OSError, subprocess.SubprocessError, DiskError) as error:
+    except (OSError, RuntimeError, AttributeError, subprocess.SubprocessError, DiskError) as error:  # no home, no such function
         return Native(None, f"{compiler} could not make it: {_first_line(error)}")
     if not library.transom_works():
         return Native(None, "the system does not let programs use this processor's matrix unit")
@@ -67,18 +68,19 @@ def native() -> Native:
 
 
 def compiled(compiler: str, *flags: str) -> Path:
-    """Give the compiled library's path; two processes that compile at once both end with a whole file."""
+    """Give the compiled library's path; two processes that compile at once both end with a whole file, and a damaged one is made anew."""
     facts = [compiler, *FLAGS, *flags, *sorted(_processor_flags())]
     name = hashlib.sha256(b"".join([*(path.read_bytes() for path in sorted(SOURCE.parent.iterdir())), "\0".join(facts).encode()]))
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "transom"
     path = folder / f"step-{name.hexdigest()[:16]}.so"
-    if not path.exists():
+    if not _is_whole(path):
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         with tempfile.TemporaryDirectory(dir=folder) as scratch:
             made = Path(scratch) / path.name
             command = [compiler, *FLAGS, *flags, str(SOURCE), "-o", str(made)]
-            subprocess.run(command, check=True, capture_output=True, text=True, timeout=_TIMEOUT)
-            write_file(path, made.read_bytes())
+            subprocess.run(command, check=True, capture_output=True, timeout=_TIMEOUT)
+            library = made.read_bytes()
+            write_file(path, library + hashlib.sha256(library).digest())
     return path
 
 
@@ -91,6 +93,12 @@ def opened(path: Path) -> ctypes.CDLL:
     return library
 
 
+def _is_whole(path: Path) -> bool:
+    """Tell whether a library is as it was written, its SHA-256 behind it: the system's loader ends the process over a damaged one."""
+    data = path.read_bytes() if path.is_file() else b""
+    return hashlib.sha256(data[:-_SEAL]).digest() == data[-_SEAL:]
+
+
 def _processor_flags() -> set[str]:
     """Read what the processor can do; nothing where the system does not say."""
     try:
@@ -101,5 +109,5 @@ def _processor_flags() -> set[str]:
 
 
 def _first_line(error: Exception) -> str:
-    told = getattr(error, "stderr", None) or str(error)
-    return next((line for line in told.splitlines() if "error" in line), told.strip().partition("\n")[0])
+    told = (getattr(error, "stderr", None) or b"").decode(errors="replace").strip() or str(error)  # in whatever encoding it speaks
+    return next((line for line in told.splitlines() if "error" in line), told.partition("\n")[0])

@@ -98,16 +98,24 @@ def share_processors(wanted: int, threads: Threads, device: torch.device) -> Pro
         device: where the model is; on a GPU one process has all of it.
 
     Raises:
-        ConfigError: several are wanted on a GPU.
+        ConfigError: several are wanted on a GPU, or more than the machine can begin.
     """
     if device.type != "cpu":
         if wanted > 1:
             raise ConfigError(f"training.processes: expected 1 on a GPU, found {wanted}; processes share a batch on a CPU only")
         return Processes(1, threads.count)
+    if wanted > (most := _PROCESSES_A_PROCESSOR * (os.cpu_count() or 1)):
+        raise ConfigError(
+            f"training.processes: expected at most {most} on this machine, {_PROCESSES_A_PROCESSOR} a processor, found {wanted}; lower it"
+        )
     each = max(1, threads.count // wanted)
     if wanted == 1:
         return Processes(1, each)
     return Processes(wanted, each, f"{wanted} processes of {each} {'thread' if each == 1 else 'threads'} share each batch")
+
+
+_PROCESSES_A_PROCESSOR = 4
+"""More only wait for each other, and each takes some 0.3 GB and seconds to begin: a slip of the pen would stop the machine."""
 
 
 @contextmanager
