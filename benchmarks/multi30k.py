@@ -3,7 +3,8 @@
     python -m benchmarks.multi30k --root data/multi30k [--target de] [--seeds 1 2 3] [--out runs/multi30k] [--set FIELD=VALUE ...]
 
 The time counts from the start of the set-up. The weights of a mark are those that a person who stopped then would have: the best so far
-by validation loss. The test set is read once a seed, at the end. benchmarks/results/multi30k-TARGET.json has a record a seed.
+by validation loss. The test set is read once a seed, at the end, for all marks, and the run's ledger says so.
+benchmarks/results/multi30k-TARGET.json has a record a seed.
 """
 
 import argparse
@@ -18,8 +19,7 @@ from typing import Any
 
 import transom
 from benchmarks.measure import facts
-from transom.config.data import PairFiles
-from transom.inputs.pairs import load_pairs
+from transom.cli.reading import read_test_set
 from transom.planning.machine import measure_peak
 from transom.planning.precision import choose_threads
 from transom.training.evaluation import Figure, bleu
@@ -66,15 +66,15 @@ def one_seed(target: str, root: Path, seed: int, out: Path, overrides: list[str]
     for mark, kept in sorted(marks.kept.items()):
         if (kept / WEIGHTS).exists():
             for split, name in (("val", "val"), ("test", "test_2016_flickr")):
-                score = scored(kept, PairFiles(source=f"{name}.en", target=f"{name}.{target}"), root)
+                score = scored([folder, kept] if split == "test" else [], kept, root / f"{name}.en", root / f"{name}.{target}")
                 record |= {f"{split} at {mark} minutes": round(score.value, 2), "signature": score.signature}
     return record
 
 
-def scored(folder: Path, files: PairFiles, root: Path) -> Figure:
-    """Translate files under ``root`` as the recipe says and compute lower-cased BLEU."""
-    pairs = load_pairs(files, root)
-    return bleu(transom.load(folder).translate(pairs.source), pairs.target, lowercase=True)
+def scored(judged: list[Path], kept: Path, source: Path, target: Path) -> Figure:
+    """Translate a file as the recipe says and compute lower-cased BLEU; the ledgers of the runs that it judges say so."""
+    pairs = read_test_set(judged, source, target, "multi30k")
+    return bleu(transom.load(kept).translate(pairs.source), pairs.target, lowercase=True)
 
 
 def main(arguments: list[str] | None = None) -> None:

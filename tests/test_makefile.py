@@ -2,7 +2,9 @@
 
 import os
 import re
+import shutil
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -42,6 +44,24 @@ def test_one_thread_a_test_process() -> None:
 def test_help_tells_of_every_target() -> None:
     page = subprocess.run(["make", "help"], cwd=ROOT, check=True, capture_output=True, text=True, timeout=60).stdout
     assert all(f"make {target} " in page for target in TARGETS)
+
+
+@pytest.mark.parametrize("lacking", ["", "venv", "c++"])
+def test_ci_installs_what_is_lacking_and_calls_make_ci(lacking: str, tmp_path: Path) -> None:
+    """Every program that .ci/run calls is one that tells of the call."""
+    for name in {"make", "c++", "python3", "apt-get", "id"} - {lacking}:
+        refuses = "case $2 in *ensurepip*) exit 1;; esac; exit 0" if name == "python3" and lacking == "venv" else "exit 0"
+        tells = f'echo "{name} $*"' if name in ("make", "apt-get") else "echo 0" if name == "id" else refuses
+        (tmp_path / name).write_text(f"#!/bin/sh\n{tells}\n")
+        (tmp_path / name).chmod(0o755)
+    for needed in ("bash", "sh", "dirname", "basename"):
+        (tmp_path / needed).symlink_to(str(shutil.which(needed)))
+    done = subprocess.run(
+        [tmp_path / "bash", ROOT / ".ci" / "run"], env={"PATH": str(tmp_path)}, check=True, capture_output=True, text=True
+    )
+    package = {"": None, "venv": "python3-venv", "c++": "g++"}[lacking]
+    installs = [] if package is None else ["apt-get update -qq", f"apt-get install -y -qq {package}"]
+    assert done.stdout.splitlines() == [*installs, "make ci"]
 
 
 def test_size_prints_every_file_and_the_rooms(capsys: pytest.CaptureFixture[str]) -> None:

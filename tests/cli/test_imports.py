@@ -1,10 +1,16 @@
-"""The collector stands aside while a verb imports, and works again afterwards, whatever happens."""
+"""While a verb imports, the collector stands aside and signals wait; both are back afterwards, whatever happens."""
 
 import gc
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
 
 import pytest
 
-from transom.cli.imports import lasting_imports
+from tests.cli.conftest import Trained
+from transom.cli.imports import lasting_imports, signals_held
 
 
 def test_the_collector_stands_aside_and_comes_back() -> None:
@@ -16,3 +22,66 @@ def test_the_collector_stands_aside_and_comes_back() -> None:
         raise ImportError
     assert gc.isenabled()
     gc.unfreeze()
+
+
+@pytest.mark.parametrize("manager", [signals_held, lasting_imports])
+def test_a_signal_waits_for_the_end(manager) -> None:  # type: ignore[no-untyped-def]
+    before, done = signal.getsignal(signal.SIGINT), False
+    with pytest.raises(KeyboardInterrupt), manager():
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+        done = True
+    assert done and signal.getsignal(signal.SIGINT) is before
+    gc.unfreeze()
+
+
+def test_threads_import_without_a_word_on_signals() -> None:
+    found: list[object] = []
+
+    def imports() -> None:
+        with signals_held():
+            found.append(signal.getsignal(signal.SIGINT))
+
+    before = signal.getsignal(signal.SIGINT)
+    thread = threading.Thread(target=imports)
+    thread.start()
+    thread.join()
+    assert found == [before]
+
+
+INTERRUPTED = """
+import os, sys
+from transom.cli.main import main
+
+number = int(sys.argv.pop(1))
+
+class AtNumpy:
+    '''Sends the signal when NumPy is looked for, which PyTorch does while it is imported itself.'''
+
+    def find_spec(self, name, path=None, target=None):
+        if name == "numpy":
+            sys.meta_path.remove(self)
+            os.kill(os.getpid(), number)
+
+sys.meta_path.insert(0, AtNumpy())
+code = main()
+assert "numpy" in sys.modules, "the verb imports no NumPy: the test shows nothing"
+sys.exit(code)
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "number", "code"),
+    [
+        (["train", "copy", "--out", "OUT"], signal.SIGINT, 130),  # demo trains likewise
+        (["tokenizer", "train", "copy", "--out", "OUT"], signal.SIGINT, 130),
+        (["translate", "RUN", "ab"], signal.SIGTERM, 143),
+    ],
+)
+def test_a_signal_that_comes_while_pytorch_is_imported_is_not_lost(
+    words: list[str], number: int, code: int, trained: Trained, tmp_path: Path
+) -> None:
+    words = [{"OUT": str(tmp_path / "out"), "RUN": str(trained.folder)}.get(word, word) for word in words]
+    done = subprocess.run([sys.executable, "-c", INTERRUPTED, str(int(number)), *words], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout, done.stderr) == (code, "", "")
+    assert not (tmp_path / "out").exists()

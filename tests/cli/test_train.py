@@ -119,6 +119,15 @@ def test_the_generic_recipe_splits_validation_off_and_says_so(transom: Call, tmp
     assert "split off" in outcome.err
 
 
+def test_a_test_file_that_the_data_report_reads_is_in_the_ledger(trained: Trained, transom: Call, tmp_path: Path) -> None:
+    test = f'data.test={{ source = "{trained.source}", target = "{trained.target}" }}'
+    command = ("train", "translation", "--source", trained.source, "--target", trained.target, "--valid-source", trained.source)
+    command = (*command, "--valid-target", trained.target, "--out", tmp_path / "run", "--json", *sets(*TINY, "training.max_steps=1", test))
+    assert transom(*command).code == 0
+    entries = [json.loads(line) for line in (tmp_path / "run" / "ledger.jsonl").read_text().splitlines()]
+    assert [(entry["verb"], entry["file"]) for entry in entries] == [("train", str(trained.source)), ("train", str(trained.target))]
+
+
 def test_a_validation_sentence_that_is_translated_in_pieces_does_not_end_the_run(transom: Call, tmp_path: Path) -> None:
     source, target = write_pairs(tmp_path, 40)
     for path, long in ((source, "ab ba. " * 9), (target, ".ab ba " * 9)):

@@ -172,7 +172,9 @@ def test_scores_are_sums_over_tokens(overlap: int) -> None:
 
 
 def test_what_is_not_read_is_counted() -> None:
-    (short, long) = GENERATOR.score(["abc", "abcdefgh" * 9], too_long="truncate")
+    told: list[tuple[int, int]] = []
+    (short, long) = GENERATOR.score(["abc", "abcdefgh" * 9], too_long="truncate", tell=lambda done, all_: told.append((done, all_)))
+    assert told[-1] == (4 + MOST, 4 + MOST)
     assert (short.n_left_out, long.n_left_out) == (0, 73 - MOST)
     assert long.n_tokens == long.n_bytes == MOST
     (whole,) = GENERATOR.score(["abcdefgh" * 9])

@@ -141,6 +141,9 @@ def test_progress_is_told_and_ends_at_all() -> None:
     told = []
     translator().translate(["a", "bb", "", "ccc"], batch_tokens=4, tell=lambda done, all_: told.append((done, all_)))
     assert told == [(1, 3), (2, 3), (3, 3)]
+    told.clear()
+    translator().score(["a", "bb", ""], ["c", "", "dd"], batch_tokens=4, tell=lambda done, all_: told.append((done, all_)))
+    assert len(told) > 1 and told[-1] == (3, 3) and told == sorted(told)
 
 
 def test_a_model_in_training_is_read_without_dropout_and_goes_on_training() -> None:

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from transom.cli.answers import Json, answer, note, table
+from transom.cli.imports import signals_held
 from transom.cli.options import Set
 
 EXAMPLES = """
@@ -27,14 +28,15 @@ def demo(
     as_json: Json = False,
 ) -> int:
     """Train it (or go on with it), translate held-out sentences, show what cross-attention learned, and write a report."""
-    from transom.cli.progress import TrainingProgress
-    from transom.cli.training_run import run_training
-    from transom.config.recipe import TranslationRecipe, load_recipe
-    from transom.decoding.load import load_as
-    from transom.decoding.translator import Translator
-    from transom.inputs.datasets import load_data
-    from transom.inputs.nearest import nearest_baseline
-    from transom.training.evaluation import exact_match
+    with signals_held():
+        from transom.cli.progress import TrainingProgress
+        from transom.cli.training_run import run_training
+        from transom.config.recipe import TranslationRecipe, load_recipe
+        from transom.decoding.load import load_as
+        from transom.decoding.translator import Translator
+        from transom.inputs.datasets import load_data
+        from transom.inputs.nearest import nearest_baseline
+        from transom.training.evaluation import exact_match
 
     recipe, base = load_recipe("phrasebook", overrides or [])
     with TrainingProgress() as progress:

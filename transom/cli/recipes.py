@@ -8,6 +8,7 @@ import typer
 from typer.core import TyperGroup
 
 from transom.cli.answers import Json, answer
+from transom.cli.imports import signals_held
 from transom.cli.options import RecipeName, Set
 from transom.config.names import nearest
 from transom.config.recipe import packaged_recipes
@@ -77,9 +78,10 @@ def patterns(
     as_json: Json = False,
 ) -> None:
     """Draw which tokens each token sees, layer by layer, as the attention patterns of a recipe have it: nothing is trained for it."""
-    from transom.config.recipe import load_recipe
-    from transom.inspection.patterns import pattern_text, pattern_views, patterns_file
-    from transom.weights.durable import write_file
+    with signals_held():
+        from transom.config.recipe import load_recipe
+        from transom.inspection.patterns import pattern_text, pattern_views, patterns_file
+        from transom.weights.durable import write_file
 
     views = pattern_views(load_recipe(recipe, overrides or [])[0].model, length)
     if out is not None:

@@ -50,6 +50,7 @@ def score(
     if text is not None and to is not None:
         raise ConfigError("expected --to with --source and --target, found it with --text; leave it out")
     with lasting_imports():
+        from transom.cli.progress import counting
         from transom.decoding.generator import Generator
         from transom.decoding.load import load_as
         from transom.decoding.translator import Translator
@@ -70,17 +71,20 @@ def score(
     documents = read_documents(files, Path.cwd())
     for path in files_of(files, Path.cwd()):
         folder.ledger.record(path, "score")
-    scores: list[Any] = generator.score(documents.texts, overlap, too_long=too_long)
+    with counting("tokens", quiet=as_json) as tell:
+        scores: list[Any] = generator.score(documents.texts, overlap, too_long=too_long, tell=tell)
     _texts(scores, documents.places, generator.model.config.max_seq_len, as_json)
 
 
 def _pairs(translator: Any, run: Path, source: Path, target: Path, to: str | None, as_json: bool) -> None:
+    from transom.cli.progress import counting
     from transom.cli.reading import read_test_set
     from transom.decoding.answers import perplexity
 
     translator.tokenizers.source.prefix(to)  # before the reading is noted
     pairs = read_test_set([run], source, target, "score")
-    scores: list[Any] = translator.score(pairs.source, pairs.target, name=pairs.name, to=to)
+    with counting("pairs", quiet=as_json) as tell:
+        scores: list[Any] = translator.score(pairs.source, pairs.target, name=pairs.name, to=to, tell=tell)
     value = {"pairs": [each._asdict() for each in scores], "perplexity": perplexity(scores)}
     n_tokens = sum(each.n_tokens for each in scores)
     lines = [f"{each.log_p:.4f}" for each in scores]

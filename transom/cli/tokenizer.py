@@ -6,6 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from transom.cli.answers import Json, answer, note
+from transom.cli.imports import signals_held
 from transom.cli.options import RecipeName, Set, Suffix, TrainSource, TrainTarget, TrainText, file_overrides, text_overrides
 
 EXAMPLES = """
@@ -30,22 +31,23 @@ def train(
     as_json: Json = False,
 ) -> None:
     """Train the tokenizer of a recipe on its training data."""
-    from transom.config.recipe import (
-        ClassificationRecipe,
-        EmbeddingRecipe,
-        InstructionRecipe,
-        LanguageRecipe,
-        MaskedRecipe,
-        TranslationRecipe,
-        load_recipe,
-    )
-    from transom.inputs.datasets import load_languages
-    from transom.inputs.documents import load_text
-    from transom.inputs.instructions import load_instructions
-    from transom.inputs.labelled import load_labelled
-    from transom.inputs.pairs import together
-    from transom.inputs.tokenizer import Tokenizer, Tokenizers, describe
-    from transom.weights.durable import write_file
+    with signals_held():
+        from transom.config.recipe import (
+            ClassificationRecipe,
+            EmbeddingRecipe,
+            InstructionRecipe,
+            LanguageRecipe,
+            MaskedRecipe,
+            TranslationRecipe,
+            load_recipe,
+        )
+        from transom.inputs.datasets import load_languages
+        from transom.inputs.documents import load_text
+        from transom.inputs.instructions import load_instructions
+        from transom.inputs.labelled import load_labelled
+        from transom.inputs.pairs import together
+        from transom.inputs.tokenizer import Tokenizer, Tokenizers, describe
+        from transom.weights.durable import write_file
 
     def tell(line: str) -> None:
         if not as_json:

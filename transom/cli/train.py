@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from transom.cli.answers import Json, answer, note, table
+from transom.cli.imports import signals_held
 from transom.cli.options import (
     RecipeName,
     Set,
@@ -123,7 +124,8 @@ def _one(recipe: Recipe, base: Path, folder: Path, resume: bool, quiet: bool) ->
 
 def _asked_to_overwrite(folder: Path) -> bool:
     """At a terminal, ask whether a run that is in the way may go; elsewhere the folder refuses by itself."""
-    from transom.weights.run_folder import holds_run
+    with signals_held():
+        from transom.weights.run_folder import holds_run
 
     if not (sys.stdin.isatty() and sys.stderr.isatty() and holds_run(folder)):
         return False

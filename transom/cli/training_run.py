@@ -8,6 +8,7 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
 
+from transom.cli.imports import signals_held
 from transom.config.recipe import Recipe, load_recipe
 from transom.errors import ConfigError
 from transom.training.events import Event, Finished, Observer, Reason, Stepped, Validated
@@ -97,11 +98,12 @@ def run_training(
     Raises:
         TransomError: recipe, data and folder do not fit together, or the run could not go on.
     """
-    from transom.cli.pages import write_pages
-    from transom.inspection.describe import use
-    from transom.training.run import train
-    from transom.training.setup import set_up
-    from transom.weights.run_folder import RunFolder
+    with signals_held():
+        from transom.cli.pages import write_pages
+        from transom.inspection.describe import use
+        from transom.training.run import train
+        from transom.training.setup import set_up
+        from transom.weights.run_folder import RunFolder
 
     with RunFolder.create(out, resume=resume, overwrite=overwrite) as folder:
         parts = set_up(recipe, base, folder, tell)

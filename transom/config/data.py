@@ -9,7 +9,16 @@ from pydantic import Field, field_validator, model_validator
 from transom.config.brick import Brick, Schema
 
 
-class PairFiles(Schema):
+class Files(Schema):
+    """Files of examples."""
+
+    @property
+    @abstractmethod
+    def paths(self) -> list[str]:
+        """The files and folders, as the recipe names them."""
+
+
+class PairFiles(Files):
     """Parallel text: two aligned files, or one file that holds both sides. Each may be gzipped (``.gz``)."""
 
     source: str | None = Field(None, description="file of source sentences, one a line")
@@ -27,6 +36,11 @@ class PairFiles(Schema):
         if (self.pairs is None) == (self.source is None and self.target is None) or (self.source is None) != (self.target is None):
             raise ValueError("expected either source and target, or pairs")
         return self
+
+    @property
+    def paths(self) -> list[str]:
+        """The two files, or the one."""
+        return [path for path in (self.source, self.target, self.pairs) if path is not None]
 
 
 class Phrasebook(Brick):
@@ -63,7 +77,7 @@ class StandardLibrary(Brick):
     n_files: int | None = Field(None, ge=10, description="most files, chosen by a hash of their names; none takes all")
 
 
-class TextFiles(Schema):
+class TextFiles(Files):
     """Plain text to read on: files, or folders with all that is below them. Each file may be gzipped (``.gz``)."""
 
     files: str | list[str] = Field(..., description="a file or a folder, or a list of them")
@@ -81,6 +95,11 @@ class TextFiles(Schema):
             raise ValueError(f"expected start below end, found {self.start} and {self.end}")
         return self
 
+    @property
+    def paths(self) -> list[str]:
+        """All files and folders."""
+        return [self.files] if isinstance(self.files, str) else self.files
+
 
 class Data(Schema):
     """Where the examples come from; each task has its own form of it."""
@@ -92,9 +111,9 @@ class Data(Schema):
     """The fields of which exactly one is given."""
 
     root: str = Field(".", description="folder that relative paths start from; itself relative to the recipe file")
-    train: Schema | None
-    valid: Schema | None
-    test: Schema | None
+    train: Files | None
+    valid: Files | None
+    test: Files | None
     generate: Brick | None
 
     @model_validator(mode="after")
@@ -107,6 +126,11 @@ class Data(Schema):
             if given != ["train"] and getattr(self, name) is not None:
                 raise ValueError(f"data.{given[0]} has its own {name} part; remove data.{name}")
         return self
+
+    @property
+    def test_parts(self) -> list[Files]:
+        """Files of test examples."""
+        return [] if self.test is None else [self.test]
 
     @property
     @abstractmethod
@@ -192,6 +216,11 @@ class TranslationData(PairData):
             raise ValueError(f"data.languages: expected different tags, found {twice!r} twice; change one of them")
         return self
 
+    @property
+    def test_parts(self) -> list[Files]:
+        """Files of test pairs, of all languages."""
+        return [part for part in (self.test, *(language.test for language in self.languages)) if part is not None]
+
 
 class TextData(Data):
     """Documents of plain text."""
@@ -211,12 +240,17 @@ class TextData(Data):
         return "5 % of the documents, split off by hash, or the last 5 % of a single one"
 
 
-class LabelledFiles(Schema):
+class LabelledFiles(Files):
     """Texts with a class each, in one .tsv, .csv or .jsonl file (``.gz`` too)."""
 
     file: str = Field(..., description="the file")
     text_field: str | int | None = Field(None, description="column or key of the text; default 0 for .tsv, 'text' for .csv and .jsonl")
     label_field: str | int | None = Field(None, description="column or key of the class; default 1 for .tsv, 'label' for .csv and .jsonl")
+
+    @property
+    def paths(self) -> list[str]:
+        """The one file."""
+        return [self.file]
 
 
 class LabelledData(Data):
@@ -238,7 +272,7 @@ class LabelledData(Data):
         return "10 % of the training texts, split off by hash"
 
 
-class InstructionFiles(Schema):
+class InstructionFiles(Files):
     """Prompts with their answers, in one .tsv, .csv or .jsonl file (``.gz`` too)."""
 
     file: str = Field(..., description="the file")
@@ -248,6 +282,11 @@ class InstructionFiles(Schema):
     answer_field: str | int | None = Field(
         None, description="column or key of the answer; default 1 for .tsv, 'answer' for .csv and .jsonl"
     )
+
+    @property
+    def paths(self) -> list[str]:
+        """The one file."""
+        return [self.file]
 
 
 class Exercises(Brick):
@@ -283,10 +322,15 @@ class InstructionData(Data):
         return "1 % of the training instructions, split off by hash"
 
 
-class ImageFiles(Schema):
+class ImageFiles(Files):
     """Images, each in a folder that is named for its class: CLASS/NAME.jpg."""
 
     images: str = Field(..., description="a folder of such folders, or a .zip of them")
+
+    @property
+    def paths(self) -> list[str]:
+        """The folder or the .zip."""
+        return [self.images]
 
 
 class Digits(Brick):

@@ -216,6 +216,7 @@ class Generator:
         batch_tokens: int = 4096,
         name: str = "text",
         too_long: Literal["window", "truncate", "refuse"] = "window",
+        tell: Callable[[int, int], None] | None = None,
     ) -> list[TextScore]:
         """Compute log p of each text, its end included: sum_t log p(y_t | y_<t), as far back as the model reads.
 
@@ -225,6 +226,7 @@ class Generator:
             batch_tokens: most tokens of a batch, padding included.
             name: of the texts' origin, for messages.
             too_long: what to do with a text longer than the model reads: read it in windows, only the first of them, or refuse.
+            tell: called with the tokens done and all that are read, from batch to batch.
 
         Raises:
             ConfigError: the overlap leaves a window nothing new to read.
@@ -245,6 +247,7 @@ class Generator:
             )
         totals, windows, counts = [0.0] * len(rows), [0] * len(rows), [0] * len(rows)
         whole, cut = [[EOS, *row] for row in rows], too_long == "truncate"
+        n_read = sum(min(len(row), most) if cut else len(row) for row in whole)
         with evaluating(self.model):
             for batch, owners, new in scoring_batches(whole, most, overlap, batch_tokens, first_only=cut):
                 on_device = batch.to(self.model.device)
@@ -254,6 +257,8 @@ class Generator:
                     totals[owner] += total
                     counts[owner] += count
                     windows[owner] += 1
+                if tell is not None:
+                    tell(sum(counts), n_read)
         left_out = [len(row) - count for row, count in zip(whole, counts, strict=True)]
         seen = [self.tokenizer.decode(row[:n]) if n <= len(row) else text for text, row, n in zip(texts, rows, counts, strict=True)]
         unknown = [sum(token == UNK for token in row) if self.tokenizer.kind != "bpe" else 0 for row in rows]

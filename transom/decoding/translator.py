@@ -106,7 +106,13 @@ class Translator:
 
     @torch.inference_mode()
     def score(
-        self, sources: Sequence[str], targets: Sequence[str], batch_tokens: int = 2048, name: str = "pairs", to: str | None = None
+        self,
+        sources: Sequence[str],
+        targets: Sequence[str],
+        batch_tokens: int = 2048,
+        name: str = "pairs",
+        to: str | None = None,
+        tell: Callable[[int, int], None] | None = None,
     ) -> list[PairScore]:
         """Compute log p(target | source) of each pair by teacher forcing.
 
@@ -118,6 +124,7 @@ class Translator:
             batch_tokens: most tokens of a batch on its longer side, padding included.
             name: of the pairs' origin, for messages.
             to: tag of the target language, where the model knows several.
+            tell: called with the pairs done and all pairs, from batch to batch.
 
         Raises:
             ConfigError: ``to`` is missing, or is none that the model knows.
@@ -127,7 +134,7 @@ class Translator:
             raise DataError(f"{name}: expected as many targets as sources, found {len(targets)} and {len(sources)}")
         if not sources:
             return []
-        scores = [PairScore(0.0, 0)] * len(sources)
+        scores, n_done = [PairScore(0.0, 0)] * len(sources), 0
         pairs, device, most = Pairs(list(sources), list(targets), name), self.model.device, self.model.config.max_seq_len
         prefix = self.tokenizers.source.prefix(to)
         with evaluating(self.model):
@@ -137,6 +144,9 @@ class Translator:
                 totals = log_p.double().masked_fill(on_device.target.segments == 0, 0.0).sum(1).tolist()
                 for sample, total, n_tokens in zip(batch.samples, totals, batch.target.lengths.tolist(), strict=True):
                     scores[sample] = PairScore(total, n_tokens)
+                n_done += len(batch.samples)
+                if tell is not None:
+                    tell(n_done, len(sources))
         return scores
 
     def _settings(self, n: int, options: Options) -> Decoding:

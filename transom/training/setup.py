@@ -118,6 +118,8 @@ def set_up(recipe: Recipe, base: Path, folder: RunFolder, tell: Callable[[str], 
     taken = start_from(model, Path(origin)) if origin is not None and not folder.checkpoints.steps() else None
     validated = copy.deepcopy(model).eval()
     task.write(folder)  # only now: what could not begin leaves nothing
+    for path in (path for part in recipe.data.test_parts for path in part.paths):
+        folder.ledger.record(Path(recipe.data.root) / expanded(path), "train")  # the data report told of it
     if adapter is not None:
         if taken is not None:
             keep_base(model, taken.fresh, folder)
