@@ -8,14 +8,13 @@ benchmarks/results/digits.json has a record a fold.
 
 import argparse
 import json
-import statistics
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import transom
-from benchmarks.measure import facts
+from benchmarks.measure import facts, mean_and_spread
 from transom.config.data import Digits
 from transom.decoding.classifier import scored
 from transom.decoding.image_classifier import ImageClassifier
@@ -53,9 +52,8 @@ def main(arguments: list[str] | None = None) -> None:
         path = asked.results or RESULTS / "digits.json"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(records, indent=1) + "\n", encoding="utf-8")
-    spread, slowest = statistics.stdev(values) if len(values) > 1 else 0.0, max(record["seconds"] for record in records)
-    shown = ", ".join(f"{value:.2f}" for value in values)
-    print(f"{asked.recipe}: {name} {shown}; mean {statistics.fmean(values):.2f}, spread {spread:.2f}; at most {slowest} s a fold")
+    slowest = max(record["seconds"] for record in records)
+    print(f"{asked.recipe}: {name} {mean_and_spread(values)}; at most {slowest} s a fold")
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -1,5 +1,6 @@
 """Timing several systems side by side, and the facts without which a figure means nothing."""
 
+import json
 import os
 import platform
 import statistics
@@ -9,7 +10,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from transom.planning.machine import MachinePeak
 
@@ -93,3 +94,17 @@ def _processor() -> str:
     flags = [flag for flag in FLAGS if flag in found.get("flags", "").split()]
     name = found.get("model name") or platform.processor() or platform.machine()
     return f"{name}, family {found.get('cpu family', '?')}, model {found.get('model', '?')}: {' '.join(flags)}"
+
+
+def add_records(path: Path, records: list[dict[str, Any]]) -> None:
+    """Write records behind those that a file of results has."""
+    before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps([*before, *records], indent=1) + "\n", encoding="utf-8")
+
+
+def mean_and_spread(values: list[float]) -> str:
+    """Name values, their mean and their standard deviation."""
+    spread = statistics.stdev(values) if len(values) > 1 else 0.0
+    shown = ", ".join(f"{value:.2f}" for value in values)
+    return f"{shown}; mean {statistics.fmean(values):.2f}, spread {spread:.2f}"

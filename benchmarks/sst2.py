@@ -6,8 +6,6 @@ dev is read once a seed, at the end, by weights that were chosen on a tenth of t
 """
 
 import argparse
-import json
-import statistics
 import sys
 import time
 from pathlib import Path
@@ -19,7 +17,7 @@ from sklearn.feature_extraction.text import CountVectorizer
 from sklearn.svm import LinearSVC
 
 import transom
-from benchmarks.measure import facts
+from benchmarks.measure import add_records, facts, mean_and_spread
 from transom.config.data import LabelledFiles
 from transom.decoding.classifier import Classifier, scored
 from transom.decoding.load import load_as
@@ -71,12 +69,8 @@ def main(arguments: list[str] | None = None) -> None:
     records = [one_seed(asked.recipe, root, seed, asked.out, asked.overrides) | {"facts": machine} for seed in asked.seeds]
     train, dev = (read_labelled(LabelledFiles(file=f"{name}.tsv"), root) for name in ("train", "dev"))
     baseline = {"recipe": "naive-Bayes SVM", "dev accuracy": round(naive_bayes_svm(train, dev), 2), "facts": machine}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
-    path.write_text(json.dumps([*before, *records, baseline], indent=1) + "\n", encoding="utf-8")
-    values = [record["dev accuracy"] for record in records]
-    spread = statistics.stdev(values) if len(values) > 1 else 0.0
-    print(f"{asked.recipe}: dev accuracy {', '.join(map(str, values))}; mean {statistics.fmean(values):.2f}, spread {spread:.2f}")
+    add_records(path, [*records, baseline])
+    print(f"{asked.recipe}: dev accuracy {mean_and_spread([record['dev accuracy'] for record in records])}")
     print(f"naive-Bayes SVM: dev accuracy {baseline['dev accuracy']}; all in {path}")
 
 
