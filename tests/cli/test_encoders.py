@@ -9,6 +9,8 @@ from safetensors.torch import load_file
 from tests.cli.conftest import Call, Trained, sets
 from tests.cli.test_language import TINY as TINY_TEXT
 from transom.cli.main import main
+from transom.decoding.load import load
+from transom.errors import ConfigError
 
 TINY = tuple(override for override in TINY_TEXT if not override.startswith("decoding."))
 
@@ -46,6 +48,11 @@ def test_pages_say_what_the_run_is(classifying: Path, filling: Path) -> None:
     assert "Validation accuracy" in page and "Answers" in page and "Translations" not in page and "perplexity" not in page
     card, page = (filling / "README.md").read_text(), (filling / "report.html").read_text()
     assert "transom fill" in card and "masked tokens a second" in card and "Gaps" in page and "[MASK]" in page
+
+
+def test_8_bits_are_for_what_writes(classifying: Path) -> None:
+    with pytest.raises(ConfigError, match="int8 is for translators and language models, found .* text-classifier in"):
+        load(classifying, precision="int8")
 
 
 def test_classify_a_text_a_file_and_labelled_texts(transom: Call, classifying: Path, labelled: Path, tmp_path: Path) -> None:

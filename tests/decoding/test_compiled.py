@@ -267,7 +267,7 @@ def test_what_is_compiled_and_what_is_not() -> None:
     assert isinstance(searcher_of(model_of(dtype=torch.float32)), FlatSeq2Seq)
     assert isinstance(searcher_of(model_of(dtype=torch.float32), eight_bits=True), CompiledSeq2Seq)
     assert isinstance(searcher_of(tiny_model(VOCAB, dtype=torch.bfloat16, d_head=3)), FlatSeq2Seq)
-    with pytest.raises(ConfigError, match=r"int8 needs the compiled decoder of a translator, and it takes heads .* found d_head 3"):
+    with pytest.raises(ConfigError, match=r"int8 needs a decoder that can be compiled, and it takes heads .* found d_head 3"):
         searcher_of(tiny_model(VOCAB, d_head=3), eight_bits=True)
     with pytest.raises(ConfigError, match="its bricks have no such form"):
         searcher_of(tiny_model(VOCAB, norm={"kind": "dyt"}), eight_bits=True)

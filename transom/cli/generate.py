@@ -10,7 +10,7 @@ import typer
 
 from transom.cli.answers import Json, answer, note
 from transom.cli.imports import lasting_imports
-from transom.cli.options import Precision, Run
+from transom.cli.options import Run, SearchPrecision
 from transom.errors import ConfigError
 
 EXAMPLES = """
@@ -65,7 +65,7 @@ def generate(
     stop: Stop = None,
     seed: Seed = None,
     too_long: TooLong = "window",
-    precision: Precision = "auto",
+    precision: SearchPrecision = "auto",
     as_json: Json = False,
 ) -> None:
     """The text appears as it is drawn, behind the prompt; an answer, where that was learnt, alone. What is not given is the recipe's."""

@@ -29,7 +29,7 @@ from transom.errors import CheckpointError, ConfigError
 from transom.inputs.tokenizer import Tokenizers
 from transom.models.build import build_empty
 from transom.models.encoder import MaskedEncoderTransformer, TextClassifierTransformer, TextEmbedderTransformer
-from transom.models.network import LanguageNetwork, Seq2SeqNetwork
+from transom.models.network import LanguageNetwork, Seq2SeqNetwork, Writer
 from transom.models.vision import ConvolutionalNetwork, VisionTransformer
 from transom.planning.precision import choose_precision
 from transom.weights.run_folder import CONFIG, RECIPE, TOKENIZER, RunFolder
@@ -44,7 +44,8 @@ def load(folder: str | Path, precision: PrecisionName = "auto") -> Answer:
 
     Args:
         folder: the ``--out`` of a training.
-        precision: type of the matrix products; auto chooses by measuring. int8 is for translators: 8 bits in their decoder, auto elsewhere.
+        precision: type of the matrix products; auto chooses by measuring. int8 is for what writes: 8 bits in the decoder's
+            steps, auto elsewhere.
 
     Raises:
         CheckpointError: there is no intact run in the folder.
@@ -56,17 +57,19 @@ def load(folder: str | Path, precision: PrecisionName = "auto") -> Answer:
     model = build_empty(config)
     run.load_weights(model)
     eight_bits = precision == "int8"
-    if eight_bits and not isinstance(model, Seq2SeqNetwork):
-        raise ConfigError(f"precision: int8 is for translators, found a model of kind {config.kind} in {folder}; take auto")
+    if eight_bits and not isinstance(model, Writer):
+        raise ConfigError(
+            f"precision: int8 is for translators and language models, found a model of kind {config.kind} in {folder}; take auto"
+        )
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     chosen = choose_precision("auto" if precision == "int8" else precision, device)
     prepare(model, chosen.dtype, device)
     settings = load_recipe(run.path / RECIPE)[0].decoding if (run.path / RECIPE).exists() else None
     match model, settings, tokenizers:
         case LanguageNetwork(), Replying(), Tokenizers(source=tokenizer):
-            return Generator(model, tokenizer, settings, chosen, searcher_of(model), answering=True)
+            return Generator(model, tokenizer, settings, chosen, searcher_of(model, eight_bits=eight_bits), answering=True)
         case LanguageNetwork(), Sampling() | None, Tokenizers(source=tokenizer):
-            return Generator(model, tokenizer, settings, chosen, searcher_of(model))
+            return Generator(model, tokenizer, settings, chosen, searcher_of(model, eight_bits=eight_bits))
         case Seq2SeqNetwork(), Decoding() | None, Tokenizers():
             return Translator(model, tokenizers, settings, chosen, searcher_of(model, eight_bits=eight_bits))
         case MaskedEncoderTransformer(), Reading() | None, Tokenizers(source=tokenizer):

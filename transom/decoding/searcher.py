@@ -63,7 +63,7 @@ def searcher_of(model: Network, dtype: torch.dtype | None = None, eight_bits: bo
         if isinstance(model, Seq2SeqTransformer):
             return CompiledSeq2Seq(library, model, wanted, FlatEncoder(model) if _is_flat(model, model.config) else model.encode)
     if eight_bits:
-        raise ConfigError(f"precision: int8 needs the compiled decoder of a translator, and {reason}; take auto")
+        raise ConfigError(f"precision: int8 needs a decoder that can be compiled, and {reason}; take auto")
     assert isinstance(model, StepModel)
     return FlatSeq2Seq(model) if isinstance(model, Seq2SeqTransformer) and _is_flat(model, model.config) else model
 
