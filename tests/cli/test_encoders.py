@@ -51,7 +51,7 @@ def test_pages_say_what_the_run_is(classifying: Path, filling: Path) -> None:
 
 
 def test_8_bits_are_for_what_writes(classifying: Path) -> None:
-    with pytest.raises(ConfigError, match="int8 is for translators and language models, found .* text-classifier in"):
+    with pytest.raises(ConfigError, match=r"int8 is for translators and language models, found .* text-classifier in"):
         load(classifying, precision="int8")
 
 
