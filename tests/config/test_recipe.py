@@ -97,6 +97,20 @@ def test_the_last_override_wins(write: Load) -> None:
     assert write(DATA, "training.seed=2", "training.seed=3").training.seed == 3
 
 
+@pytest.mark.parametrize(
+    ("brick", "field"),
+    [
+        ("tokenizer.kind=char", "tokenizer.vocab_size=300"),
+        ("training.optimizer=adamw", "training.optimizer.weight_decay=0.5"),
+        ("training.schedule.kind=wsd", "training.schedule.warmup_steps=7"),
+        ("training.average={ kind = 'checkpoints', last = 3 }", "training.average.last=9"),
+    ],
+)
+def test_a_brick_takes_no_field_of_it_back_in_whatever_order(write: Load, brick: str, field: str) -> None:
+    recipe = write(DATA, field, brick)
+    assert recipe == write(DATA, brick, field) != write(DATA, brick)
+
+
 def test_own_fields_go_over_the_preset(write: Load, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("transom.config.recipe.packaged_presets", lambda: {"small": "d_model = 64\nd_ff = 32\nnorm = { eps = 0.5 }"})
     model = write(DATA + '[model]\npreset = "small"\nd_ff = 128').model

@@ -59,6 +59,11 @@ class Override(NamedTuple):
     value: Any
     text: str
 
+    @property
+    def depth(self) -> int:
+        """How deep the field lies; a brick's ``kind`` is as high as the brick, for it replaces all of it that is there already."""
+        return len(self.path) - (self.path[-1] == "kind")
+
     def applied(self, raw: Mapping[str, Any]) -> dict[str, Any]:
         """Return ``raw`` with the field set; a brick given as a word keeps that word as its ``kind``."""
         value: Any = self.value

@@ -241,7 +241,8 @@ def load_recipe(where: str | Path, overrides: Sequence[str] = ()) -> tuple[Recip
 
     Args:
         where: name of a packaged recipe, or path of a TOML file.
-        overrides: ``"training.max_steps=300"`` and the like; each value is read as TOML, or else taken as text.
+        overrides: ``"training.max_steps=300"`` and the like; each value is read as TOML, or else taken as text. A brick comes before its
+            fields, whatever their order, and of two values of a field the last wins.
 
     Returns:
         The recipe, and the folder that a relative ``data.root`` starts from: the file's own, or the current one
@@ -251,7 +252,7 @@ def load_recipe(where: str | Path, overrides: Sequence[str] = ()) -> tuple[Recip
         ConfigError: no such recipe, not TOML, or a field that does not fit; the message names the place.
     """
     name, text, base = _find(where)
-    sets = [parse_override(text) for text in overrides]
+    sets = sorted(map(parse_override, overrides), key=lambda override: override.depth)
     raw = parse_toml(text, name)
     for override in sets:
         raw = override.applied(raw)
