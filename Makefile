@@ -42,6 +42,7 @@ $(VENV)/core.stamp: constraints.txt pyproject.toml | $(BIN)/python
 	@$(PIP) setuptools
 	@$(PIP) --no-build-isolation -e ".[images]"
 	@touch $@
+	@echo "installed; this makes transom known to your shell: . $(BIN)/activate"
 
 $(VENV)/dev.stamp: $(VENV)/core.stamp
 	@echo "installing what the tests need"

@@ -45,12 +45,14 @@ def test_json_has_layers_lengths_and_notes(transom: Call, spoken: LanguageRun, t
     assert value["layers"]["decoder.blocks.0.attn"] == value["kinds"]
     assert {"kind", "output_error", "weights_error", "seconds", "bytes"} == set(value["kinds"][0])
     assert any("of which the model reads the first 15" in note for note in value["notes"])
+    assert not any("has only" in note for note in value["notes"])
 
 
 def test_a_translator_reads_its_own_translation(transom: Call, trained: Trained) -> None:
-    value = transom("compare-attention", trained.folder, "--text", "ab ba cab", *QUICK, "--json").json
+    value = transom("compare-attention", trained.folder, "--text", "ab ba cab", *QUICK, "--windows", "4,64", "--json").json
     assert list(value["tokens"]) == ["encoder.blocks.0.attn", "decoder.blocks.0.attn", "decoder.blocks.0.cross"]
     assert any("the model's own translation" in note for note in value["notes"])
+    assert any("windows and ranks of 64 are left out where the text has only" in note for note in value["notes"])
 
 
 def test_a_run_that_learned_with_an_approximation(transom: Call, linear: Path) -> None:

@@ -70,6 +70,23 @@ def test_help_lists_every_verb_and_its_line(transom: Call) -> None:
             assert f"{verb} {line}" in page
 
 
+def test_a_flag_shows_no_value(transom: Call) -> None:
+    for words in ([], ["train"], ["recipes"], ["recipes", "copy"], ["tokenizer", "train"]):
+        assert "bool" not in transom(*words, "--help").out, words
+
+
+def test_recipes_are_listed_in_columns_by_a_sentence_each(transom: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    about = transom("recipes", "--json").json
+    listed = transom("recipes").out.splitlines()
+    assert [re.split("  +", line) for line in listed] == [[name, line] for name, line in about.items()]
+    assert all(line.endswith(".") for line in about.values())
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "60")
+    narrow = transom("recipes").out.splitlines()
+    assert max(map(len, narrow)) <= 60 and len(narrow) > len(listed)
+    assert [line.split()[0] for line in narrow if not line.startswith(" ")] == list(about)
+
+
 def test_version(transom: Call) -> None:
     assert transom("--version").out.startswith("transom 0.")
 
@@ -91,6 +108,10 @@ def test_every_verb_offers_json(verb: str, transom: Call) -> None:
         (["train", "copi"], "error: expected a packaged recipe or the path of a .toml file, found 'copi'; did you mean copy?"),
         (["train", "translation"], "name your own files with --source and --target"),
         (["train", "translation", "--source", "a"], "error: --source needs --target beside it"),
+        (["train", "images"], "name your own files with --images"),
+        (["train", "translation", "--text", "a"], "error: translation learns from --source and --target, found --text; name such files"),
+        (["train", "copy", "--text", "a", "--set", "task=language", "--images", "b"], "files of one kind, found --text beside --images"),
+        (["tokenizer", "train", "text-bpe", "--source", "a", "--target", "b", "--out", "t"], "text-bpe learns from --text, found --source"),
         (["train", "copy", "--set", "training.max_step=3"], "--set training.max_step=3: unknown field training.max_step; did you mean"),
         (["train", "copy", "--seeds", "0"], "see transom train --help"),
         (["recipes", "sho"], "error: no such command 'sho'; did you mean 'show'? see transom recipes --help"),

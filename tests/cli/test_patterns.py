@@ -21,9 +21,15 @@ def test_a_pattern_is_drawn_told_and_counted(transom: Call, tmp_path: Path) -> N
     assert len(list(ElementTree.parse(out).getroot().iter("{http://www.w3.org/2000/svg}rect"))) > 64
 
 
+@pytest.mark.parametrize("recipe", ["translation", "text-bpe", "text-classes", "instructions"])
+def test_a_recipe_need_not_say_where_its_data_are(recipe: str, transom: Call) -> None:
+    assert "█" in transom("recipes", "patterns", recipe, "--length", 4).out
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (("copy", "--set", "data.train={ pairs = 'a.tsv' }"), "expected exactly one of data.train, data.generate"),
         (("phrasebok",), "did you mean phrasebook"),
         (("phrasebook-lstm",), "expected a Transformer, found model.kind = 'recurrent-seq2seq'"),
         (("phrasebook", "--set", "model.attention.pattern=window-2d"), "'window-2d', which is of images"),

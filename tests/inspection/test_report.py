@@ -149,7 +149,7 @@ def test_the_data_report_is_laid_out_whatever_its_fields(facts: Facts) -> None:
         "12.5",
         "ß, é",
         "3.1 %",
-        "Longest training pairs",
+        "Longest in training",
     } <= set(words)
 
 

@@ -6,7 +6,7 @@ from itertools import pairwise
 import pytest
 
 from transom.config.training import Cosine, PaperSchedule, Training, WarmupStableDecay
-from transom.training.schedule import learning_rate
+from transom.training.schedule import learning_rate, too_short
 
 
 def test_the_paper_s_formula() -> None:
@@ -36,3 +36,10 @@ def test_no_schedule_jumps_or_goes_below_zero(schedule: PaperSchedule | Cosine |
     rates = [learning_rate(step, training, 1) for step in range(1, 201)]
     assert min(rates) > 0 and max(rates) == pytest.approx(1.0)
     assert max(abs(a - b) for a, b in pairwise(rates)) <= 1 / 7 + 1e-9
+
+
+@pytest.mark.parametrize("schedule", [PaperSchedule(warmup_steps=50), Cosine(warmup_steps=50), WarmupStableDecay(warmup_steps=50)])
+def test_a_run_that_ends_before_the_peak_is_told_of(schedule: PaperSchedule | Cosine | WarmupStableDecay) -> None:
+    (line,) = too_short(Training(schedule=schedule, max_steps=50))
+    assert "rises for 50 steps, and the run has 50" in line and "warmup_steps smaller, 5 say" in line
+    assert not too_short(Training(schedule=schedule, max_steps=51))

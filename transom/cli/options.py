@@ -1,5 +1,6 @@
 """Options that several verbs share."""
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -59,6 +60,29 @@ ValidImages = Annotated[
     Path | None, typer.Option("--valid-images", metavar="PATH", help="Validation images, likewise; left out, 10 % is split off.")
 ]
 Suffix = Annotated[list[str] | None, typer.Option("--suffix", metavar=".EXT", help="Ending of the files that are taken out of folders.")]
+
+
+def of_own_files(recipe: str, overrides: Sequence[str], given: Mapping[str, list[str]]) -> list[str]:
+    """Return the overrides of the one kind of files that was named, if any, and that the recipe learns from.
+
+    Args:
+        recipe: name or file.
+        overrides: what ``--set`` changes, the task perhaps.
+        given: the overrides of each kind of files, by its flags.
+
+    Raises:
+        ConfigError: files of several kinds were named, or of a kind that the recipe does not know.
+    """
+    from transom.config.recipe import flags_of
+
+    named = [flags for flags, sets in given.items() if sets]
+    if len(named) > 1:
+        raise ConfigError(f"expected files of one kind, found {' beside '.join(named)}; remove all but one")
+    if named and named[0] != (wanted := flags_of(recipe, overrides)):
+        raise ConfigError(
+            f"{recipe} learns from {wanted}, found {named[0]}; name such files, or choose another recipe (transom recipes lists them)"
+        )
+    return [each for sets in given.values() for each in sets]
 
 
 def file_overrides(source: Path | None, target: Path | None, valid_source: Path | None, valid_target: Path | None) -> list[str]:

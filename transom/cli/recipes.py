@@ -1,6 +1,10 @@
 """``transom recipes``: list, show or copy the packaged recipes."""
 
 import os
+import shutil
+import sys
+import textwrap
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -43,7 +47,7 @@ Name = Annotated[str, typer.Argument(metavar="NAME", help="A packaged recipe.")]
 def list_all(as_json: Json = False) -> None:
     """List them; also what plain `transom recipes` does."""
     about = {name: _about(text) for name, text in packaged_recipes().items()}
-    answer(about, as_json, (f"{name:16}{line}" for name, line in about.items()))
+    answer(about, as_json, _columns(about))
 
 
 @app.command()
@@ -79,11 +83,12 @@ def patterns(
 ) -> None:
     """Draw which tokens each token sees, layer by layer, as the attention patterns of a recipe have it: nothing is trained for it."""
     with signals_held():
+        from transom.config.data import DATA_LATER
         from transom.config.recipe import load_recipe
         from transom.inspection.patterns import pattern_text, pattern_views, patterns_file
         from transom.weights.durable import write_file
 
-    views = pattern_views(load_recipe(recipe, overrides or [])[0].model, length)
+    views = pattern_views(load_recipe(recipe, overrides or [], DATA_LATER)[0].model, length)
     if out is not None:
         write_file(out, patterns_file(views).encode())
     value = [
@@ -100,6 +105,14 @@ def _recipe(name: str) -> str:
     if name not in known:
         raise ConfigError(f"expected a packaged recipe, found {name!r}; {nearest(name, list(known))}")
     return known[name]
+
+
+def _columns(about: Mapping[str, str]) -> Iterator[str]:
+    """Set names and lines beside each other; at a terminal the lines are broken within their column."""
+    names, lines = max(map(len, about)) + 2, max(map(len, about.values()))
+    room = max(shutil.get_terminal_size().columns - names, 20) if sys.stdout.isatty() else lines
+    for name, line in about.items():
+        yield textwrap.fill(line, names + room, initial_indent=f"{name:{names}}", subsequent_indent=" " * names)
 
 
 def _about(text: str) -> str:

@@ -7,7 +7,7 @@ import typer
 
 from transom.cli.answers import Json, answer, note
 from transom.cli.imports import signals_held
-from transom.cli.options import RecipeName, Set, Suffix, TrainSource, TrainTarget, TrainText, file_overrides, text_overrides
+from transom.cli.options import RecipeName, Set, Suffix, TrainSource, TrainTarget, TrainText, file_overrides, of_own_files, text_overrides
 
 EXAMPLES = """
 transom tokenizer train multi30k-en-de --set data.root=data/multi30k --out tokenizer.json
@@ -53,7 +53,8 @@ def train(
         if not as_json:
             note(line)
 
-    read, base = load_recipe(recipe, [*file_overrides(source, target, None, None), *text_overrides(text, None, suffix), *(overrides or [])])
+    files = {"--source and --target": file_overrides(source, target, None, None), "--text": text_overrides(text, None, suffix)}
+    read, base = load_recipe(recipe, [*of_own_files(recipe, overrides or [], files), *(overrides or [])])
     tell("reading the data ...")
     if isinstance(read, TranslationRecipe | EmbeddingRecipe):
         splits = load_languages(read.data, base)

@@ -30,12 +30,12 @@ from transom.cli.options import (
     image_overrides,
     instruction_overrides,
     labelled_overrides,
+    of_own_files,
     quoted,
     text_overrides,
 )
 from transom.cli.training_run import Sitting, default_folder, run_training
 from transom.config.recipe import Recipe, load_recipe
-from transom.errors import ConfigError
 from transom.training.figures import VALIDATED, spelled, tags
 
 app = typer.Typer(add_completion=False)
@@ -82,18 +82,15 @@ def train(
     as_json: Json = False,
 ) -> int:
     """Everything is in the recipe; --set changes any field of it. Ctrl-C saves, and --resume goes on to the very same end."""
-    files = [
-        file_overrides(source, target, valid_source, valid_target),
-        text_overrides(text, valid_text, suffix),
-        labelled_overrides(labelled, valid_labelled),
-        image_overrides(images, valid_images),
-        instruction_overrides(instructions, valid_instructions),
-    ]
-    if sum(map(bool, files)) > 1:
-        kinds = "--source and --target, --text, --labelled, --instructions, or --images"
-        raise ConfigError(f"expected files of one kind, {kinds}, found several; remove all but one")
+    files = {
+        "--source and --target": file_overrides(source, target, valid_source, valid_target),
+        "--text": text_overrides(text, valid_text, suffix),
+        "--labelled": labelled_overrides(labelled, valid_labelled),
+        "--images": image_overrides(images, valid_images),
+        "--instructions": instruction_overrides(instructions, valid_instructions),
+    }
     start = [] if origin is None else [f"training.start_from={quoted(origin)}"]
-    sets = [*(each for of_kind in files for each in of_kind), *start, *(overrides or [])]
+    sets = [*of_own_files(recipe, overrides or [], files), *start, *(overrides or [])]
     folder = out or default_folder(recipe)
     if seeds is None:
         sitting = _one(*load_recipe(recipe, sets), folder, resume, as_json)

@@ -1,5 +1,6 @@
 """The verbs, and the command line that imports a verb's file only when it is called."""
 
+from collections.abc import Iterable
 from importlib import import_module
 from typing import Any
 
@@ -45,12 +46,22 @@ class Verbs(TyperGroup):
         command = typer.main.get_command(verb.app)
         command.name = cmd_name
         command.help = f"{VERBS[cmd_name]}\n\n{command.help or ''}\n\n\b\n[bold]Examples[/bold]{verb.EXAMPLES}".strip()
+        for each in (command, *getattr(command, "commands", {}).values()):
+            _without_values(each.get_params(ctx))
         return command
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """List the verbs from the table; none needs to be imported for that."""
         self.commands = {name: TyperCommand(name, help=line) for name, line in VERBS.items()}
+        _without_values(self.get_params(ctx))
         super().format_help(ctx, formatter)
+
+
+def _without_values(options: Iterable[Any]) -> None:
+    """Show no type beside a flag, which takes no value."""
+    for option in options:
+        if getattr(option, "is_flag", False):
+            option.metavar = ""
 
 
 def command_line() -> TyperGroup:

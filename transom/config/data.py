@@ -2,7 +2,7 @@
 
 import re
 from abc import abstractmethod
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -101,6 +101,10 @@ class TextFiles(Files):
         return [self.files] if isinstance(self.files, str) else self.files
 
 
+DATA_LATER = "data later"
+"""Context of a validation for which a recipe need not say where its data are."""
+
+
 class Data(Schema):
     """Where the examples come from; each task has its own form of it."""
 
@@ -117,8 +121,10 @@ class Data(Schema):
     generate: Brick | None
 
     @model_validator(mode="after")
-    def _one_origin(self) -> "Data":
+    def _one_origin(self, info: Any) -> "Data":
         given = [name for name in self.ORIGINS if getattr(self, name)]
+        if not given and info.context == DATA_LATER:
+            return self
         if len(given) != 1:
             *most, last = (f"data.{name}" for name in self.ORIGINS)
             raise ValueError(f"expected exactly one of {', '.join(most)} and {last}; name your own files with {self.FLAGS}")

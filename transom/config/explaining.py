@@ -15,19 +15,20 @@ Path = tuple[str, ...]
 Checked = TypeVar("Checked", bound=Schema)
 
 
-def check(schema: type[Checked], raw: Mapping[str, Any], place: Callable[[Path], str]) -> Checked:
+def check(schema: type[Checked], raw: Mapping[str, Any], place: Callable[[Path], str], context: str | None = None) -> Checked:
     """Validate a value.
 
     Args:
         schema: what it is to be.
         raw: the input as it was read.
         place: gives the file and line, or the flag, that sets a field.
+        context: what validators may ask for.
 
     Raises:
         ConfigError: it is something else; one line says what.
     """
     try:
-        return schema.model_validate(raw)
+        return schema.model_validate(raw, context=context)
     except ValidationError as error:
         raise ConfigError(explain(error, schema, raw, place)) from None
 

@@ -92,7 +92,7 @@ class TranslationRecipe(TextRecipe):
 
     COUNTED: ClassVar[str] = "target tokens"
     VERB: ClassVar[str] = "translate"
-    EXAMPLE: ClassVar[tuple[str, str]] = ("--input source.txt --output translations.txt", '["A sentence in the source language."]')
+    EXAMPLE: ClassVar[tuple[str, str]] = ('"A sentence in the source language."', '["A sentence in the source language."]')
 
     task: Literal["translation"] = Field("translation", description="what the model learns to do")
     data: TranslationData = Field(..., description="the examples")
@@ -236,13 +236,14 @@ TASKS: dict[str, type[Recipe]] = {
 """Each task's form of a recipe."""
 
 
-def load_recipe(where: str | Path, overrides: Sequence[str] = ()) -> tuple[Recipe, Path]:
+def load_recipe(where: str | Path, overrides: Sequence[str] = (), context: str | None = None) -> tuple[Recipe, Path]:
     """Read a recipe and check it against the schema.
 
     Args:
         where: name of a packaged recipe, or path of a TOML file.
         overrides: ``"training.max_steps=300"`` and the like; each value is read as TOML, or else taken as text. A brick comes before its
             fields, whatever their order, and of two values of a field the last wins.
+        context: ``DATA_LATER`` where the recipe need not say where its data are.
 
     Returns:
         The recipe, and the folder that a relative ``data.root`` starts from: the file's own, or the current one
@@ -252,14 +253,24 @@ def load_recipe(where: str | Path, overrides: Sequence[str] = ()) -> tuple[Recip
         ConfigError: no such recipe, not TOML, or a field that does not fit; the message names the place.
     """
     name, text, base = _find(where)
-    sets = sorted(map(parse_override, overrides), key=lambda override: override.depth)
-    raw = parse_toml(text, name)
-    for override in sets:
-        raw = override.applied(raw)
+    raw, sets = _overridden(name, text, overrides)
     if isinstance(raw.get("model"), dict) and "preset" in raw["model"]:
         raw["model"] = _with_preset(raw["model"], _place(name, text, sets, ("model", "preset")))
-    recipe = check(_schema(raw, _place(name, text, sets, ("task",))), raw, lambda path: _place(name, text, sets, path))
+    recipe = check(_schema(raw, _place(name, text, sets, ("task",))), raw, lambda path: _place(name, text, sets, path), context)
     return recipe, Path.cwd() if any(override.path == ("data", "root") for override in sets) else base
+
+
+def flags_of(where: str | Path, overrides: Sequence[str] = ()) -> str:
+    """Name the options of ``transom train`` that give a recipe a person's own files, whether or not it is whole without them.
+
+    Raises:
+        ConfigError: no such recipe, not TOML, or no such task.
+    """
+    name, text, _ = _find(where)
+    raw, sets = _overridden(name, text, overrides)
+    data = _schema(raw, _place(name, text, sets, ("task",))).model_fields["data"].annotation
+    assert isinstance(data, type) and issubclass(data, Data)
+    return data.FLAGS
 
 
 def dump_recipe(recipe: Recipe) -> str:
@@ -292,6 +303,14 @@ def _find(where: str | Path) -> tuple[str, str, Path]:
             f"expected a packaged recipe or the path of a .toml file, found {str(where)!r}; {nearest(str(where), list(recipes))}"
         )
     return f"recipe {where}", recipes[str(where)], Path.cwd()
+
+
+def _overridden(name: str, text: str, overrides: Sequence[str]) -> tuple[dict[str, Any], list[Override]]:
+    sets = sorted(map(parse_override, overrides), key=lambda override: override.depth)
+    raw = parse_toml(text, name)
+    for override in sets:
+        raw = override.applied(raw)
+    return raw, sets
 
 
 def _schema(raw: Mapping[str, Any], place: str) -> type[Recipe]:

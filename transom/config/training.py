@@ -92,7 +92,11 @@ class Training(Schema):
     """One training run."""
 
     max_steps: int = Field(20000, ge=1, description="optimizer steps")
-    max_minutes: float | None = Field(None, gt=0, description="stop, with everything saved, after this many minutes of training")
+    max_minutes: float | None = Field(
+        None,
+        gt=0,
+        description="stop, with everything saved, after this many minutes of training; the schedule goes by max_steps all the same",
+    )
     accumulate: int = Field(
         1,
         ge=1,

@@ -346,6 +346,9 @@ def _notes(model: Network, places: Sequence[Tapped], settings: Settings) -> list
     notes = ["nothing is trained anew; Linformer's E and F, which would be, are means over runs of tokens"]
     if any(place.causal for place in places):
         notes.append("Linformer and Nystrom would let a token see what comes after it: they are left out where that must not be")
+    longest = max(place.k.shape[2] for place in places)
+    if too_large := sorted({size for size in (*settings.windows, *settings.ranks) if size >= longest}):
+        notes.append(f"windows and ranks of {', '.join(map(str, too_large))} are left out where the text has only {longest:,} tokens")
     own = {"a bias of positions": first.terms.bias is not None, "bounded scores": first.terms.softcap is not None}
     own |= {"sinks": first.terms.sinks is not None, "a pattern": c.attention.pattern.kind != "full"}
     if found := [name for name, there in own.items() if there]:

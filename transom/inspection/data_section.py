@@ -10,7 +10,7 @@ from transom.inspection.tables import facts_table, table
 
 _TITLES = {
     "tokens": "Lengths in tokens",
-    "longest": "Longest training pairs",
+    "longest": "Longest in training",
     "dropped": "Dropped from training",
     "unseen": "Symbols that training never shows",
     "padding_waste": "Padding, of the first epoch's tokens",

@@ -166,7 +166,7 @@ def _validations(facts: Facts) -> list[Element]:
         [whole(record["step"]), duration(record["seconds"]), *(_figure(record, key, digits) for _, key, digits in columns)]
         for record in facts.validations
     ]
-    summary = node("summary", f"All {len(rows)} validations as a table")
+    summary = node("summary", "The one validation as a table" if len(rows) == 1 else f"All {len(rows)} validations as a table")
     return [node("details", summary, node("div", table(["Step", "Time", *(name for name, _, _ in columns)], rows), class_="scroll"))]
 
 

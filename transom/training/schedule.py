@@ -18,6 +18,17 @@ def learning_rate(step: int, training: Training, d_model: int) -> float:
     return peak * share_of_peak(step, training.schedule, training.max_steps)
 
 
+def too_short(training: Training) -> list[str]:
+    """Say where a run ends before its learning rate has reached the peak."""
+    warmup, steps = training.schedule.warmup_steps, training.max_steps
+    if warmup < steps:
+        return []
+    return [
+        f"the learning rate rises for {warmup:,} steps, and the run has {steps:,}: it stays below its peak; make"
+        f" training.schedule.warmup_steps smaller, {max(steps // 10, 1):,} say, or training.max_steps larger"
+    ]
+
+
 def share_of_peak(step: int, schedule: PaperSchedule | Cosine | WarmupStableDecay, max_steps: int) -> float:
     """Compute the learning rate of a step as a share of the peak; ``step`` counts from 1."""
     warmup = schedule.warmup_steps

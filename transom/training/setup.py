@@ -27,6 +27,7 @@ from transom.training.instruction import InstructionTask
 from transom.training.language import LanguageTask
 from transom.training.masked import MaskedTask
 from transom.training.optimizer import build_optimizer
+from transom.training.schedule import too_short
 from transom.training.start import adapt_base, keep_base, shaped_like, start_from
 from transom.training.task import Reader, Task
 from transom.training.translation import TranslationTask
@@ -137,7 +138,7 @@ def set_up(recipe: Recipe, base: Path, folder: RunFolder, tell: Callable[[str], 
         threads=threads,
         processes=processes,
         peak=peak.flops[precision.dtype],
-        notes=(*([taken.note] if taken else []), *_learning(recipe, model)),
+        notes=(*([taken.note] if taken else []), *too_short(recipe.training), *_learning(recipe, model)),
         facts=_facts(recipe, task.report, precision, threads, processes, peak),
     )
 
