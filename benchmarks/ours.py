@@ -15,7 +15,7 @@ from transom.decoding.filters import Forbid
 from transom.decoding.flat import FlatSeq2Seq
 from transom.decoding.greedy import Greedy
 from transom.decoding.limits import Limits
-from transom.decoding.loop import search
+from transom.decoding.loop import Search, search
 from transom.decoding.native import native
 from transom.decoding.roles import StepModel
 from transom.decoding.searcher import searcher_of
@@ -70,7 +70,7 @@ def _translate(searcher: StepModel[Any, Any], task: Task, threads: int) -> list[
     def search_part(part: Indices) -> list[list[int]]:
         limits = Limits(torch.full((len(part),), length - 1), torch.full((len(part),), length))
         rows = Sequences.pad([source[i] for i in part])
-        found = search(searcher, rows, strategy, limits, SOS, EOS, [Forbid(torch.tensor([PAD, SOS]))])
+        found = search(searcher, Search(rows, strategy, limits, SOS, EOS, [Forbid(torch.tensor([PAD, SOS]))]))
         return [[*of_source[0].tokens, EOS] for of_source in found]
 
     most = -(-task.rows // threads) * task.shape.source

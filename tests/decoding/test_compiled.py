@@ -19,7 +19,7 @@ from transom.decoding.compiled import AFTER, KINDS, CompiledLanguageModel, Compi
 from transom.decoding.filters import Forbid
 from transom.decoding.flat import FlatSeq2Seq
 from transom.decoding.limits import Limits
-from transom.decoding.loop import search
+from transom.decoding.loop import Search, search
 from transom.decoding.native import SWITCH, compiled, native, opened
 from transom.decoding.searcher import searcher_of
 from transom.errors import ConfigError
@@ -253,7 +253,7 @@ def test_searches_find_what_the_model_finds() -> None:
     limits = Limits(torch.zeros(len(SOURCES), dtype=torch.long), torch.tensor([7, 6, 7, 6, 7]))
 
     def run(stepper: object) -> list[list[tuple[int, ...]]]:
-        found = search(stepper, Sequences.pad(SOURCES), Beam(EOS, 4), limits, SOS, EOS, [Forbid(torch.tensor(FORBIDDEN))])  # type: ignore[arg-type]
+        found = search(stepper, Search(Sequences.pad(SOURCES), Beam(EOS, 4), limits, SOS, EOS, [Forbid(torch.tensor(FORBIDDEN))]))  # type: ignore[arg-type]
         return [[h.tokens for h in of_source] for of_source in found]
 
     expected = run(model)

@@ -16,7 +16,7 @@ from transom.decoding.filters import Forbid
 from transom.decoding.flat import FlatSeq2Seq
 from transom.decoding.greedy import Greedy
 from transom.decoding.limits import Limits
-from transom.decoding.loop import search
+from transom.decoding.loop import Search, search
 from transom.decoding.products import FUSED, Activation, Packed, Plain
 from transom.decoding.roles import Strategy
 from transom.decoding.searcher import searcher_of
@@ -85,7 +85,7 @@ def test_searches_find_the_same(strategy: Strategy) -> None:
     limits = Limits(torch.zeros(len(SOURCES), dtype=torch.long), torch.tensor([7, 6, 7, 6, 7]))
 
     def run(stepper: object) -> list[tuple[int, ...]]:
-        found = search(stepper, Sequences.pad(SOURCES), strategy, limits, SOS, EOS, [Forbid(torch.tensor(FORBIDDEN))])  # type: ignore[arg-type]
+        found = search(stepper, Search(Sequences.pad(SOURCES), strategy, limits, SOS, EOS, [Forbid(torch.tensor(FORBIDDEN))]))  # type: ignore[arg-type]
         return [h.tokens for of_source in found for h in of_source]
 
     assert run(FlatSeq2Seq(model)) == run(model)

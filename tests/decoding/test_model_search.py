@@ -14,7 +14,7 @@ from transom.decoding.filters import Forbid
 from transom.decoding.greedy import Greedy
 from transom.decoding.hypothesis import Hypothesis
 from transom.decoding.limits import Limits
-from transom.decoding.loop import search
+from transom.decoding.loop import Search, search
 from transom.decoding.roles import Strategy
 from transom.inputs.batch import Sequences
 from transom.models.network import Seq2SeqNetwork
@@ -33,7 +33,7 @@ SOURCES = [[3, 4, 5, 6, 2], [7, 2], [8, 8, 3, 2], [5, 2], [4, 6, 7, 8, 3, 3, 2]]
 
 def run(model: Seq2SeqNetwork, strategy: Strategy, sources: list[list[int]], longest: int = 7) -> list[list[Hypothesis]]:
     limits = Limits(torch.zeros(len(sources), dtype=torch.long), torch.tensor([longest - i % 2 for i in range(len(sources))]))
-    return search(model, Sequences.pad(sources), strategy, limits, SOS, EOS, [Forbid(torch.tensor(FORBIDDEN))])
+    return search(model, Search(Sequences.pad(sources), strategy, limits, SOS, EOS, [Forbid(torch.tensor(FORBIDDEN))]))
 
 
 @pytest.mark.parametrize("fields", MODELS)

@@ -18,7 +18,7 @@ from transom.decoding.filters import Forbid
 from transom.decoding.greedy import Greedy
 from transom.decoding.hypothesis import Hypothesis
 from transom.decoding.limits import Limits
-from transom.decoding.loop import search
+from transom.decoding.loop import Search, search
 from transom.decoding.roles import Progress, Selection, StepModel, Strategy
 from transom.decoding.sampling import Sample
 from transom.inputs.batch import Sequences
@@ -31,7 +31,7 @@ Bounds = list[tuple[int, int]]
 
 def run(table: StepModel[Any, Any], strategy: Strategy, sources: list[list[int]], bounds: Bounds) -> list[Hypothesis]:
     limits = Limits(torch.tensor([low for low, _ in bounds]), torch.tensor([high for _, high in bounds]))
-    found = search(table, Sequences.pad(sources), strategy, limits, SOS, EOS, [Forbid(torch.tensor(FORBIDDEN))])
+    found = search(table, Search(Sequences.pad(sources), strategy, limits, SOS, EOS, [Forbid(torch.tensor(FORBIDDEN))]))
     return [hypothesis for [hypothesis] in found]
 
 
@@ -183,7 +183,7 @@ def test_temperature_0_minds_penalties() -> None:
     table, strategy = Fixed([0.0, 0.0, -9.0, 3.0, 2.0, 1.0]), Sample(EOS, Sampling(temperature=0, frequency_penalty=0.8), (0,))
     for start in (SOS, 3):  # which is not drawn, so it does not count
         limits = Limits(torch.tensor([0]), torch.tensor([7]))
-        [[found]] = search(table, Sequences.pad([[3]]), strategy, limits, start, EOS, [Forbid(torch.tensor(FORBIDDEN))])
+        [[found]] = search(table, Search(Sequences.pad([[3]]), strategy, limits, start, EOS, [Forbid(torch.tensor(FORBIDDEN))]))
         assert found.tokens == (3, 3, 4, 3, 4, 5)  # 3, 2.2 and 1.4 against 2 and 1.2, then against 1
 
 

@@ -12,7 +12,7 @@ from transom.decoding.filters import Forbid
 from transom.decoding.greedy import Greedy
 from transom.decoding.hypothesis import Hypothesis
 from transom.decoding.limits import Limits
-from transom.decoding.loop import search
+from transom.decoding.loop import Search, search
 from transom.decoding.roles import Strategy
 from transom.inputs.batch import Sequences
 
@@ -21,7 +21,7 @@ Bounds = list[tuple[int, int]]
 
 def run(table: Table, strategy: Strategy, sources: list[list[int]], bounds: Bounds) -> list[list[Hypothesis]]:
     limits = Limits(torch.tensor([low for low, _ in bounds]), torch.tensor([high for _, high in bounds]))
-    return search(table, Sequences.pad(sources), strategy, limits, SOS, EOS, [Forbid(torch.tensor(FORBIDDEN))])
+    return search(table, Search(Sequences.pad(sources), strategy, limits, SOS, EOS, [Forbid(torch.tensor(FORBIDDEN))]))
 
 
 def same(ours: list[Hypothesis], theirs: list[Hypothesis]) -> None:

@@ -65,7 +65,7 @@ def test_figures_are_of_each_language_and_of_all_sentences_together(languages: T
 def test_a_tag_takes_a_place_and_is_never_an_answer(languages: TranslationRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sit(changed(languages, max_steps=1), tmp_path / "run")
     translator, filters = load_as(Translator, tmp_path / "run", "fp32"), list[Any]()
-    monkeypatch.setattr(searching, "search", lambda *given: filters.append(given[-1]) or search(*given))  # type: ignore[func-returns-value]
+    monkeypatch.setattr(searching, "search", lambda *given: filters.append(given[-1].filters) or search(*given))  # type: ignore[func-returns-value]
     fits, long = (" ".join("ab"[i % 2] for i in range(n)) for n in (14, 15))  # of 16 tokens the tag and the end symbol take two
     translator.translate([fits], to="2-copy", too_long="refuse")
     assert filters[0][0].tokens.tolist() == [PAD, SOS, *translator.tokenizers.target.tag_tokens]

@@ -14,7 +14,7 @@ from transom.decoding.exits import EarlyExits
 from transom.decoding.filters import Forbid
 from transom.decoding.inference import evaluating, refuse_one
 from transom.decoding.limits import Limits
-from transom.decoding.loop import log_probabilities, search, search_steps
+from transom.decoding.loop import Search, log_probabilities, search, search_steps
 from transom.decoding.roles import Filter, StepModel
 from transom.decoding.sampling import Sample
 from transom.decoding.settings import settled
@@ -168,7 +168,7 @@ class Generator:
             ConfigError: an option has no such value.
             DataError: prompt and text outgrow the model and ``too_long`` is "refuse", or ``prompts`` is one text.
         """
-        refuse_one(prompts, "prompt")
+        refuse_one(prompts, "text")
         settings = self._settings(n, options)
         rows = self._prompts(prompts, settings, options)
         texts = [self._text(prompt, row, k) for prompt, row in zip(prompts, rows, strict=True) for k in range(n)]
@@ -305,17 +305,17 @@ class Generator:
 
     def _extend(self, texts: list[_Text], settings: Sampling) -> None:
         """Let texts of one length grow until they end or the model's context is full."""
-        arguments = self._arguments(texts, settings)
-        for text, (hypothesis, *_) in zip(texts, search(self.exits or self._searcher, **arguments), strict=True):
-            self._grown(text, list(hypothesis.tokens), int(arguments["limits"].last_must_end_at) - 1, settings)
+        asked = self._search(texts, settings)
+        for text, (hypothesis, *_) in zip(texts, search(self.exits or self._searcher, asked), strict=True):
+            self._grown(text, list(hypothesis.tokens), asked.limits.last_must_end_at - 1, settings)
 
     def _steps(self, text: _Text, settings: Sampling) -> Iterator[list[int]]:
         """Let one text grow and give, after each step, what was drawn."""
-        arguments, drawn = self._arguments([text], settings), list[int]()
-        for progress in search_steps(self.exits or self._searcher, **arguments):
+        asked, drawn = self._search([text], settings), list[int]()
+        for progress in search_steps(self.exits or self._searcher, asked):
             drawn = [token for token in progress.prefixes[0, 1:].tolist() if token != EOS]
             yield drawn
-        self._grown(text, drawn, int(arguments["limits"].last_must_end_at) - 1, settings)
+        self._grown(text, drawn, asked.limits.last_must_end_at - 1, settings)
 
     def _grown(self, text: _Text, drawn: list[int], room: int, settings: Sampling) -> None:
         """Take in what was drawn and tell whether the text is at its end."""
@@ -329,7 +329,7 @@ class Generator:
         else:
             text.windows += 1
 
-    def _arguments(self, texts: list[_Text], settings: Sampling) -> dict[str, Any]:
+    def _search(self, texts: list[_Text], settings: Sampling) -> Search:
         """Lay out a search that goes on with texts of one length."""
         most, device = self.model.config.max_seq_len, self.model.device
         contexts, begun = [text.context(most) for text in texts], len(texts[0].new)
@@ -345,14 +345,9 @@ class Generator:
         filters: list[Filter] = [Forbid(torch.tensor(silent, device=device))]
         if settings.stop:
             filters.append(StopAt(settings.stop, self.tokenizer, EOS, [(text.prompt[-1], text.new) for text in texts]))
-        return {
-            "source": rows,
-            "strategy": Sample(EOS, settings, tuple(text.sample for text in texts), begun, seen),
-            "limits": Limits(*(torch.full((len(texts),), n, device=device) for n in (shortest, room + 1))),  # the end symbol is no text
-            "start": rows.tokens[:, -1],
-            "end": EOS,
-            "filters": filters,
-        }
+        strategy = Sample(EOS, settings, tuple(text.sample for text in texts), begun, seen)
+        limits = Limits(*(torch.full((len(texts),), n, device=device) for n in (shortest, room + 1)))  # the end symbol is no text
+        return Search(rows, strategy, limits, rows.tokens[:, -1], EOS, filters)
 
     def _said(self, text: _Text) -> str:
         """Give the text behind the prompt: what the whole says more than the prompt, or the answer alone."""

@@ -1,6 +1,7 @@
 """The one loop of all searches: encode, then step, filter and select until every source is done."""
 
 from collections.abc import Generator, Sequence
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -20,17 +21,29 @@ Found = list[list[Hypothesis]]
 """Each source's hypotheses, best first."""
 
 
-def search(
-    model: StepModel[MemoryT, CacheT],
-    source: Sequences,
-    strategy: Strategy,
-    limits: Limits,
-    start: int | Int[Tensor, "sources"],
-    end: int,
-    filters: Sequence[Filter] = (),
-) -> Found:
-    """Search for each source's answers; arguments as in ``search_steps``."""
-    steps = search_steps(model, source, strategy, limits, start, end, filters)
+class Search(NamedTuple):
+    """What is searched for, and how.
+
+    Attributes:
+        source: one sequence a row.
+        strategy: chooses the tokens.
+        limits: of each source's answers; always kept.
+        start: the first token that the decoder reads, of all rows or of each source's.
+        end: the end symbol.
+        filters: what may not be said, applied in this order, before the limits.
+    """
+
+    source: Sequences
+    strategy: Strategy
+    limits: Limits
+    start: int | Int[Tensor, "sources"]
+    end: int
+    filters: Sequence[Filter] = ()
+
+
+def search(model: StepModel[MemoryT, CacheT], asked: Search) -> Found:
+    """Search for each source's answers; see ``search_steps``."""
+    steps = search_steps(model, asked)
     while True:
         try:
             next(steps)
@@ -40,25 +53,12 @@ def search(
 
 
 @torch.inference_mode()
-def search_steps(
-    model: StepModel[MemoryT, CacheT],
-    source: Sequences,
-    strategy: Strategy,
-    limits: Limits,
-    start: int | Int[Tensor, "sources"],
-    end: int,
-    filters: Sequence[Filter] = (),
-) -> Generator[Progress, None, Found]:
+def search_steps(model: StepModel[MemoryT, CacheT], asked: Search) -> Generator[Progress, None, Found]:
     """Search for each source's answers, step by step.
 
     Args:
         model: takes the steps; in evaluation mode.
-        source: one sequence a row.
-        strategy: chooses the tokens.
-        limits: of each source's answers; always kept.
-        start: the first token that the decoder reads, of all rows or of each source's.
-        end: the end symbol.
-        filters: what may not be said, applied in this order, before the limits.
+        asked: what is searched for.
 
     Yields:
         Where the search stands after each step.
@@ -66,6 +66,7 @@ def search_steps(
     Returns:
         Each source's hypotheses, best first.
     """
+    source, strategy, limits, start, end, filters = asked
     n_sources, n_beams, device = len(source.lengths), strategy.n_beams, source.tokens.device
     filters = [*filters, KeepLimits(end)]
     cache = model.start(model.encode(source), n_beams, limits.last_must_end_at)

@@ -15,7 +15,7 @@ from transom.decoding.greedy import Greedy
 from transom.decoding.hypothesis import Hypothesis
 from transom.decoding.inference import evaluating, refuse_one
 from transom.decoding.limits import limits_of
-from transom.decoding.loop import log_probabilities, search
+from transom.decoding.loop import Search, log_probabilities, search
 from transom.decoding.roles import StepModel
 from transom.decoding.sentences import split_text
 from transom.decoding.settings import settled
@@ -214,7 +214,7 @@ class Translator:
         limits = limits_of([len(source) for source in sources], decoding, self.model.config.max_seq_len, device)
         rows = Sequences.pad([[*source, EOS] for source in sources]).to(device)
         never = [PAD, SOS, *self.tokenizers.target.tag_tokens]
-        return search(self._searcher, rows, strategy, limits, SOS, EOS, [Forbid(torch.tensor(never, device=device))])
+        return search(self._searcher, Search(rows, strategy, limits, SOS, EOS, [Forbid(torch.tensor(never, device=device))]))
 
     def _translations(self, hypotheses: list[Hypothesis]) -> list[Translation]:
         return [Translation(one_line(self.tokenizers.target.decode(h.tokens)), h.score, h.log_p) for h in hypotheses]

@@ -1,4 +1,4 @@
-"""Translation as a task: what the training loop learns from, and what a validation measures. Another task has the same face."""
+"""Translation as a task: what the training loop learns from, and what a validation measures."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
