@@ -72,6 +72,13 @@ def test_bricks_in_all_spellings(write: Load, text: str, overrides: list[str], o
     assert write(DATA + text, *overrides).training.optimizer == optimizer
 
 
+def test_another_kind_of_tokenizer_keeps_the_other_fields_and_another_table_none(write: Load) -> None:
+    text = DATA + "[tokenizer]\nlowercase = true\nvocab_size = 99\n"
+    kept, replaced = (write(text, override).tokenizer for override in ("tokenizer.kind=char", "tokenizer={ kind = 'char' }"))
+    assert (kept.kind, kept.lowercase, kept.vocab_size) == ("char", True, 99)
+    assert (replaced.kind, replaced.lowercase) == ("char", False)
+
+
 def test_a_mixture_in_all_spellings(write: Load) -> None:
     plain, deep = (
         write(DATA, *sets).model.feed_forward

@@ -46,6 +46,10 @@ def parse_toml(text: str, name: str) -> dict[str, Any]:
         raise ConfigError(f"{place}: expected TOML, found something else: {message[:1].lower()}{message[1:]}") from None
 
 
+ONE_SCHEMA = ("tokenizer",)
+"""Tables whose kinds have the same fields: another kind keeps the other fields, where another brick drops them."""
+
+
 class Override(NamedTuple):
     """One ``a.b=value``.
 
@@ -100,8 +104,9 @@ def merged(base: Mapping[str, Any], top: Mapping[str, Any], whole: int = -1) -> 
     out = dict(base)
     for name, value in top.items():
         below = {"kind": out[name]} if isinstance(out.get(name), str) else out.get(name)
-        if whole != 1 and isinstance(value, dict) and isinstance(below, dict) and value.get("kind") in (None, below.get("kind")):
-            value = merged(below, value, whole - 1)
+        if whole != 1 and isinstance(value, dict) and isinstance(below, dict):
+            same_fields = name in ONE_SCHEMA or value.get("kind") in (None, below.get("kind"))
+            value = merged(below, value, whole - 1) if same_fields else value
         out[name] = value
     return out
 
