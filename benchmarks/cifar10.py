@@ -19,8 +19,8 @@ from benchmarks.measure import add_records, facts, mean_and_spread
 from transom.decoding.classifier import scored
 from transom.decoding.image_classifier import ImageClassifier
 from transom.decoding.load import load_as
-from transom.inputs.images import read_images
 from transom.inputs.split import text_hash
+from transom.inputs.vision.images import read_images
 from transom.planning.machine import measure_peak
 from transom.planning.parameters import count_parameters
 from transom.planning.precision import choose_threads

@@ -19,7 +19,7 @@ from transom.config.data import Digits
 from transom.decoding.classifier import scored
 from transom.decoding.image_classifier import ImageClassifier
 from transom.decoding.load import load_as
-from transom.inputs.digits import load_digits
+from transom.inputs.vision.digits import load_digits
 from transom.planning.machine import measure_peak
 from transom.planning.precision import choose_threads
 

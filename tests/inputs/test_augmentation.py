@@ -11,8 +11,8 @@ from PIL import Image, ImageEnhance, ImageOps
 from torch import Tensor
 
 from transom.config.training import Augmentation
-from transom.inputs.augmentation import Augmenter
-from transom.inputs.randaugment import COLOURS, MOST_MOVE, N_MOVES, N_OPERATIONS, operated
+from transom.inputs.vision.augmentation import Augmenter
+from transom.inputs.vision.randaugment import COLOURS, MOST_MOVE, N_MOVES, N_OPERATIONS, operated
 
 
 def images(n: int = 4, channels: int = 3, size: int = 8) -> Tensor:

@@ -12,12 +12,12 @@ from transom.config.data import Digits
 from transom.config.training import Augmentation
 from transom.errors import DataError
 from transom.inputs.batch import ImageBatch
-from transom.inputs.digits import load_digits
-from transom.inputs.image_loader import ImageLoader, image_batches, image_fingerprint, pixel_statistics
-from transom.inputs.images import Images
 from transom.inputs.reports.images import report_images
 from transom.inputs.sampler import Slicing
 from transom.inputs.split import Splits, split_off
+from transom.inputs.vision.digits import load_digits
+from transom.inputs.vision.images import Images
+from transom.inputs.vision.loader import ImageLoader, image_batches, image_fingerprint, pixel_statistics
 
 AUGMENTED = {"shift": 1, "flip": True, "randaugment": 1, "mixup": 0.4, "cutmix": 1.0}
 

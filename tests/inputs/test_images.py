@@ -13,8 +13,8 @@ import torch
 from PIL import Image
 
 from transom.errors import DataError
-from transom.inputs import images as module
-from transom.inputs.images import MOST_PIXELS, decode, list_images, read_images
+from transom.inputs.vision import images as module
+from transom.inputs.vision.images import MOST_PIXELS, decode, list_images, read_images
 
 
 def picture(shade: int = 100, size: tuple[int, int] = (6, 6), mode: str = "RGB") -> Image.Image:

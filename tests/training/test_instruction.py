@@ -15,9 +15,9 @@ from transom.decoding.generator import Generator
 from transom.decoding.load import load
 from transom.errors import DataError
 from transom.training.events import Started, Validated
-from transom.training.instruction import InstructionTask
 from transom.training.setup import set_up
 from transom.training.step import batch_loss
+from transom.training.tasks.instruction import InstructionTask
 from transom.weights.run_folder import RunFolder
 
 

@@ -14,9 +14,9 @@ from transom.decoding.generator import Generator
 from transom.decoding.load import load
 from transom.errors import DataError
 from transom.training.events import Finished
-from transom.training.language import LanguageTask
 from transom.training.run import train
 from transom.training.setup import Parts, set_up
+from transom.training.tasks.language import LanguageTask
 from transom.weights.run_folder import RunFolder
 
 WORDS = ["red", "green", "blue", "sky", "tree"]

@@ -104,7 +104,7 @@ def _scores_of_texts(classifier: "Classifier", labelled: Path, too_long: TooLong
 
 def _scores(classifier: "ImageClassifier", labelled: Path) -> "Scores":
     from transom.decoding.classifier import scored
-    from transom.inputs.images import read_images
+    from transom.inputs.vision.images import read_images
 
     config, batch = classifier.model.config, classifier.reading.batch_images
     known = read_images(labelled, config.image_size, config.channels)

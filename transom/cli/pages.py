@@ -12,7 +12,7 @@ from transom.inspection.report import report
 from transom.models.network import Seq2SeqNetwork
 from transom.training.events import Finished
 from transom.training.setup import Parts
-from transom.training.translation import TranslationTask
+from transom.training.tasks.translation import TranslationTask
 from transom.weights.run_folder import CARD, REPORT
 
 ALIGNED = 2

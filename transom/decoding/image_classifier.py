@@ -14,7 +14,7 @@ from transom.decoding.classifier import Classified, ranked
 from transom.decoding.inference import evaluating, refuse_one
 from transom.decoding.loop import log_probabilities
 from transom.inputs.batch import ImageBatch
-from transom.inputs.images import decode, read_file
+from transom.inputs.vision.images import decode, read_file
 from transom.models.vision import ConvolutionalNetwork, VisionTransformer
 from transom.planning.precision import Precision
 

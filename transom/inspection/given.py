@@ -12,10 +12,10 @@ from transom.decoding.load import Answer
 from transom.decoding.translator import Translator
 from transom.errors import DataError
 from transom.inputs.batch import ImageBatch, LabelledBatch, LanguageBatch, Sequences, TranslationBatch, translation_batch
-from transom.inputs.images import decode, read_file
 from transom.inputs.labelled import label_batch
 from transom.inputs.special import EOS
 from transom.inputs.text import check_text, read_lines
+from transom.inputs.vision.images import decode, read_file
 
 
 class Given(NamedTuple):

@@ -19,7 +19,7 @@ from transom.training.setup import TASKS
 from transom.training.start import adapt_base
 from transom.training.state import Progress, gather_generators, learned_tensors, restore_generators, restore_optimizer
 from transom.training.step import Stepper
-from transom.training.task import Reader
+from transom.training.tasks.task import Reader
 from transom.weights.run_folder import RECIPE, RunFolder
 
 NOTHING = -1

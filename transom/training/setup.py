@@ -20,17 +20,17 @@ from transom.planning.machine import MachinePeak, measure_peak
 from transom.planning.memory import keep_freed_memory, keep_made_kernels, refuse_larger_than_memory
 from transom.planning.parameters import count_parameters
 from transom.planning.precision import Precision, Processes, Threads, choose_precision, choose_threads, share_processors
-from transom.training.classification import ClassificationTask
-from transom.training.embedding import EmbeddingTask
-from transom.training.images import ImageTask
-from transom.training.instruction import InstructionTask
-from transom.training.language import LanguageTask
-from transom.training.masked import MaskedTask
 from transom.training.optimizer import build_optimizer
 from transom.training.schedule import too_short
 from transom.training.start import adapt_base, keep_base, shaped_like, start_from
-from transom.training.task import Reader, Task
-from transom.training.translation import TranslationTask
+from transom.training.tasks.classification import ClassificationTask
+from transom.training.tasks.embedding import EmbeddingTask
+from transom.training.tasks.images import ImageTask
+from transom.training.tasks.instruction import InstructionTask
+from transom.training.tasks.language import LanguageTask
+from transom.training.tasks.masked import MaskedTask
+from transom.training.tasks.task import Reader, Task
+from transom.training.tasks.translation import TranslationTask
 from transom.weights.run_folder import RECIPE, WEIGHTS, RunFolder
 
 TASKS: dict[str, Callable[[Any, Reader], Task]] = {

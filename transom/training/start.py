@@ -17,7 +17,7 @@ from transom.inputs.tokenizer import Tokenizer, Tokenizers
 from transom.layers.position import resized_grid
 from transom.models.adapt import adapt
 from transom.models.vision import VisionTransformer
-from transom.training.task import Reader
+from transom.training.tasks.task import Reader
 from transom.weights.run_folder import BASE, TOKENIZER, WEIGHTS, RunFolder
 from transom.weights.tensors import read_tensors
 

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from transom.inputs.images import Images
 from transom.inputs.reports.report import Report, Row, class_counts, class_shares, contradictions, counted, overlaps, rare_classes
 from transom.inputs.split import Splits
+from transom.inputs.vision.images import Images
 
 
 @dataclass(frozen=True)

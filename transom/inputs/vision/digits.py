@@ -10,7 +10,7 @@ from torch import Tensor
 
 from transom.config.data import Digits
 from transom.errors import ConfigError
-from transom.inputs.images import Images, pillow
+from transom.inputs.vision.images import Images, pillow
 
 BRIGHTEST = 16
 """The digits' numbers go from 0 to this."""

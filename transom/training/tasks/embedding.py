@@ -17,8 +17,8 @@ from transom.models.encoder import TextEmbedderTransformer
 from transom.models.network import Network
 from transom.planning.flops import count_flops
 from transom.planning.precision import Precision
-from transom.training.pairs import read_pairs
-from transom.training.task import Reader, Validation
+from transom.training.tasks.pairs import read_pairs
+from transom.training.tasks.task import Reader, Validation
 from transom.training.validation import validation_loss
 from transom.weights.run_folder import TOKENIZER, RunFolder
 

@@ -18,7 +18,7 @@ from transom.models.network import LanguageNetwork, Network
 from transom.planning.flops import count_flops
 from transom.planning.precision import Precision
 from transom.training.start import tokenizer_of
-from transom.training.task import Reader, Validation
+from transom.training.tasks.task import Reader, Validation
 from transom.training.validation import validation_accuracy, validation_loss
 from transom.weights.run_folder import TOKENIZER, RunFolder
 

@@ -18,8 +18,8 @@ from transom.models.encoder import MaskedEncoderTransformer
 from transom.models.network import Network
 from transom.planning.flops import count_flops
 from transom.planning.precision import Precision
-from transom.training.task import Reader, Validation
-from transom.training.text import read_text
+from transom.training.tasks.task import Reader, Validation
+from transom.training.tasks.text import read_text
 from transom.training.validation import validation_accuracy, validation_loss
 from transom.weights.run_folder import TOKENIZER, RunFolder
 

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from transom.config.training import Augmentation
 from transom.inputs.batch import Mixed
-from transom.inputs.randaugment import N_OPERATIONS, operated
+from transom.inputs.vision.randaugment import N_OPERATIONS, operated
 
 Images = Float[Tensor, "images channels height width"]
 Numbers = Float[Tensor, "images"]

@@ -16,8 +16,8 @@ from transom.inputs.tokenizer import Tokenizers
 from transom.models.network import Network, Seq2SeqNetwork
 from transom.planning.flops import count_flops
 from transom.planning.precision import Precision
-from transom.training.pairs import read_pairs
-from transom.training.task import Reader, Validation
+from transom.training.tasks.pairs import read_pairs
+from transom.training.tasks.task import Reader, Validation
 from transom.training.validation import validation_losses, validation_scores
 from transom.weights.run_folder import TOKENIZER, RunFolder
 

@@ -9,7 +9,7 @@ from transom.inputs.split import Splits
 from transom.inputs.tokenizer import Tokenizer
 from transom.inputs.windows import Stream, WindowLoader
 from transom.training.start import tokenizer_of
-from transom.training.task import Reader
+from transom.training.tasks.task import Reader
 
 
 @dataclass(frozen=True)

@@ -15,14 +15,14 @@ from transom.config.vision import VisionTransformer as VisionTransformerConfig
 from transom.decoding.image_classifier import ImageClassifier
 from transom.inputs.batch import ImageBatch
 from transom.inputs.classes import classes_of, numbered
-from transom.inputs.image_loader import ImageLoader, image_batches, image_fingerprint, load_images, pixel_statistics
-from transom.inputs.images import Images, pillow
 from transom.inputs.reports.images import ImageReport, report_images
+from transom.inputs.vision.images import Images, pillow
+from transom.inputs.vision.loader import ImageLoader, image_batches, image_fingerprint, load_images, pixel_statistics
 from transom.models.network import Network
 from transom.models.vision import ConvolutionalNetwork, VisionTransformer
 from transom.planning.flops import count_flops
 from transom.planning.precision import Precision
-from transom.training.task import Reader, Validation
+from transom.training.tasks.task import Reader, Validation
 from transom.training.validation import validation_accuracy, validation_loss
 from transom.weights.run_folder import RunFolder
 

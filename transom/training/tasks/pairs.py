@@ -11,7 +11,7 @@ from transom.inputs.pairs import Pairs, together
 from transom.inputs.split import Splits
 from transom.inputs.tokenizer import Tokenizers
 from transom.training.start import given_tokenizers
-from transom.training.task import Reader
+from transom.training.tasks.task import Reader
 
 
 @dataclass(frozen=True)

@@ -10,14 +10,14 @@ import torch
 from transom.config.data import ImageData, ImageFiles
 from transom.config.training import Augmentation
 from transom.config.vision import ImageClassifier
-from transom.inputs.augmentation import Augmenter
 from transom.inputs.batch import ImageBatch
 from transom.inputs.classes import numbered
-from transom.inputs.digits import load_digits
-from transom.inputs.images import Images, read_images
 from transom.inputs.sampler import WHOLE, Indices, Slicing, draws, walk
 from transom.inputs.split import Splits, read_splits, split_off
 from transom.inputs.text import expanded
+from transom.inputs.vision.augmentation import Augmenter
+from transom.inputs.vision.digits import load_digits
+from transom.inputs.vision.images import Images, read_images
 
 MEASURED = 10_000
 """Most images that the channels' mean and deviation are taken from."""

@@ -1,0 +1,1 @@
+"""Images: read, changed at random, and laid in batches."""
