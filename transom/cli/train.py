@@ -47,6 +47,8 @@ transom train multi30k-en-de --set data.root=data/multi30k --out runs/en-de
 transom train python-stdlib
 transom train text-bpe --text notes --suffix .md --out runs/notes
 transom train text-classes --labelled reviews.tsv --out runs/reviews
+transom train text-masked --text notes --out runs/masked
+transom train text-pairs --source questions.txt --target answers.txt --out runs/pairs
 transom train images --images photos --out runs/photos
 transom train text-classes --labelled reviews.tsv --from runs/masked --out runs/tuned
 transom train instructions --instructions mine.jsonl --from runs/notes --set training.adapter=lora --out runs/assistant

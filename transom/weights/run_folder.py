@@ -192,7 +192,7 @@ class RunFolder:
             CheckpointError: they are not there yet, damaged, or another model's.
         """
         if not (self.path / WEIGHTS).exists():
-            raise CheckpointError(f"{self.path}: no {WEIGHTS} yet; it comes with the first validation")
+            raise CheckpointError(f"{self.path}: no {WEIGHTS} yet; it comes with the first validation, so let the training go on: --resume")
         load_into(model, self.path / WEIGHTS)
 
     def _read_config(self) -> Architecture:
