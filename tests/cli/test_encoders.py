@@ -109,7 +109,7 @@ def test_embed_compares_and_writes(transom: Call, classifying: Path, filling: Pa
         (["train", "text-classes", "--out", "OUT"], "name your own files with --labelled"),
         (["train", "text-classes", "--valid-labelled", "a.tsv", "--out", "OUT"], "--valid-labelled needs --labelled"),
         (["train", "text-classes", "--labelled", "a.tsv", "--text", "b", "--out", "OUT"], "expected files of one kind"),
-        (["train", "text-masked", "--labelled", "a.tsv", "--out", "OUT"], "data.train.file"),
+        (["train", "text-masked", "--labelled", "a.tsv", "--out", "OUT"], "learns from --text, found --labelled"),
     ],
 )
 def test_mistakes(arguments: list[str], expected: str, transom: Call, classifying: Path, filling: Path, tmp_path: Path) -> None:

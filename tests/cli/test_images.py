@@ -48,6 +48,8 @@ def seeing(photos: Path) -> Path:
 
 def test_pages_show_what_the_run_is(seeing: Path) -> None:
     card, page = (seeing / "README.md").read_text(), (seeing / "report.html").read_text()
+    assert "img-src data:" in page and 'src="data:image/png;base64,' in page, "a browser shows the images"
+    assert "An image-classification model" in page and "Loss an image" in page
     assert "An image-classification model: a Vision Transformer for classes of images" in card
     assert "colour images of 8 x 8 pixels, 4 x 4 patches, behind stages of 4 channels" in card and "images a second" in card
     assert "transom classify" in card and "10 % of the training images, split off by hash" in card

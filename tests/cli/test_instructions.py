@@ -78,7 +78,7 @@ def test_exercises_need_no_file(transom: Call, tmp_path: Path) -> None:
         (("train", "instructions", "--valid-instructions", "x"), "--valid-instructions needs --instructions beside it"),
         (("train", "instructions", "--instructions", "FILE", "--text", "x"), "expected files of one kind"),
         (("train", "instructions", "--instructions", "nowhere.tsv"), "nowhere.tsv"),
-        (("train", "text-bpe", "--instructions", "FILE"), "data.train.file"),
+        (("train", "text-bpe", "--instructions", "FILE"), "learns from --text, found --instructions"),
         (("train", "instructions", "--instructions", "FILE", "--set", "training.adapter=lora"), "name one with --from"),
         (("train", "instructions", "--instructions", "FILE", "--set", "training.adapter=lorra"), "found 'lorra'"),
         (("train", "instructions", "--instructions", "FILE", "--set", 'training.adapter.on=["attn.x"]'), "found ['attn.x']"),

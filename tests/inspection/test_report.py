@@ -52,7 +52,7 @@ def test_the_page_needs_nothing_from_outside(facts: Facts) -> None:
     assert not page.values("src") and all(value.startswith("#") for value in page.values("href"))
     assert not [name for name, _ in page.attributes if name.startswith("on")]
     assert "url(" not in page.style and "@import" not in page.style
-    assert "default-src 'none'; style-src 'unsafe-inline'" in page.values("content")
+    assert "default-src 'none'; style-src 'unsafe-inline'; img-src data:" in page.values("content")
 
 
 def test_hostile_text_stays_text(facts: Facts) -> None:

@@ -56,7 +56,16 @@ def layers(recipe: Recipe) -> str:
 def layers_in_short(recipe: Recipe) -> str:
     """Count the layers in a few characters, as in "3 + 3 layers"."""
     stacks = recipe.model.stacks
-    return f"{' + '.join(map(str, stacks))} layers" if stacks else layers(recipe)
+    return f"{' + '.join(map(str, stacks))} layer{'' if stacks == (1,) else 's'}" if stacks else layers(recipe)
+
+
+def article(noun: str) -> str:
+    """Put the indefinite article before a noun.
+
+    >>> article("image"), article("token")
+    ('an image', 'a token')
+    """
+    return f"{'an' if noun[0] in 'aeiou' else 'a'} {noun}"
 
 
 def sizes(recipe: Recipe) -> list[str]:

@@ -10,7 +10,7 @@ from transom import __version__
 from transom.config.recipe import TranslationRecipe, dump_recipe
 from transom.inspection.curves import Line, line_chart
 from transom.inspection.data_section import data_section
-from transom.inspection.describe import layers_in_short, origin
+from transom.inspection.describe import article, layers_in_short, origin
 from transom.inspection.facts import Facts
 from transom.inspection.figures import compact, duration, percent, whole
 from transom.inspection.markup import node, page, preformatted
@@ -55,10 +55,8 @@ def report(facts: Facts) -> str:
 
 
 def _lead(facts: Facts) -> str:
-    return (
-        f"A {facts.recipe.task} model trained {origin(facts.recipe)}: {layers_in_short(facts.recipe)}, width {facts.recipe.model.d_model},"
-        f" {compact(facts.n_parameters)} parameters."
-    )
+    kind, start, width = article(facts.recipe.task).capitalize(), origin(facts.recipe), facts.recipe.model.d_model
+    return f"{kind} model trained {start}: {layers_in_short(facts.recipe)}, width {width}, {compact(facts.n_parameters)} parameters."
 
 
 def _counted(facts: Facts) -> str:
@@ -122,7 +120,7 @@ def _curves(facts: Facts) -> list[Element]:
     mark = None if facts.kept is None else (float(facts.kept["step"]), "kept")
     panels: list[Panel] = [
         (
-            f"Loss a {facts.recipe.COUNTED.removesuffix('s')}, in nats",
+            f"Loss {article(facts.recipe.COUNTED.removesuffix('s'))}, in nats",
             [("training", "train", "nll"), ("validation", "validation", "loss")],
             mark,
             False,

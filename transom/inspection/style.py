@@ -90,7 +90,8 @@ mark { background: none; color: inherit; text-decoration: underline 2px var(--li
 .blocks { display: flex; flex-wrap: wrap; gap: 4px 56px; margin-top: 16px; } .blocks > div { max-width: 100%; }
 details { margin: 14px 0; } summary { cursor: pointer; }
 pre { background: var(--card); border: 1px solid var(--rule); border-radius: 10px; padding: 14px 16px;
-  overflow-x: auto; font: 13.5px/1.5 ui-monospace, "SF Mono", Menlo, Consolas, "DejaVu Sans Mono", monospace; }
+  white-space: pre-wrap; overflow-wrap: anywhere;
+  font: 13.5px/1.5 ui-monospace, "SF Mono", Menlo, Consolas, "DejaVu Sans Mono", monospace; }
 code { font-family: ui-monospace, "SF Mono", Menlo, Consolas, "DejaVu Sans Mono", monospace; font-size: 0.92em; }
 footer { margin-top: 56px; padding-top: 16px; padding-bottom: 40px; font-size: 14px; }
 :focus-visible { outline: 2px solid var(--line-0); outline-offset: 2px; }
