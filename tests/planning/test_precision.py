@@ -32,6 +32,12 @@ def test_auto_takes_the_fast_one(monkeypatch, bf16, expected):
     assert choose_precision("auto", CPU) == expected
 
 
+def test_other_work_that_meets_one_measurement_does_not_choose(monkeypatch):
+    measured = {torch.bfloat16: iter([0.2, 8.0, 7.0, 0.5]), torch.float32: iter([1.0, 2.0, 0.1, 1.0])}
+    monkeypatch.setattr(precision, "_rate", lambda dtype, device: next(measured[dtype]))
+    assert choose_precision("auto", CPU) == Precision("bf16", "bf16: matrix products 4.0x faster than fp32 here")
+
+
 @pytest.mark.parametrize(("wanted", "device"), [("fp32", "cpu"), ("bf16", "cpu"), ("fp16", "cuda")])
 def test_what_is_asked_for_is_not_measured(monkeypatch, wanted, device):
     monkeypatch.setattr(precision, "_rate", None)
@@ -74,7 +80,15 @@ def test_a_rate_is_two_operations_a_multiply_add(monkeypatch):
 def test_the_shortest_time_counts_and_the_first_does_not(monkeypatch):
     times = iter([0, 0, 9, 10, 13, 13, 20, 22, 22, 30, 35, 99])
     monkeypatch.setattr(time, "perf_counter", lambda: next(times))
-    assert best_seconds(lambda: None, CPU, budget=30) == 2
+    with using_threads(2):
+        assert best_seconds(lambda: None, CPU, budget=30) == 2
+
+
+def test_of_one_thread_the_time_of_other_work_does_not_count():
+    with using_threads(1):
+        assert best_seconds(lambda: time.sleep(0.02), CPU, budget=0.03) < 0.01
+    with using_threads(2):
+        assert best_seconds(lambda: time.sleep(0.02), CPU, budget=0.03) >= 0.02
 
 
 @pytest.mark.parametrize(

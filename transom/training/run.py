@@ -16,6 +16,7 @@ from transom.planning.precision import using_threads
 from transom.training.average import Averager
 from transom.training.events import Event, Finished, Observer, Reason, Saved, Started, Stepped, Validated
 from transom.training.follower import END, NOTHING, SAVE, STEP
+from transom.training.pace import Pace
 from transom.training.record import Window
 from transom.training.schedule import learning_rate
 from transom.training.setup import Parts
@@ -69,6 +70,7 @@ class _Run:
         self.progress = Progress()
         self.notes: tuple[str, ...] = ()
         self.window = Window({})
+        self.pace = Pace()
         self.averaged: list[int] = []
         self.averager = Averager(self.training.average, parts.model)
         self.stepper = Stepper(parts.model, parts.optimizer, self.training, parts.precision.dtype, parts.task.flops, world)
@@ -123,7 +125,9 @@ class _Run:
             self.stepped(result, rate, time.perf_counter() - start)
             start = time.perf_counter()
             reason = self.milestones(self.ending(should_stop))
-            p.seconds += time.perf_counter() - start
+            paused = time.perf_counter() - start
+            p.seconds += paused
+            self.pace.paused(paused)
         return self.finish(reason)
 
     def stepped(self, result: StepResult, rate: float, seconds: float) -> None:
@@ -137,7 +141,8 @@ class _Run:
         if not result.skipped:
             self.averager.stepped()
         self.window.add(result, seconds)
-        left = (t.max_steps - p.step) * p.seconds / p.step
+        self.pace.stepped(seconds)
+        left = (t.max_steps - p.step) * self.pace.seconds_a_step
         if t.max_minutes is not None:
             left = min(left, max(t.max_minutes * 60 - p.seconds, 0.0))
         n = result.n_target_tokens

@@ -148,7 +148,8 @@ def decode(data: bytes, place: str, size: int, channels: int) -> NDArray[np.uint
         except (library.Image.DecompressionBombError, library.Image.DecompressionBombWarning) as error:
             raise DataError(_too_large(place, "more")) from error
         except UNREADABLE as error:
-            raise DataError(f"{place}: expected an image, found a file that cannot be read as one ({error}); mend or remove it") from error
+            why = str(error).partition(" <")[0]  # Pillow names the object that it reads from
+            raise DataError(f"{place}: expected an image, found a file that cannot be read as one ({why}); mend or remove it") from error
     if image.size != (size, size):
         image = library.ImageOps.fit(image, (size, size), library.Image.Resampling.BICUBIC)
     pixels = np.asarray(image, np.uint8)
