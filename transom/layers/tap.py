@@ -4,6 +4,7 @@ A site is one line, ``x = tap(taps, "resid_mid", x)``. With ``taps`` None the li
 no sign of it. A site's address is the path of its module and its name: ``encoder.blocks.3.attn.q``.
 """
 
+from collections.abc import Iterable
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -34,6 +35,27 @@ def scope(taps: Scope | None, name: str) -> Scope | None:
 def tap(taps: Scope | None, name: str, x: Tensor) -> Tensor:
     """Show ``x`` at site ``name`` of the module whose scope ``taps`` is; return it, or its edit."""
     return x if taps is None else taps.taps.visit(taps.path + name, x)
+
+
+class Kept:
+    """Taps that keep what passes at some addresses, each time that it does, and show everything to others.
+
+    Attributes:
+        at: by address, its tensors in the order of the passes.
+    """
+
+    def __init__(self, addresses: Iterable[str] = (), others: Taps | None = None) -> None:
+        """Begin with nothing at ``addresses``."""
+        self.at: dict[str, list[Tensor]] = {address: [] for address in addresses}
+        self._others = others
+
+    def visit(self, address: str, x: Tensor) -> Tensor:
+        """Keep what the others make of ``x``."""
+        if self._others is not None:
+            x = self._others.visit(address, x)
+        if address in self.at:
+            self.at[address].append(x)
+        return x
 
 
 class _Unrolled:

@@ -1,31 +1,14 @@
 """Learning to answer early: a loss behind every block, through the one output map."""
 
-from collections.abc import Sequence
-
 from jaxtyping import Float
 from torch import Tensor
 
 from transom.config.training import LanguageTraining, NoExits, Training
 from transom.inputs.batch import Batch
-from transom.layers.tap import Scope, Taps
+from transom.layers.tap import Kept, Scope
 from transom.models.decoder import DecoderTransformer
 from transom.models.network import Network
 from transom.training.loss import linear_cross_entropy
-
-
-class _Kept:
-    """Taps that keep the stream behind blocks, and show everything to others."""
-
-    def __init__(self, sites: Sequence[str], others: Taps | None) -> None:
-        self.sites, self.others = sites, others
-        self.kept: dict[str, Tensor] = {}
-
-    def visit(self, address: str, x: Tensor) -> Tensor:
-        if self.others is not None:
-            x = self.others.visit(address, x)
-        if address in self.sites:
-            self.kept[address] = x
-        return x
 
 
 class Exits:
@@ -41,13 +24,13 @@ class Exits:
         n_blocks = len(self._decoder.decoder.blocks) if self._decoder is not None else 1
         self.weights = brick.weights(n_blocks)
         self._sites = [f"decoder.blocks.{i}.resid_post" for i in range(n_blocks - 1)]
-        self._kept = _Kept((), None)
+        self._kept = Kept()
 
     def taps(self, others: Scope | None) -> Scope | None:
         """Give what the next pass takes as ``taps``, others' taps joined with those of the exits."""
         if self._decoder is None:
             return others
-        self._kept = _Kept(self._sites, None if others is None else others.taps)
+        self._kept = Kept(self._sites, None if others is None else others.taps)
         return Scope(self._kept)
 
     def loss(self, last: Float[Tensor, ""], batch: Batch, smoothing: float) -> Float[Tensor, ""]:
@@ -56,6 +39,6 @@ class Exits:
             return last
         total, weight = self.weights[-1] * last, self._decoder.unembedding.weight
         for share, site in zip(self.weights[:-1], self._sites, strict=True):
-            hidden = self._decoder.decoder.ended(self._kept.kept[site])
+            hidden = self._decoder.decoder.ended(self._kept.at[site][-1])
             total = total + share * linear_cross_entropy(hidden[batch.counted], weight, batch.labels[batch.counted], smoothing)[0]
         return total

@@ -11,22 +11,10 @@ from transom.config.mixture import BiasBalance, LossBalance
 from transom.inputs.batch import Batch
 from transom.layers.depth import DepthRouter, agreement_loss_sum
 from transom.layers.mixture import Mixture, balance_loss, loads, moved_bias, z_loss_sum
-from transom.layers.tap import Scope
+from transom.layers.tap import Kept, Scope
 from transom.models.network import Network
 from transom.parallel.world import World
 from transom.training.events import Load, Passed
-
-
-class _Heard:
-    """Taps that keep what routers say, in the order of the passes."""
-
-    def __init__(self, sites: Sequence[str]) -> None:
-        self.said: dict[str, list[Tensor]] = {site: [] for site in sites}
-
-    def visit(self, address: str, x: Tensor) -> Tensor:
-        if address in self.said:
-            self.said[address].append(x)
-        return x
 
 
 class Routers:
@@ -42,7 +30,7 @@ class Routers:
         self._model, self._world = model, world
         self._mixtures = {f"{name}.router": each for name, each in model.named_modules() if isinstance(each, Mixture)}
         self._depths = {f"{name}.score": each for name, each in model.named_modules() if isinstance(each, DepthRouter)}
-        self._heard = _Heard(())
+        self._heard = Kept()
         self._dropped = 0
 
     def __bool__(self) -> bool:
@@ -57,7 +45,7 @@ class Routers:
     @property
     def taps(self) -> Scope | None:
         """What the next pass takes as ``taps``."""
-        self._heard = _Heard(self._heard_at)
+        self._heard = Kept(self._heard_at)
         return Scope(self._heard) if self else None
 
     def begin(self, slices: Sequence[Batch], autocast: AbstractContextManager[object]) -> None:
@@ -122,7 +110,7 @@ class Routers:
 
     def _passes(self, site: str, batch: Batch) -> list[tuple[Float[Tensor, "batch length ..."], Bool[Tensor, "batch length"]]]:
         """Pair what a router said of a batch with where its tokens are."""
-        return list(zip(self._heard.said[site], self._model.tokens(site, batch), strict=True))
+        return list(zip(self._heard.at[site], self._model.tokens(site, batch), strict=True))
 
     @torch.no_grad()
     def _count(self, batch: Batch) -> dict[str, Int[Tensor, "n_experts"]]:
