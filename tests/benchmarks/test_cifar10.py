@@ -6,10 +6,10 @@ from io import BytesIO
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from benchmarks.cifar10 import main, set_apart
 
-Image = pytest.importorskip("PIL.Image")
 N = 60
 
 
