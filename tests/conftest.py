@@ -48,11 +48,11 @@ ALLOWED_SKIPS: dict[str, str] = {
     "tests/decoding/test_compiled.py::test_without_the_matrix_unit_the_numbers_are_the_same": _COMPILED,
     "tests/decoding/test_compiled.py::test_searches_find_what_the_model_finds": _COMPILED,
     "tests/decoding/test_compiled.py::test_what_is_compiled_and_what_is_not": _COMPILED,
-    "tests/decoding/test_compiled.py::test_without_a_compiler_pytorch_does_it": _COMPILED,
-    "tests/decoding/test_compiled.py::test_a_compiler_that_fails_is_told": _COMPILED,
-    "tests/decoding/test_compiled.py::test_no_compiler_is_too_odd": _COMPILED,
-    "tests/decoding/test_compiled.py::test_without_a_home_pytorch_does_it": _COMPILED,
-    "tests/decoding/test_compiled.py::test_the_source_has_no_warnings": _COMPILED,
+    "tests/decoding/test_native.py::test_without_a_compiler_pytorch_does_it": _COMPILED,
+    "tests/decoding/test_native.py::test_a_compiler_that_fails_is_told": _COMPILED,
+    "tests/decoding/test_native.py::test_no_compiler_is_too_odd": _COMPILED,
+    "tests/decoding/test_native.py::test_without_a_home_pytorch_does_it": _COMPILED,
+    "tests/decoding/test_native.py::test_the_source_has_no_warnings": _COMPILED,
 }
 """Each test that may skip (its node id without parameters), and why. A skip elsewhere fails the session."""
 
