@@ -109,6 +109,7 @@ def test_work_is_counted_as_by_hand() -> None:
     assert decoder + encoder <= task.flops < biases_and_more * (decoder + encoder)
 
 
+@pytest.mark.long
 def test_a_quick_run_writes_figures_with_their_facts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "results" / "quick.json"
     translation.main(["--quick", "--train", "--decode", "--no-compile", "--rounds", "2", "--threads", "1", "--out", str(out)])

@@ -108,6 +108,7 @@ def test_make_targets_exist() -> None:
     assert {"demo", "test"} <= named <= targets
 
 
+@pytest.mark.long
 def test_the_transcript_is_of_held_out_sentences_and_right() -> None:
     splits = generate(Phrasebook())
     assert splits.test is not None

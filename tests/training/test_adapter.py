@@ -71,7 +71,11 @@ def test_a_run_folder_is_whole_and_its_parts_are_small(classes: ClassificationRe
 CHECKPOINTS, EMA = {"kind": "checkpoints", "last": 2}, {"kind": "ema", "decay": 0.8}
 
 
-@pytest.mark.parametrize(("processes", "average"), [(1, CHECKPOINTS), (1, EMA), (2, CHECKPOINTS)], ids=["checkpoints", "ema", "two"])
+@pytest.mark.parametrize(
+    ("processes", "average"),
+    [(1, CHECKPOINTS), (1, EMA), pytest.param(2, CHECKPOINTS, marks=pytest.mark.long)],
+    ids=["checkpoints", "ema", "two"],
+)
 def test_a_killed_run_ends_as_the_run_left_alone(
     classes: ClassificationRecipe, pretrained: Path, tmp_path: Path, processes: int, average: dict[str, Any]
 ) -> None:

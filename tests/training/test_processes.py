@@ -27,6 +27,7 @@ def test_three_processes_make_the_steps_of_one(tmp_path: Path) -> None:
         assert (one.loss, one.nll, one.grad_norm) == pytest.approx((three.loss, three.nll, three.grad_norm), rel=2e-4)
 
 
+@pytest.mark.long
 def test_a_run_of_two_processes_goes_on_to_the_same_end(tmp_path: Path) -> None:
     sit(tmp_path / "alone", processes=2)
     assert {"generators/cpu", "generators/rank-1.cpu"} <= traces(tmp_path / "alone")[0].keys()

@@ -34,6 +34,7 @@ def test_a_classifier_starts_from_a_masked_models_encoder(classes: Classificatio
     assert (tmp_path / "tuned" / TOKENIZER).read_bytes() == (pretrained / TOKENIZER).read_bytes()
 
 
+@pytest.mark.long
 def test_a_run_that_starts_from_another_goes_on_by_itself(classes: ClassificationRecipe, pretrained: Path, tmp_path: Path) -> None:
     tuned = changed(classes, start_from=str(pretrained), processes=2)
     seen: list[Any] = []
