@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from transom.config.patterns import Full
 from transom.decoding.native import native
+from transom.decoding.products import Activation
 from transom.inputs.batch import Sequences
 from transom.layers.activation import ACTIVATIONS, GATES
 from transom.layers.attention import Attention
@@ -34,7 +35,7 @@ LANES = 16
 MOST_THREADS = 8
 """Threads that take a step together, at most: each has a part of every product, and too small a part is not worth the meeting."""
 
-AFTER: dict[Callable[[Tensor], Tensor] | None, int] = {
+AFTER: dict[Activation | None, int] = {
     None: 0,
     **{ACTIVATIONS[kind]: number for kind, number in {"relu": 1, "gelu": 2, "gelu-tanh": 3, "silu": 4, "squared-relu": 6}.items()},
     **{GATES[kind]: number for kind, number in {"glu": 5, "reglu": 1, "geglu": 2, "swiglu": 4}.items()},
@@ -57,9 +58,8 @@ def why_not(model: Network) -> str | None:
         return "it needs the decoder of a Transformer"
     attentions = [module for module in model.decoder.modules() if isinstance(module, Attention)]
     known = {type(module) for module in model.decoder.modules()} <= KNOWN and type(_embedding(model).position) in POSITIONS
-    plain = all(each.q_norm is None and each.softcap is None and each.sinks is None for each in attentions)
     known &= all(module.activation in AFTER for module in model.decoder.modules() if isinstance(module, FeedForward | GatedFeedForward))
-    if not known or not plain or model.config.attention.pattern != Full():
+    if not known or not all(map(is_plain, attentions)) or model.config.attention.pattern != Full():
         return "its bricks have no such form"
     if model.unembedding.weight.device.type != "cpu":
         return "it is for processors"
@@ -69,6 +69,11 @@ def why_not(model: Network) -> str | None:
     if not isinstance(attentions[0].o, nn.Linear):
         return "it takes attention with an output map"
     return None if native().library is not None else native().reason
+
+
+def is_plain(attention: Attention) -> bool:
+    """Tell whether attention is eq. 1 of Vaswani et al. 2017 alone: no norms of queries and keys, no softcap, no sinks."""
+    return attention.q_norm is None and attention.softcap is None and attention.sinks is None
 
 
 def _embedding(model: Seq2SeqTransformer | DecoderTransformer) -> Embedding:
@@ -126,7 +131,7 @@ class Tiled:
         kind: Kind,
         weight: Float[Tensor, "outer inner"],
         bias: Float[Tensor, "outer"] | None = None,
-        after: Callable[[Tensor], Tensor] | None = None,
+        after: Activation | None = None,
     ) -> None:
         """Lay out the weights; ``after`` is the activation f, one of ``AFTER``."""
         self.outer, self.inner = weight.shape
@@ -201,7 +206,7 @@ def _side_by_side(blocks: Sequence[KeyValues]) -> Tensor:
 
 
 class CompiledDecoder:
-    """A stack of blocks and the output map behind them, laid out for ``step.cpp``; later changes of the modules are not seen."""
+    """A stack of blocks and the output map behind them, laid out for ``step.cpp``; the model must stay as it is, for it still embeds."""
 
     def __init__(self, library: ctypes.CDLL, kind: Kind, model: Seq2SeqTransformer | DecoderTransformer) -> None:
         """Lay out the decoder of ``model``, for which ``why_not`` tells nothing."""
@@ -243,14 +248,14 @@ class CompiledDecoder:
         assert isinstance(block, Block)
         attn, cross, ff = block.attn, block.cross, block.ff
         norms = (norm for residual in (block.attn_residual, block.cross_residual, block.ff_residual) for norm in self._wiring(residual))
-        gated = isinstance(ff, GatedFeedForward)
         assert isinstance(ff, FeedForward | GatedFeedForward)
+        gate = ff.gate if isinstance(ff, GatedFeedForward) else None
         return _Block(
             *norms,
             *(self._linear(attn.q, attn.k, attn.v), self._linear(attn.o)),
             *((_Linear(), _Linear()) if cross is None else (self._linear(cross.q), self._linear(cross.o))),
-            self._linear(ff.gate, after=ff.activation) if isinstance(ff, GatedFeedForward) else _Linear(),
-            self._linear(ff.up, after=None if gated else ff.activation),
+            _Linear() if gate is None else self._linear(gate, after=ff.activation),
+            self._linear(ff.up, after=ff.activation if gate is None else None),
             self._linear(ff.down),
         )
 
@@ -269,7 +274,7 @@ class CompiledDecoder:
         self._held += [gain, shift]
         return _Norm(_pointer(gain), _pointer(shift), norm.eps, centred=isinstance(norm, LayerNorm))
 
-    def _linear(self, *maps: nn.Module, after: Callable[[Tensor], Tensor] | None = None) -> _Linear:
+    def _linear(self, *maps: nn.Module, after: Activation | None = None) -> _Linear:
         """Make one map of several of the same input."""
         linears = [linear for linear in maps if isinstance(linear, nn.Linear)]
         assert len(linears) == len(maps)
@@ -284,7 +289,7 @@ class CompiledSeq2Seq:
     """A translator to search with: ``encode``, ``start`` and ``step`` give what those of ``Seq2SeqTransformer`` give, nearly."""
 
     def __init__(self, library: ctypes.CDLL, model: Seq2SeqTransformer, kind: Kind, encode: Callable[[Sequences], Memory]) -> None:
-        """Lay out the decoder of ``model``; ``encode`` reads the sources."""
+        """Lay out the decoder of ``model``, which still projects the sources and must stay as it is; ``encode`` reads them."""
         self._model, self.encode = model, encode
         self.decoder = CompiledDecoder(library, kind, model)
         self.step = self.decoder.step
@@ -302,7 +307,7 @@ class CompiledLanguageModel:
     """A language model to search with: ``encode``, ``start`` and ``step`` give what those of ``DecoderTransformer`` give, nearly."""
 
     def __init__(self, library: ctypes.CDLL, model: DecoderTransformer, kind: Kind) -> None:
-        """Lay out the decoder of ``model``, which reads the prompts itself."""
+        """Lay out the decoder of ``model``, which still reads the prompts and must stay as it is."""
         self._model, self.encode = model, model.encode
         self.decoder = CompiledDecoder(library, kind, model)
         self.step = self.decoder.step

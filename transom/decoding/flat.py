@@ -82,9 +82,7 @@ class FlatEncoder:
         """Read the sources."""
         x = self._embed(source.tokens, source.positions)
         bias = _bias(masks.same_segment(source.segments, source.segments), x.dtype)
-        for block in self._encoder.blocks:
-            x = block.feed_forward(block.self_attention(x, bias))
-        return Memory(self._encoder.norm(x), source.segments)
+        return Memory(self._encoder.read(x, bias), source.segments)
 
 
 class FlatSeq2Seq:
@@ -184,10 +182,7 @@ class FlatStack(nn.Module):
         """Pass the residual stream through the blocks, all of which see the same."""
         (sight,) = sights
         assert taps is None and sight.tiles is None and sight.bias is None and sight.rotation is None
-        bias = None if sight.mask is None else _bias(sight.mask, x.dtype)
-        for block in self._stack.blocks:
-            x = block.feed_forward(block.self_attention(x, bias))
-        return self._stack.norm(x)
+        return self._stack.read(x, None if sight.mask is None else _bias(sight.mask, x.dtype))
 
 
 class _Stack:
@@ -196,6 +191,12 @@ class _Stack:
     def __init__(self, stack: Stack, arithmetic: Arithmetic) -> None:
         self.blocks = [FlatBlock(block, arithmetic) for block in stack.blocks]
         self.norm = FlatNorm(stack.norm, arithmetic.dtype)
+
+    def read(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """Pass whole sequences through all of it; ``bias`` is added to the scores of each block."""
+        for block in self.blocks:
+            x = block.feed_forward(block.self_attention(x, bias))
+        return self.norm(x)
 
 
 class FlatBlock:

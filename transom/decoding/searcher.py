@@ -8,7 +8,7 @@ from torch import nn
 
 from transom.config.architecture import Transformer
 from transom.config.patterns import Full
-from transom.decoding.compiled import CompiledLanguageModel, CompiledSeq2Seq, Kind, why_not
+from transom.decoding.compiled import CompiledLanguageModel, CompiledSeq2Seq, Kind, is_plain, why_not
 from transom.decoding.flat import FlatEncoder, FlatSeq2Seq, FlatStack
 from transom.decoding.native import native
 from transom.decoding.products import FUSED
@@ -42,7 +42,7 @@ ReaderT = TypeVar("ReaderT", bound=Network)
 
 
 def searcher_of(model: Network, dtype: torch.dtype | None = None, eight_bits: bool = False) -> StepModel[Any, Any]:
-    """Give what searches fastest with ``model``; later changes of its weights are not seen.
+    """Give what searches fastest with ``model``, whose weights must stay as they are where ``dtype`` is theirs.
 
     Args:
         model: whose weights are used.
@@ -91,8 +91,7 @@ def _has_flat_form(module: nn.Module) -> bool:
         return False
     match module:
         case Attention():
-            plain = module.q_norm is None and module.softcap is None and module.sinks is None
-            return plain and module.n_kv_heads == module.n_heads
+            return is_plain(module) and module.n_kv_heads == module.n_heads
         case FeedForward():
             return module.activation in FUSED
         case _:
