@@ -10,7 +10,7 @@ import pytest
 from tests.cli.conftest import Call, Trained
 from transom.cli import progress
 from transom.cli.training_run import Stop
-from transom.training.events import Load, Started, Stepped
+from transom.training.events import Foreseen, Load, Started, Stepped
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ def test_skipped_steps_name_their_lines(capsys: pytest.CaptureFixture[str]) -> N
                 ("look at this",),
             )
         )
-        shown(Stepped(4, float("nan"), 1.0, 0.1, float("nan"), 7, 8.0, 0.1, 9.0, skipped=tuple(f"line {n}" for n in range(12))))
+        shown(Stepped(4, float("nan"), 1.0, 0.1, float("nan"), 7, 8.0, 0.1, 9.0, 1.5, skipped=tuple(f"line {n}" for n in range(12))))
     lines = capsys.readouterr().err.splitlines()
     assert lines[:3] == ["look at this", "5 parameters; fp32; 1 thread", "goes on from step 3"]
     assert (
@@ -77,11 +77,19 @@ def test_skipped_steps_name_their_lines(capsys: pytest.CaptureFixture[str]) -> N
 
 def test_busy_experts_are_told(capsys: pytest.CaptureFixture[str]) -> None:
     with progress.TrainingProgress() as shown:
-        shown(Stepped(4, 2.0, 1.0, 0.1, 1.0, 7, 8.0, 0.1, 9.0, load=Load(1.5, 0)))
+        shown(Stepped(4, 2.0, 1.0, 0.1, 1.0, 7, 8.0, 0.1, 9.0, 1.5, load=Load(1.5, 0)))
     assert "  busiest expert 1.50 x mean  " in capsys.readouterr().err
     with progress.TrainingProgress() as shown:
-        shown(Stepped(4, 2.0, 1.0, 0.1, 1.0, 7, 8.0, 0.1, 9.0, load=Load(1.5, 1234)))
+        shown(Stepped(4, 2.0, 1.0, 0.1, 1.0, 7, 8.0, 0.1, 9.0, 1.5, load=Load(1.5, 1234)))
     assert "x mean, 1,234 dropped  " in capsys.readouterr().err
+
+
+def test_what_the_pace_foresees_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    with progress.TrainingProgress() as shown:
+        shown(Foreseen(100, ("two", "lines")))
+        shown(Stepped(101, 2.0, 1.0, 0.1, 1.0, 7, 8.0, 0.1, 9.0, 1.25))
+    told, more, line = capsys.readouterr().err.splitlines()
+    assert (told, more) == ("two", "lines") and "  epoch 1.2  loss 2.000  " in line
 
 
 def test_a_first_signal_asks_and_a_second_interrupts() -> None:

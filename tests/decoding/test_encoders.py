@@ -53,6 +53,19 @@ def test_guesses_are_the_models_probabilities_without_special_symbols() -> None:
     assert [guess.p for guess in gap] == sorted((guess.p for guess in gap), reverse=True)
 
 
+def test_progress_is_told_of_all_texts() -> None:
+    told: list[tuple[int, int]] = []
+    answers, long = classifier(), " ".join(["tree sky red"] * 6)
+    answers.classify([*TEXTS, long], "window", lambda done, total: told.append((done, total)))
+    assert told[-1] == (len(TEXTS) + 3, len(TEXTS) + 3) and told == sorted(told) and len(told) > 1
+    told.clear()
+    Embedder(answers.model, WORD_LEVEL, Reading(batch_tokens=10)).embed(TEXTS, tell=lambda done, total: told.append((done, total)))
+    assert told[-1] == (5, 5) and told == sorted(told) and len(told) > 1
+    told.clear()
+    filler().fill(["a [MASK]", "[MASK] tree"], tell=lambda done, total: told.append((done, total)))
+    assert told == [(1, 2), (2, 2)]
+
+
 def test_gaps_stand_for_a_word_with_its_space() -> None:
     spaced, bare = filler(BPE)._pieces("the [MASK] house"), filler(BPE)._pieces("the[MASK] house")
     assert spaced == bare == BPE.encode_batch(["the", " house"])

@@ -109,7 +109,7 @@ def test_an_epoch_shows_each_text_once_with_its_class_and_any_position_goes_on(n
 def test_what_is_too_long_is_cut_or_left_out_and_counted() -> None:
     cut, left = loader(max_seq_len=6), loader(max_seq_len=6, truncate=False)
     longer = sum(len(text.split()) > 5 for text in TEXTS)
-    assert (cut.n_longer, cut.n_kept) == (longer, 60) and (left.n_longer, left.n_kept) == (longer, 60 - longer)
+    assert (cut.n_longer, cut.n_samples) == (longer, 60) and (left.n_longer, left.n_samples) == (longer, 60 - longer)
     assert max(batch.source.tokens.shape[1] for _, slices in islice(cut.batches_from(0), 40) for batch in slices) == 6
     report = report_labelled(Splits(DATA, DATA), ("neg", "pos"), WORD_LEVEL, cut)
     assert f"train: {longer} texts longer than the 6 tokens that the model reads; their beginning stands for them" in report.problems

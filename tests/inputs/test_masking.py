@@ -76,7 +76,7 @@ def test_any_position_goes_on_and_epochs_differ(n_shards: int) -> None:
     for i, (end, _) in enumerate(seen[:-1]):
         assert tokens(next(loader().batches_from(end))[1]) == tokens(seen[i + 1][1])
     if n_shards == 1:
-        n = loader().windows.n_windows
+        n = loader().windows.n_samples
         epochs = [[b for end, batch in seen for b in batch if (end - 1) // n == epoch] for epoch in (0, 1)]
         assert np.mean([batch.counted.float().mean() for batch in epochs[0]]) > 0.1
         assert tokens(epochs[0]) != tokens(epochs[1])

@@ -30,10 +30,10 @@ def loader(texts: list[str] = TEXTS, **fields: int) -> WindowLoader:
 
 
 def epoch_of(made: WindowLoader, epoch: int) -> list[list[LanguageBatch]]:
-    start, batches = epoch * made.n_windows, []
+    start, batches = epoch * made.n_samples, []
     for position, slices in made.batches_from(start):
         batches.append(slices)
-        if position == start + made.n_windows:
+        if position == start + made.n_samples:
             return batches
     raise AssertionError
 

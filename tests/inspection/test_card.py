@@ -55,6 +55,15 @@ def test_the_recipe_stands_whole(facts: Facts) -> None:
     assert ("fence", dump_recipe(facts.recipe)) in [(kind, content) for kind, content in parts(card(facts)) if "task =" in content]
 
 
+def test_folders_of_this_machine_are_not_told(facts: Facts) -> None:
+    pairs = PairFiles(source="/home/ada/secret/train.en", target="train.de")
+    data = TranslationData(root="/home/ada/project", train=pairs)
+    training = facts.recipe.training.model_copy(update={"start_from": "/home/ada/runs/before"})
+    text = card(replace(facts, recipe=facts.recipe.model_copy(update={"data": data, "training": training})))
+    assert "/home" not in text and "ada" not in text.replace("adam", "")
+    assert "- training: `train.en`, `train.de`" in text and 'root = "project"' in text and 'start_from = "before"' in text
+
+
 def test_vocabulary_sizes_once_known(facts: Facts) -> None:
     model = facts.recipe.model.model_copy(update={"source_vocab_size": 8000, "target_vocab_size": 8000})
     recipe = facts.recipe.model_copy(update={"model": model})

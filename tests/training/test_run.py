@@ -12,7 +12,7 @@ import torch
 from transom.config.recipe import TranslationRecipe
 from transom.errors import ConfigError, TransomError
 from transom.training import run
-from transom.training.events import Event, Finished, Saved, Started, Stepped, Validated
+from transom.training.events import Event, Finished, Foreseen, Saved, Started, Stepped, Validated
 from transom.training.run import _better, train
 from transom.training.setup import set_up
 from transom.weights.run_folder import WEIGHTS, RunFolder
@@ -237,6 +237,18 @@ def test_twenty_skips_in_a_row_leave_the_last_checkpoint_from_before_them(tmp_pa
     with pytest.raises(TransomError, match="up to step 27"):
         sit(tmp_path, clip_norm=None, max_steps=60)
     assert checkpoints.steps()[-1] == 10
+
+
+def test_the_pace_tells_of_epochs_and_of_the_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "SETTLED", 4)
+    events: list[Event] = []
+    sit(tmp_path, events.append, max_steps=1_000_000, max_minutes=0.02)
+    (foreseen,) = (e for e in events if isinstance(e, Foreseen))
+    epochs = [e.epochs for e in events if isinstance(e, Stepped)]
+    assert foreseen.step == 4 and epochs == sorted(epochs) and epochs[0] > 0
+    told, clock = foreseen.notes
+    assert told == f"1,000,000 steps are about {float(f'{epochs[3] / 4 * 1e6:.2g}'):,g} epochs, passes over the training data"
+    assert clock.startswith("at this pace training.max_minutes = 0.02 ends the run at about step ")
 
 
 def test_the_record_holds_means_over_true_tokens(tmp_path: Path) -> None:

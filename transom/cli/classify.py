@@ -14,6 +14,7 @@ from transom.errors import ConfigError, DataError
 if TYPE_CHECKING:
     from transom.decoding.classifier import Classified, Classifier, Scores
     from transom.decoding.image_classifier import ImageClassifier
+    from transom.decoding.inference import Tell
 
 TooLong = Literal["truncate", "window", "refuse"]
 
@@ -55,6 +56,7 @@ def classify(
     if sum(bool(each) for each in (given, input_file, labelled)) != 1:
         raise ConfigError("expected one of TEXT_OR_IMAGE, --input and --labelled, found none or several; give one of them")
     with lasting_imports():
+        from transom.cli.progress import counting
         from transom.decoding.classifier import Classifier
         from transom.decoding.load import load_classifier
 
@@ -66,13 +68,18 @@ def classify(
         if not labelled.exists():
             raise DataError(f"{labelled}: expected labelled {'texts' if of_texts else 'images'}, found nothing there")
         RunFolder.open(run).ledger.record(labelled, "classify")
-        scores = _scores_of_texts(classifier, labelled, too_long) if isinstance(classifier, Classifier) else _scores(classifier, labelled)
+        with counting("texts" if of_texts else "images", quiet=as_json) as tell:
+            if isinstance(classifier, Classifier):
+                scores = _scores_of_texts(classifier, labelled, too_long, tell)
+            else:
+                scores = _scores(classifier, labelled, tell)
         rows = [f"{label}: found {one.recall:.1%} of {one.n:,}, right {one.precision:.1%}" for label, one in scores.classes]
         value = {"accuracy": scores.accuracy, "n": scores.n, "classes": {label: each._asdict() for label, each in scores.classes}}
         answer(value, as_json, [*rows, f"accuracy {scores.accuracy:.2f} % of {scores.n:,} {'texts' if of_texts else 'images'}"])
         return
     items = _items(given, input_file)
-    found = classifier.classify(items, too_long) if isinstance(classifier, Classifier) else classifier.classify(items)
+    with counting("texts" if of_texts else "images", quiet=as_json or input_file is None) as tell:
+        found = classifier.classify(items, too_long, tell) if isinstance(classifier, Classifier) else classifier.classify(items, tell)
     records = [_record_of(item, each, of_texts) for item, each in zip(items, found, strict=True)]
     prefixes = [""] * len(items) if of_texts else [f"{item}\t" for item in items]
     answer(records, as_json, [f"{prefix}{each.label}\t{each.p:.4f}" for prefix, each in zip(prefixes, found, strict=True)])
@@ -93,21 +100,24 @@ def _record_of(item: str, found: "Classified", of_texts: bool) -> dict[str, Any]
     return {"image": item, "label": found.label, "p": found.p, "probabilities": found.probabilities}
 
 
-def _scores_of_texts(classifier: "Classifier", labelled: Path, too_long: TooLong) -> "Scores":
+def _scores_of_texts(classifier: "Classifier", labelled: Path, too_long: TooLong, tell: "Tell") -> "Scores":
     from transom.config.data import LabelledFiles
     from transom.decoding.classifier import scored
     from transom.inputs.labelled import read_labelled
 
     known = read_labelled(LabelledFiles(file=str(labelled.absolute())), Path.cwd())
-    return scored(classifier.classify(known.source, too_long), known.target, known, classifier.model.config.classes)
+    return scored(classifier.classify(known.source, too_long, tell), known.target, known, classifier.model.config.classes)
 
 
-def _scores(classifier: "ImageClassifier", labelled: Path) -> "Scores":
+def _scores(classifier: "ImageClassifier", labelled: Path, tell: "Tell") -> "Scores":
     from transom.decoding.classifier import scored
     from transom.inputs.vision.images import read_images
 
     config, batch = classifier.model.config, classifier.reading.batch_images
     known = read_images(labelled, config.image_size, config.channels)
     parts = [range(start, min(start + batch, len(known))) for start in range(0, len(known), batch)]
-    found = [each for part in parts for each in classifier.classify_pixels(known.load(part))]
+    found = list["Classified"]()
+    for part in parts:
+        found += classifier.classify_pixels(known.load(part))
+        tell(len(found), len(known))
     return scored(found, known.labels, known, config.classes)

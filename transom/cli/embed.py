@@ -39,12 +39,14 @@ def embed(
     if input_file is not None and output is None and not as_json:
         raise ConfigError("expected --output FILE or --json with --input: vectors are not for reading; give one of them")
     with lasting_imports():
+        from transom.cli.progress import counting
         from transom.decoding.load import load_embedder
         from transom.inputs.text import check_text, read_lines
 
     embedder = load_embedder(run, precision)
     rows = read_lines(input_file, empty=True) if input_file is not None else [check_text(text, "TEXT") for text in texts or []]
-    vectors, most = embedder.embed(rows, normalise=not raw), embedder.model.config.max_seq_len - 1
+    with counting("texts", quiet=as_json or input_file is None) as tell:
+        vectors, most = embedder.embed(rows, not raw, tell), embedder.model.config.max_seq_len - 1
     if cut := sum(len(row) > most for row in embedder.tokenizer.encode_batch(rows)):
         note(f"{cut:,} of {len(rows):,} texts were longer than the {most:,} tokens that the model reads: their beginning stands for them")
     if output is not None:

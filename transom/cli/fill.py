@@ -36,12 +36,15 @@ def fill(
     if (text is None) == (input_file is None):
         raise ConfigError("expected a TEXT or --input, found both or neither; give one of them")
     with lasting_imports():
+        from transom.cli.progress import counting
         from transom.decoding.filler import Filler
         from transom.decoding.load import load_as
         from transom.inputs.text import check_text, read_lines
 
     texts = [check_text(text, "TEXT")] if text is not None else read_lines(input_file or Path())
-    found = load_as(Filler, run, precision).fill(texts, top, too_long)
+    filler = load_as(Filler, run, precision)
+    with counting("texts", quiet=as_json or input_file is None) as tell:
+        found = filler.fill(texts, top, too_long, tell)
     records = [{"text": text, "gaps": [[each._asdict() for each in gap] for gap in gaps]} for text, gaps in zip(texts, found, strict=True)]
     lines = []
     for each, gaps in zip(texts, found, strict=True):

@@ -9,7 +9,7 @@ from typing import Any
 
 from transom.cli.answers import note
 from transom.inspection.figures import compact, duration, parameters, percent, whole
-from transom.training.events import Event, Finished, Started, Stepped, Validated
+from transom.training.events import Event, Finished, Foreseen, Started, Stepped, Validated
 from transom.training.figures import spelled
 
 SECONDS_BETWEEN_LINES = 10.0
@@ -47,6 +47,9 @@ class TrainingProgress(AbstractContextManager["TrainingProgress"]):
                     self.tell(f"goes on from step {whole(event.step)}")
             case Stepped():
                 self._step(event)
+            case Foreseen():
+                for line in event.notes:
+                    self.tell(line)
             case Validated():
                 self.tell(_validation(event))
             case Finished():
@@ -82,8 +85,8 @@ class TrainingProgress(AbstractContextManager["TrainingProgress"]):
             self.tell(f"step {whole(event.step)}: loss or gradient was not finite, step skipped ({names} of the training data)")
             return
         figures = (
-            f"loss {event.loss:.3f}  {whole(event.target_tokens_per_second)} {self._counted}/s  {percent(event.peak_share)} of peak"
-            f"{_load(event)}  {duration(event.seconds_left)} left"
+            f"epoch {event.epochs:.1f}  loss {event.loss:.3f}  {whole(event.target_tokens_per_second)} {self._counted}/s"
+            f"  {percent(event.peak_share)} of peak{_load(event)}  {duration(event.seconds_left)} left"
         )
         if self._bar is not None:
             self._bar.update(self._task, completed=event.step, figures=figures)

@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from transom.config.decoding import Reading
-from transom.decoding.inference import evaluating, refuse_one
+from transom.decoding.inference import Tell, evaluating, refuse_one, unheard
 from transom.decoding.loop import log_probabilities
 from transom.errors import DataError
 from transom.inputs.classes import Samples, numbered
@@ -65,12 +65,13 @@ class Classifier:
     precision: Precision | None = None
     reader: TextClassifierTransformer | None = None
 
-    def classify(self, texts: Sequence[str], too_long: TooLong = "truncate") -> list[Classified]:
+    def classify(self, texts: Sequence[str], too_long: TooLong = "truncate", tell: Tell = unheard) -> list[Classified]:
         """Name the class of each text.
 
         Args:
             texts: any number.
             too_long: of a text of more tokens than the model reads, read the beginning, all of it in windows, or refuse it.
+            tell: of windows.
 
         Raises:
             DataError: a text is too long and is to be refused.
@@ -82,7 +83,7 @@ class Classifier:
             raise DataError(f"text {longer[0] + 1}: expected at most {most:,} tokens, found {len(rows[longer[0]]):,}; shorten it")
         starts = [range(0, max(len(row), 1), most) if too_long == "window" else range(1) for row in rows]
         windows = [row[start : start + most] for row, of_text in zip(rows, starts, strict=True) for start in of_text]
-        log_p, found, end = self._log_probabilities(windows), list[Classified](), 0
+        log_p, found, end = self._log_probabilities(windows, tell), list[Classified](), 0
         for row, of_text in zip(rows, starts, strict=True):
             begin, end = end, end + len(of_text)
             left_out = 0 if too_long == "window" else max(len(row) - most, 0)
@@ -91,11 +92,13 @@ class Classifier:
         return found
 
     @torch.inference_mode()
-    def _log_probabilities(self, rows: Sequence[Sequence[int]]) -> Float[Tensor, "texts classes"]:
-        result = torch.empty(len(rows), len(self.model.config.classes), dtype=torch.float64)
+    def _log_probabilities(self, rows: Sequence[Sequence[int]], tell: Tell) -> Float[Tensor, "texts classes"]:
+        n_done, result = 0, torch.empty(len(rows), len(self.model.config.classes), dtype=torch.float64)
         with evaluating(self.model):
             for batch in text_batches(rows, [0] * len(rows), self.model.config.max_seq_len, self.reading.batch_tokens):
                 result[list(batch.samples)] = log_probabilities((self.reader or self.model)(batch.to(self.model.device))).to(result)
+                n_done += len(batch.samples)
+                tell(n_done, len(rows))
         return result
 
 

@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 import torch
 
 from transom.config.decoding import Reading
-from transom.decoding.inference import evaluating
+from transom.decoding.inference import Tell, evaluating, unheard
 from transom.decoding.loop import log_probabilities
 from transom.errors import DataError
 from transom.inputs.batch import MaskedBatch, Sequences
@@ -50,13 +50,16 @@ class Filler:
     precision: Precision | None = None
     reader: MaskedEncoderTransformer | None = None
 
-    def fill(self, texts: Sequence[str], top: int = 5, too_long: Literal["window", "refuse"] = "window") -> list[list[list[Guess]]]:
+    def fill(
+        self, texts: Sequence[str], top: int = 5, too_long: Literal["window", "refuse"] = "window", tell: Tell = unheard
+    ) -> list[list[list[Guess]]]:
         """Name the tokens behind the masks of texts.
 
         Args:
             texts: each with one ``[MASK]`` or more.
             top: guesses a gap.
             too_long: of a text of more tokens than the model reads take what is around its gaps, or refuse it.
+            tell: of texts.
 
         Returns:
             Of each text, of each of its gaps, the likeliest tokens, the best first.
@@ -64,7 +67,11 @@ class Filler:
         Raises:
             DataError: a text has no gap, or is too long.
         """
-        return [self.fill_tokens(self._pieces(text), top, too_long) for text in texts]
+        found = []
+        for text in texts:
+            found.append(self.fill_tokens(self._pieces(text), top, too_long))
+            tell(len(found), len(texts))
+        return found
 
     @torch.inference_mode()
     def fill_tokens(

@@ -1,6 +1,6 @@
 """From prompts to the texts that go on with them."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any, Literal, NamedTuple, TypedDict, Unpack
@@ -12,7 +12,7 @@ from transom.decoding.answers import TextScore
 from transom.decoding.deal import deal_out
 from transom.decoding.exits import EarlyExits
 from transom.decoding.filters import Forbid
-from transom.decoding.inference import evaluating, refuse_one
+from transom.decoding.inference import Tell, evaluating, refuse_one, unheard
 from transom.decoding.limits import Limits
 from transom.decoding.loop import Search, log_probabilities, search, search_steps
 from transom.decoding.roles import Filter, StepModel
@@ -62,7 +62,7 @@ class Options(TypedDict, total=False):
         batch_rows: most texts at a time; 32.
         too_long: what to do when prompt and text outgrow the model: "window", to go on from the last half, or "refuse".
         name: of the prompts' origin, for messages; "prompt".
-        tell: called with the texts done so far and all there are.
+        tell: of texts.
     """
 
     temperature: float | None
@@ -81,7 +81,7 @@ class Options(TypedDict, total=False):
     batch_rows: int | None
     too_long: TooLong | None
     name: str | None
-    tell: Callable[[int, int], None] | None
+    tell: Tell | None
 
 
 @dataclass
@@ -172,13 +172,12 @@ class Generator:
         settings = self._settings(n, options)
         rows = self._prompts(prompts, settings, options)
         texts = [self._text(prompt, row, k) for prompt, row in zip(prompts, rows, strict=True) for k in range(n)]
-        tell, n_workers = options.get("tell"), torch.get_num_threads() if self.model.device.type == "cpu" else 1
+        tell, n_workers = options.get("tell") or unheard, torch.get_num_threads() if self.model.device.type == "cpu" else 1
         with evaluating(self.model):
             while pending := [text for text in texts if text.ended is None]:
                 batches = self._batches(pending, options.get("batch_rows") or 32, n_workers)
                 for _ in deal_out(lambda batch: self._extend(batch, settings), batches, n_workers):
-                    if tell is not None:
-                        tell(sum(text.ended is not None for text in texts), len(texts))
+                    tell(sum(text.ended is not None for text in texts), len(texts))
         answers = [self._answer(text, settings) for text in texts]
         return [answers[i : i + n] for i in range(0, len(answers), n)]
 
@@ -216,7 +215,7 @@ class Generator:
         batch_tokens: int = 4096,
         name: str = "text",
         too_long: Literal["window", "truncate", "refuse"] = "window",
-        tell: Callable[[int, int], None] | None = None,
+        tell: Tell = unheard,
     ) -> list[TextScore]:
         """Compute log p of each text, its end included: sum_t log p(y_t | y_<t), as far back as the model reads.
 
@@ -226,7 +225,7 @@ class Generator:
             batch_tokens: most tokens of a batch, padding included.
             name: of the texts' origin, for messages.
             too_long: what to do with a text longer than the model reads: read it in windows, only the first of them, or refuse.
-            tell: called with the tokens done and all that are read, from batch to batch.
+            tell: of tokens.
 
         Raises:
             ConfigError: the overlap leaves a window nothing new to read.
@@ -257,8 +256,7 @@ class Generator:
                     totals[owner] += total
                     counts[owner] += count
                     windows[owner] += 1
-                if tell is not None:
-                    tell(sum(counts), n_read)
+                tell(sum(counts), n_read)
         left_out = [len(row) - count for row, count in zip(whole, counts, strict=True)]
         seen = [self.tokenizer.decode(row[:n]) if n <= len(row) else text for text, row, n in zip(texts, rows, counts, strict=True)]
         unknown = [sum(token == UNK for token in row) if self.tokenizer.kind != "bpe" else 0 for row in rows]

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from transom.config.decoding import ImageReading
 from transom.decoding.classifier import Classified, ranked
-from transom.decoding.inference import evaluating, refuse_one
+from transom.decoding.inference import Tell, evaluating, refuse_one, unheard
 from transom.decoding.loop import log_probabilities
 from transom.inputs.batch import ImageBatch
 from transom.inputs.vision.images import decode, read_file
@@ -37,11 +37,12 @@ class ImageClassifier:
     precision: Precision | None = None
     reader: VisionTransformer | ConvolutionalNetwork | None = None
 
-    def classify(self, images: Sequence[str | Path]) -> list[Classified]:
+    def classify(self, images: Sequence[str | Path], tell: Tell = unheard) -> list[Classified]:
         """Name the class of each image.
 
         Args:
             images: files.
+            tell: of images.
 
         Raises:
             DataError: one cannot be read as an image.
@@ -52,6 +53,7 @@ class ImageClassifier:
             part = [Path(image) for image in images[start : start + self.reading.batch_images]]
             pixels = [decode(read_file(image), str(image), config.image_size, config.channels) for image in part]
             found += self.classify_pixels(torch.from_numpy(np.stack(pixels)))
+            tell(len(found), len(images))
         return found
 
     def classify_pixels(self, pixels: Pixels) -> list[Classified]:

@@ -1,6 +1,6 @@
 """A model made ready to answer, and what it is asked."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -8,6 +8,13 @@ import torch
 from torch import nn
 
 from transom.errors import DataError
+
+Tell = Callable[[int, int], None]
+"""Is told how many are done, of how many, from batch to batch."""
+
+
+def unheard(done: int, total: int) -> None:
+    """Tell nobody."""
 
 
 def prepare(model: nn.Module, dtype: torch.dtype, device: torch.device) -> None:

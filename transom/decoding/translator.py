@@ -1,6 +1,6 @@
 """What people call: sentences in, translations and their probabilities out."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal, TypedDict, Unpack
 
 import numpy as np
@@ -13,7 +13,7 @@ from transom.decoding.deal import deal_out
 from transom.decoding.filters import Forbid
 from transom.decoding.greedy import Greedy
 from transom.decoding.hypothesis import Hypothesis
-from transom.decoding.inference import evaluating, refuse_one
+from transom.decoding.inference import Tell, evaluating, refuse_one, unheard
 from transom.decoding.limits import limits_of
 from transom.decoding.loop import Search, log_probabilities, search
 from transom.decoding.roles import StepModel
@@ -41,7 +41,7 @@ class Options(TypedDict, total=False):
         batch_tokens: most source tokens of a batch, padding included; 1,024.
         too_long: what to do with a text longer than the model reads: "split" at sentence ends and rejoin the translations, or "refuse".
         name: of the texts' origin, for messages; "text".
-        tell: called after each batch with the pieces translated so far and all there are.
+        tell: of pieces.
         to: tag of the target language, where the model knows several.
     """
 
@@ -52,7 +52,7 @@ class Options(TypedDict, total=False):
     batch_tokens: int | None
     too_long: Literal["split", "refuse"] | None
     name: str | None
-    tell: Callable[[int, int], None] | None
+    tell: Tell | None
     to: str | None
 
 
@@ -101,7 +101,7 @@ class Translator:
         prefix = self.tokenizers.source.prefix(options.get("to"))
         pieces = self._pieces(texts, prefix, options.get("too_long") or "split", options.get("name") or "text")
         sources = [piece for of_text in pieces for piece in of_text]
-        found = iter(self._search_all(sources, decoding, n, options.get("batch_tokens") or 1024, options.get("tell")))
+        found = iter(self._search_all(sources, decoding, n, options.get("batch_tokens") or 1024, options.get("tell") or unheard))
         return [joined([self._translations(next(found)) for _ in of_text]) for of_text in pieces]
 
     @torch.inference_mode()
@@ -112,7 +112,7 @@ class Translator:
         batch_tokens: int = 2048,
         name: str = "pairs",
         to: str | None = None,
-        tell: Callable[[int, int], None] | None = None,
+        tell: Tell = unheard,
     ) -> list[PairScore]:
         """Compute log p(target | source) of each pair by teacher forcing.
 
@@ -124,7 +124,7 @@ class Translator:
             batch_tokens: most tokens of a batch on its longer side, padding included.
             name: of the pairs' origin, for messages.
             to: tag of the target language, where the model knows several.
-            tell: called with the pairs done and all pairs, from batch to batch.
+            tell: of pairs.
 
         Raises:
             ConfigError: ``to`` is missing, or is none that the model knows.
@@ -145,8 +145,7 @@ class Translator:
                 for sample, total, n_tokens in zip(batch.samples, totals, batch.target.lengths.tolist(), strict=True):
                     scores[sample] = PairScore(total, n_tokens)
                 n_done += len(batch.samples)
-                if tell is not None:
-                    tell(n_done, len(sources))
+                tell(n_done, len(sources))
         return scores
 
     def _settings(self, n: int, options: Options) -> Decoding:
@@ -187,9 +186,7 @@ class Translator:
                 pieces.append([[*prefix, *piece] for piece in encoder.encode_batch(cut)])
         return pieces
 
-    def _search_all(
-        self, sources: list[list[int]], decoding: Decoding, n: int, batch_tokens: int, tell: Callable[[int, int], None] | None
-    ) -> list[list[Hypothesis]]:
+    def _search_all(self, sources: list[list[int]], decoding: Decoding, n: int, batch_tokens: int, tell: Tell) -> list[list[Hypothesis]]:
         """Search in batches of like length, the longest first; give the answers in the sources' order.
 
         On a CPU batches are dealt out to as many workers as PyTorch has threads, and are small enough for each to have one.
@@ -204,8 +201,7 @@ class Translator:
                 for place, of_source in zip(batch, hypotheses, strict=True):
                     found[place] = of_source
                 n_done += len(batch)
-                if tell is not None:
-                    tell(n_done, len(sources))
+                tell(n_done, len(sources))
         return found
 
     def _search(self, sources: list[list[int]], decoding: Decoding, n: int) -> list[list[Hypothesis]]:

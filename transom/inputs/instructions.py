@@ -148,6 +148,7 @@ class InstructionLoader:
     Attributes:
         pairs: all instructions, those that are left out too.
         instructions: those that are trained on.
+        n_samples: their number: an epoch.
         max_seq_len: most tokens of a row.
         padding_waste: share of the first epoch's tokens that is padding.
     """
@@ -177,8 +178,8 @@ class InstructionLoader:
             ConfigError: one is longer than a batch.
         """
         self.pairs, self.instructions, self.max_seq_len = pairs, instructions, max_seq_len
-        self._lengths = instructions.lengths
-        if not len(self._lengths):
+        self._lengths, self.n_samples = instructions.lengths, len(instructions.lengths)
+        if not self.n_samples:
             raise DataError(f"{pairs.name}: expected instructions of at most {max_seq_len} tokens, found none; raise model.max_seq_len")
         if (longest := int(self._lengths.max())) > batch_tokens:
             raise ConfigError(
@@ -193,7 +194,7 @@ class InstructionLoader:
 
     def batches_from(self, position: int) -> Iterator[tuple[int, list[LanguageBatch]]]:
         """Yield each batch, as slices, with the position behind it: what a checkpoint stores to go on from there."""
-        for end, _, batch in walk(position, len(self._lengths), self._plan):
+        for end, _, batch in walk(position, self.n_samples, self._plan):
             rows = first_fit(batch, self._lengths, self._width)
             yield end, [self.instructions.batch([rows[i] for i in part.tolist()]) for part in self._slicing.of(np.arange(len(rows)))]
 
@@ -202,7 +203,7 @@ class InstructionLoader:
         return f"the row from line {self.pairs.line(sample)} on"
 
     def _plan(self, epoch: int) -> list[Indices]:
-        order = np.argsort(draws(len(self._lengths), self._seed, epoch)[1], kind="stable")
+        order = np.argsort(draws(self.n_samples, self._seed, epoch)[1], kind="stable")
         return packed(order, self._lengths, self._width, self._most_rows)
 
 

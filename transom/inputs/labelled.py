@@ -88,7 +88,7 @@ class LabelledLoader:
 
     Attributes:
         texts: all texts, those that are left out too.
-        n_kept: texts that are trained on.
+        n_samples: texts that are trained on: an epoch.
         max_seq_len: most tokens of a text, its start symbol included.
         n_longer: texts of more tokens than the model reads; their beginning is trained on, or they are left out.
         lengths: tokens of all texts, special symbols not included.
@@ -128,7 +128,7 @@ class LabelledLoader:
         longer = self.lengths + 1 > max_seq_len
         self.n_longer = int(longer.sum())
         self._kept = list(range(len(rows))) if truncate else np.flatnonzero(~longer).tolist()
-        self.n_kept = len(self._kept)
+        self.n_samples = len(self._kept)
         if not self._kept:
             raise DataError(f"{texts.name}: expected texts of at most {max_seq_len} tokens, found none; raise model.max_seq_len")
         self._rows = [rows[i][: max_seq_len - 1] for i in self._kept]
@@ -144,7 +144,7 @@ class LabelledLoader:
 
     def batches_from(self, position: int) -> Iterator[tuple[int, list[LabelledBatch]]]:
         """Yield each batch, as slices, with the position behind it: what a checkpoint stores to go on from there."""
-        for end, _, batch in walk(position, self.n_kept, self._plan):
+        for end, _, batch in walk(position, self.n_samples, self._plan):
             yield end, [self._batch(part.tolist()) for part in self._slicing.of(batch)]
 
     def _plan(self, epoch: int) -> list[Indices]:

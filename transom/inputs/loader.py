@@ -40,14 +40,14 @@ class Layout(NamedTuple):
 class Loader:
     """Training batches of pairs without end, from any position.
 
-    A position is the number of samples read since the start of training, over all shards: epoch ``position // n_kept``, and
-    ``position % n_kept`` samples into it. It is the whole state of the loader.
+    A position is the number of samples read since the start of training, over all shards: epoch ``position // n_samples``, and
+    ``position % n_samples`` samples into it. It is the whole state of the loader.
 
     Attributes:
         pairs: all pairs, those that are dropped too.
         prefix: what stands in front of each source.
         lengths: tokens of all pairs' sources and targets, without special symbols but with the prefix.
-        n_kept: pairs that are trained on.
+        n_samples: pairs that are trained on: an epoch.
         left_out: the samples that are not, by reason.
         max_seq_len: most tokens of a sequence, special symbols included.
         padding_waste: share of the first epoch's tokens, both sides, that is padding.
@@ -96,13 +96,13 @@ class Loader:
         self.left_out = _left_out(pairs, *self.lengths, max_seq_len, max_length_ratio)
         out = {sample for samples in self.left_out.values() for sample in samples}
         self.kept = [sample for sample in range(len(pairs)) if sample not in out]
-        self.n_kept = len(self.kept)
+        self.n_samples = len(self.kept)
         if not self.kept:
             why = ", ".join(f"{n} {reason}" for reason, n in self.dropped.items()) or "there are no pairs"
             raise DataError(f"{pairs.name}: expected at least one pair to train on, found none ({why}); add pairs or relax what drops them")
         self.whole = [sides[0][i] for i in self.kept], [sides[1][i] for i in self.kept]
         self._refuse_longer_than_a_batch()
-        self.padding_waste = first_waste([self], np.arange(self.n_kept))
+        self.padding_waste = first_waste([self], np.arange(self.n_samples))
 
     @property
     def dropped(self) -> dict[str, int]:
@@ -113,10 +113,6 @@ class Loader:
         """Name a pair by its line."""
         return f"line {self.pairs.line(sample)}"
 
-    def epoch_of(self, position: int) -> int:
-        """Give the number, from 0, of the pass over the data that a position lies in."""
-        return position // self.n_kept
-
     def seen(self) -> tuple[set[int], set[int]]:
         """Give the tokens of each side that occur in what is trained on, segmented without dropout."""
         return {token for row in self.whole[0] for token in row}, {token for row in self.whole[1] for token in row}
@@ -126,7 +122,7 @@ class Loader:
 
         The slices' rows together are this shard's rows of the batch; where these are fewer than ``accumulate``, so are the slices.
         """
-        return batches_from(position, [self], self.n_kept, lambda epoch: np.arange(self.n_kept))
+        return batches_from(position, [self], self.n_samples, lambda epoch: np.arange(self.n_samples))
 
     def rows(self, epoch: int) -> tuple[Encoded, Encoded]:
         """Encode what is kept as this epoch sees it; a segmentation that grew too long by dropout falls back to the whole one."""

@@ -44,9 +44,10 @@ class MaskedLoader:
     def __init__(self, windows: WindowLoader, share: float, mask: int, seed: int) -> None:
         """Hide tokens in the batches of ``windows``; arguments as in ``masked``."""
         self.windows, self._share, self._mask, self._seed = windows, share, mask, seed
+        self.n_samples = windows.n_samples
 
     def batches_from(self, position: int) -> Iterator[tuple[int, list[MaskedBatch]]]:
         """Yield each batch, as slices, with the position behind it: what a checkpoint stores to go on from there."""
         for end, slices in self.windows.batches_from(position):
-            key = self._seed, self.windows.epoch_of(end - 1)
+            key = self._seed, (end - 1) // self.n_samples
             yield end, [masked(batch, self._share, self._mask, key) for batch in slices]

@@ -25,7 +25,7 @@ class LanguageMixture:
     def __init__(self, loaders: Mapping[str, Loader], temperature: float) -> None:
         """Mix loaders of one layout; see ``sampler.tempered``."""
         self.loaders = dict(loaders)
-        sizes = [loader.n_kept for loader in loaders.values()]
+        sizes = [loader.n_samples for loader in loaders.values()]
         self.counts = dict(zip(loaders, tempered(sizes, temperature), strict=True))
         self.n_samples = sum(self.counts.values())
         self._starts = np.cumsum([0, *sizes[:-1]]).tolist()
@@ -47,4 +47,6 @@ class LanguageMixture:
     def _chosen(self, epoch: int) -> Indices:
         """Take each language's share of an epoch, counted through what is kept of all."""
         parts = zip(self.loaders.values(), self.counts.values(), self._starts, strict=True)
-        return np.concatenate([start + taken(loader.n_kept, count, epoch, self._seed, n) for n, (loader, count, start) in enumerate(parts)])
+        return np.concatenate(
+            [start + taken(loader.n_samples, count, epoch, self._seed, n) for n, (loader, count, start) in enumerate(parts)]
+        )

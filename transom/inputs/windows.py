@@ -72,7 +72,7 @@ class WindowLoader:
     Attributes:
         stream: the training text.
         length: tokens of a window.
-        n_windows: windows an epoch; up to a window's length of tokens at the ring's seam waits for the next epoch.
+        n_samples: windows an epoch; up to a window's length of tokens at the ring's seam waits for the next epoch.
         batch_windows: most windows of a batch; an epoch's batches differ by one at most.
     """
 
@@ -88,12 +88,8 @@ class WindowLoader:
         """
         self.stream, self._seed, self._slicing = stream, seed, slicing
         self.length = min(max_seq_len, stream.n_tokens)
-        self.n_windows = stream.n_tokens // self.length
+        self.n_samples = stream.n_tokens // self.length
         self.batch_windows = max(1, batch_tokens // self.length)
-
-    def epoch_of(self, position: int) -> int:
-        """Give the number, from 0, of the pass over the text that a position lies in."""
-        return position // self.n_windows
 
     def place(self, sample: int) -> str:
         """Name where a sample begins, for people."""
@@ -101,14 +97,14 @@ class WindowLoader:
 
     def batches_from(self, position: int) -> Iterator[tuple[int, list[LanguageBatch]]]:
         """Yield each batch, as slices, with the position behind it: what a checkpoint stores to go on from there."""
-        for end, _, batch in walk(position, self.n_windows, self._plan):
+        for end, _, batch in walk(position, self.n_samples, self._plan):
             yield end, [self._batch(part) for part in self._slicing.of(batch)]
 
     def _plan(self, epoch: int) -> list[Indices]:
-        order, beginning = draws(self.n_windows + 1, self._seed, epoch)
+        order, beginning = draws(self.n_samples + 1, self._seed, epoch)
         first = int(beginning[-1] * self.stream.n_tokens)
         starts = (first + self.length * np.argsort(order[:-1], kind="stable")) % self.stream.n_tokens
-        return np.array_split(starts, -(-self.n_windows // self.batch_windows))
+        return np.array_split(starts, -(-self.n_samples // self.batch_windows))
 
     def _batch(self, starts: NDArray[np.int64]) -> LanguageBatch:
         places = (starts[:, None] + np.arange(self.length + 1)) % self.stream.n_tokens

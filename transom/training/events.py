@@ -68,6 +68,7 @@ class Stepped:
         target_tokens_per_second: true target tokens over the step's time.
         peak_share: model FLOP/s over the machine's measured peak, from 0 to 1.
         seconds_left: estimate to the end of the run.
+        epochs: passes over the training data so far.
         skipped: places in the training data for whose sake the step was skipped; empty when it was taken.
         load: how busy the experts were, where the model has a mixture of them.
     """
@@ -81,8 +82,22 @@ class Stepped:
     target_tokens_per_second: float
     peak_share: float
     seconds_left: float
+    epochs: float
     skipped: tuple[str, ...] = ()
     load: Load | None = None
+
+
+@dataclass(frozen=True)
+class Foreseen:
+    """The pace has settled, and tells of the run's end.
+
+    Attributes:
+        step: steps done.
+        notes: sentences that a person should read.
+    """
+
+    step: int
+    notes: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -129,5 +144,5 @@ class Finished:
     facts: Mapping[str, Any] = field(default_factory=dict)
 
 
-Event = Started | Stepped | Validated | Saved | Finished
+Event = Started | Stepped | Foreseen | Validated | Saved | Finished
 Observer = Callable[[Event], None]

@@ -14,11 +14,11 @@ from transom.parallel.world import World
 from transom.planning.memory import give_back_freed_memory
 from transom.planning.precision import using_threads
 from transom.training.average import Averager
-from transom.training.events import Event, Finished, Observer, Reason, Saved, Started, Stepped, Validated
+from transom.training.events import Event, Finished, Foreseen, Observer, Reason, Saved, Started, Stepped, Validated
 from transom.training.follower import END, NOTHING, SAVE, STEP
-from transom.training.pace import Pace
+from transom.training.pace import SETTLED, Pace
 from transom.training.record import Window
-from transom.training.schedule import learning_rate
+from transom.training.schedule import ends_early, learning_rate
 from transom.training.setup import Parts
 from transom.training.state import (
     Progress,
@@ -148,12 +148,15 @@ class _Run:
         n = result.n_target_tokens
         share = result.flops / seconds / self.parts.peak
         places = tuple(map(self.parts.task.place, result.skipped))
-        rates = rate, result.grad_norm, n, n / seconds, share, left
+        rates = rate, result.grad_norm, n, n / seconds, share, left, self.epochs
         self.tell(Stepped(p.step, result.loss / n, result.nll / n, *rates, places, result.load))
         if places:
             self.parts.folder.metrics.append({"step": p.step, "kind": "skipped", "places": list(places)})
         if p.step % t.log_every == 0:
-            self.parts.folder.metrics.append({"step": p.step, "kind": "train", "learning_rate": rate, **self.window.close(self.parts.peak)})
+            figures = {"epochs": self.epochs, "learning_rate": rate, **self.window.close(self.parts.peak)}
+            self.parts.folder.metrics.append({"step": p.step, "kind": "train", **figures})
+        if self.pace.n_steps == SETTLED:
+            self.foresee()
         if p.skips_in_a_row >= SKIPS_ALLOWED:
             kept = self.parts.folder.checkpoints.steps()
             where = f"the checkpoint of step {kept[-1]} is kept" if kept else "no checkpoint was written yet"
@@ -161,6 +164,21 @@ class _Run:
                 f"expected a finite loss and gradient, found {SKIPS_ALLOWED} steps in a row without, up to step {p.step}; {where};"
                 " lower training.learning_rate, set training.clip_norm, or set training.precision = 'fp32'"
             )
+
+    @property
+    def epochs(self) -> float:
+        """Passes over the training data so far."""
+        return self.progress.position / self.parts.task.loader.n_samples
+
+    def foresee(self) -> None:
+        """Tell what the pace says of the run's end."""
+        p, t = self.progress, self.training
+        notes = [
+            f"{t.max_steps:,} steps are about {float(f'{self.epochs / p.step * t.max_steps:.2g}'):,g} epochs, passes over the training data"
+        ]
+        if t.max_minutes is not None:
+            notes += ends_early(t, t.max_minutes * 60 - p.seconds, p.step, self.pace.seconds_a_step)
+        self.tell(Foreseen(p.step, tuple(notes)))
 
     def ending(self, should_stop: Callable[[], bool]) -> Reason | None:
         """Return why the run ends now; None if it goes on."""

@@ -4,6 +4,9 @@ import math
 
 from transom.config.training import Cosine, PaperSchedule, Training, WarmupStableDecay
 
+HIGH = 0.1
+"""How far above its end, as a share of the peak, a learning rate is worth a word."""
+
 
 def learning_rate(step: int, training: Training, d_model: int) -> float:
     """Compute the learning rate of a step.
@@ -26,6 +29,27 @@ def too_short(training: Training) -> list[str]:
     return [
         f"the learning rate rises for {warmup:,} steps, and the run has {steps:,}: it stays below its peak; make"
         f" training.schedule.warmup_steps smaller, {max(steps // 10, 1):,} say, or training.max_steps larger"
+    ]
+
+
+def ends_early(training: Training, seconds_left: float, step: int, seconds_a_step: float) -> list[str]:
+    """Say where the clock ends a run while its learning rate is still high.
+
+    Args:
+        training: steps, minutes and schedule.
+        seconds_left: of ``max_minutes``.
+        step: steps done.
+        seconds_a_step: the pace.
+    """
+    steps, last = training.max_steps, step + int(seconds_left / seconds_a_step)
+    rate, least = (share_of_peak(end, training.schedule, steps) for end in (last, steps))
+    rises = last < training.schedule.warmup_steps
+    if last >= steps or (rate < least + HIGH and not rises):
+        return []
+    told = int(float(f"{last:.1e}"))
+    return [
+        f"at this pace training.max_minutes = {training.max_minutes:g} ends the run at about step {told:,} of {steps:,}, its learning rate"
+        f" still {'rising, ' if rises else ''}at {rate:.0%} of the peak; training.max_steps={told} would let it fall to its end"
     ]
 
 

@@ -68,7 +68,7 @@ def report_labelled(splits: Splits[Pairs], classes: Sequence[str], tokenizer: To
     rows = {name: encode(tokenizer, part.source) for name, part in parts.items()}
     seen = {token for row in rows["train"] for token in row}
     counts = class_counts({name: part.target for name, part in parts.items()}, classes)
-    fate = "their beginning stands for them" if loader.n_kept == len(train) else "they are left out"
+    fate = "their beginning stands for them" if loader.n_samples == len(train) else "they are left out"
     longer = f"train: {counted(loader.n_longer, 'text')} longer than the {loader.max_seq_len} tokens that the model reads; {fate}"
     return LabelledReport(
         problems=[
@@ -80,6 +80,6 @@ def report_labelled(splits: Splits[Pairs], classes: Sequence[str], tokenizer: To
         texts={name: {"texts": len(part), "from": part.name, "doubles": len(part) - len(set(part.source))} for name, part in parts.items()},
         classes=counts,
         tokens={name: distribution(of_part) for name, of_part in rows.items()},
-        longer={"texts": loader.n_longer, "left out": len(train) - loader.n_kept},
+        longer={"texts": loader.n_longer, "left out": len(train) - loader.n_samples},
         unseen={name: unseen(tokenizer, of_part, seen) for name, of_part in rows.items() if name != "train"},
     )

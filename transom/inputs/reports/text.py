@@ -72,7 +72,7 @@ def report_text(splits: Splits[Documents], streams: dict[str, Stream], tokenizer
     lengths = {name: distribution(stream.lengths) for name, stream in streams.items()}
     order = np.argsort(-streams["train"].lengths, kind="stable")[:SHOWN].tolist()
     longest: list[Row] = [{"document": splits.train.places[i], "tokens": int(streams["train"].lengths[i])} for i in order]
-    windows = {"windows": loader.n_windows, "tokens": loader.length, "a batch": loader.batch_windows}
+    windows = {"windows": loader.n_samples, "tokens": loader.length, "a batch": loader.batch_windows}
     return TextReport(problems, text, lengths, longest, never, windows)
 
 

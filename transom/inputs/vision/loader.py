@@ -85,6 +85,7 @@ class ImageLoader:
     Attributes:
         images: all of them.
         labels: number of each one's class.
+        n_samples: images: an epoch.
     """
 
     def __init__(
@@ -110,19 +111,19 @@ class ImageLoader:
         Raises:
             DataError: an image is of an unknown class.
         """
-        self.images = images
+        self.images, self.n_samples = images, len(images)
         self.labels = numbered(images.labels, classes, images)
         self._augmenter = Augmenter(augmentation, seed)
         self._batch_images, self._seed, self._slicing = batch_images, seed, slicing
 
     def batches_from(self, position: int) -> Iterator[tuple[int, list[ImageBatch]]]:
         """Yield each batch, as slices, with the position behind it: what a checkpoint stores to go on from there."""
-        for end, epoch, batch in walk(position, len(self.images), self._plan):
+        for end, epoch, batch in walk(position, self.n_samples, self._plan):
             partner = dict(zip(batch.tolist(), np.roll(batch, 1).tolist(), strict=True))
             yield end, [self._batch(part.tolist(), partner, epoch) for part in self._slicing.of(batch)]
 
     def _plan(self, epoch: int) -> list[Indices]:
-        order = np.argsort(draws(len(self.images), self._seed, epoch)[0], kind="stable")
+        order = np.argsort(draws(self.n_samples, self._seed, epoch)[0], kind="stable")
         return np.array_split(order, -(-len(order) // self._batch_images))
 
     def _batch(self, rows: list[int], partner: dict[int, int], epoch: int) -> ImageBatch:

@@ -43,7 +43,12 @@ class Reader(NamedTuple):
 
 @runtime_checkable
 class Batches(Protocol):
-    """A loader: training batches without end, whose whole state is one integer."""
+    """A loader: training batches without end, whose whole state is one integer: a position, counted in samples."""
+
+    @property
+    def n_samples(self) -> int:
+        """Samples an epoch."""
+        ...
 
     def batches_from(self, position: int) -> Iterator[tuple[int, Sequence[Batch]]]:
         """Yield each batch, as slices, with the position behind it."""
