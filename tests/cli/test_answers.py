@@ -85,6 +85,9 @@ def test_recipes(transom: Call, tmp_path: Path) -> None:
     assert transom("recipes", "copy", "copy", mine).code == 0
     assert mine.read_text() == packaged_recipes()["copy"]
     assert "is there already" in transom("recipes", "copy", "sort", mine).error
+    assert transom("recipes", "show", "copy", "--json").json == {"name": "copy", "text": packaged_recipes()["copy"]}
+    other = tmp_path / "other.toml"
+    assert transom("recipes", "copy", "copy", other, "--json").json == {"name": "copy", "file": str(other)} and other.exists()
     assert mine.read_text() == packaged_recipes()["copy"]
     assert "cannot write" in transom("recipes", "copy", "copy", tmp_path / "no" / "x.toml").error
 

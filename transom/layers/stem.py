@@ -3,6 +3,7 @@
 import math
 from itertools import pairwise
 
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -47,6 +48,7 @@ class Stem(nn.Module):
         self, x: Float[Tensor, "batch channels height width"], taps: Scope | None = None
     ) -> Float[Tensor, "batch maps map_height map_width"]:
         """Filter an image stage by stage; behind each, the largest number of 3 x 3 places at every second one."""
+        x = x.contiguous(memory_format=torch.channels_last)  # twice as fast: pooling alone is eight times
         for number, stage in enumerate(self.stages):
             x = F.max_pool2d(stage(x), 3, 2, 1)
             x = tap(taps, f"stages.{number}", x)
