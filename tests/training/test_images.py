@@ -31,8 +31,10 @@ def test_it_learns_and_answers(recipe: ImageRecipe, photos: Path, tmp_path: Path
     assert finished.best["accuracy"] == 100.0 and "perplexity" not in finished.best
     classifier = load(tmp_path / "run")
     assert isinstance(classifier, ImageClassifier) and classifier.model.config.classes == ("lying", "standing")
-    found = classifier.classify([photos / "lying" / "1.png", photos / "standing" / "2.png"])
-    assert [each.label for each in found] == ["lying", "standing"] and all(each.p > 0.5 for each in found)
+    told: list[tuple[int, int]] = []
+    pair = [photos / "lying" / "1.png", photos / "standing" / "2.png"]
+    found = classifier.classify(pair, lambda done, total: told.append((done, total)))
+    assert told == [(2, 2)] and [each.label for each in found] == ["lying", "standing"] and all(each.p > 0.5 for each in found)
     assert sum(found[0].probabilities.values()) == pytest.approx(1.0)
     record = RunFolder.open(tmp_path / "run").metrics.read()[-1]
     assert {"picture", "text", "class", "found"} == set(record["samples"][0])
