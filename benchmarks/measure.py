@@ -103,8 +103,8 @@ def add_records(path: Path, records: list[dict[str, Any]]) -> None:
     path.write_text(json.dumps([*before, *records], indent=1) + "\n", encoding="utf-8")
 
 
-def mean_and_spread(values: list[float]) -> str:
+def mean_and_spread(values: list[float], places: int = 2) -> str:
     """Name values, their mean and their standard deviation."""
     spread = statistics.stdev(values) if len(values) > 1 else 0.0
-    shown = ", ".join(f"{value:.2f}" for value in values)
-    return f"{shown}; mean {statistics.fmean(values):.2f}, spread {spread:.2f}"
+    shown = ", ".join(f"{value:.{places}f}" for value in values)
+    return f"{shown}; mean {statistics.fmean(values):.{places}f}, spread {spread:.{places}f}"

@@ -5,11 +5,8 @@
 dev is read once a seed, at the end, by weights that were chosen on a tenth of train. benchmarks/results/sst2.json has a record a seed.
 """
 
-import argparse
-import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from scipy.sparse import csr_matrix
@@ -17,16 +14,13 @@ from sklearn.feature_extraction.text import CountVectorizer
 from sklearn.svm import LinearSVC
 
 import transom
-from benchmarks.measure import add_records, facts, mean_and_spread
+from benchmarks.learning import Record, command_line, learn
+from benchmarks.measure import add_records
 from transom.config.data import LabelledFiles
 from transom.decoding.classifier import Classifier, scored
 from transom.decoding.load import load_as
 from transom.inputs.labelled import read_labelled
 from transom.inputs.pairs import Pairs
-from transom.planning.machine import measure_peak
-from transom.planning.precision import choose_threads
-
-RESULTS = Path(__file__).parent / "results"
 
 
 def naive_bayes_svm(train: Pairs, test: Pairs, c: float = 0.1, smoothing: float = 1.0, interpolation: float = 0.25) -> float:
@@ -50,40 +44,34 @@ def naive_bayes_svm(train: Pairs, test: Pairs, c: float = 0.1, smoothing: float 
     return float(100 * (found == (np.array(test.target) == max(train.target))).mean())
 
 
-def one_seed(recipe: str, root: Path, seed: int, out: Path, overrides: list[str]) -> dict[str, Any]:
-    """Train a seed and score it on dev."""
+def one_seed(recipe: str, root: Path, seed: int, out: Path, overrides: list[str], validation: bool) -> Record:
+    """Train a seed and, unless only validation counts, score it on dev."""
     start, folder = time.monotonic(), out / f"seed-{seed}"
     run = transom.train(recipe, out=folder, overrides=[f"data.root={root}", f"training.seed={seed}", *overrides], overwrite=True)
-    minutes = (time.monotonic() - start) / 60
-    dev = read_labelled(LabelledFiles(file="dev.tsv"), root)
-    classifier = load_as(Classifier, folder)
-    accuracy = scored(classifier.classify(dev.source), dev.target, dev, classifier.model.config.classes).accuracy
-    return {"recipe": recipe, "seed": seed, "minutes": round(minutes, 2), "validation": run.best, "dev accuracy": round(accuracy, 2)}
+    record = {"recipe": recipe, "seed": seed, "minutes": round((time.monotonic() - start) / 60, 2), "validation": run.best}
+    if validation:
+        return record
+    dev, classifier = read_labelled(LabelledFiles(file="dev.tsv"), root), load_as(Classifier, folder)
+    found = scored(classifier.classify(dev.source), dev.target, dev, classifier.model.config.classes)
+    return record | {"accuracy": round(found.accuracy, 2)}
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Train the seeds one after another and write what they reached."""
-    asked = _parser().parse_args(arguments)
-    root, path = asked.root.resolve(), asked.results or RESULTS / "sst2.json"
-    machine = facts("python -m benchmarks.sst2 " + " ".join(arguments or sys.argv[1:]), choose_threads().count, measure_peak())
-    records = [one_seed(asked.recipe, root, seed, asked.out, asked.overrides) | {"facts": machine} for seed in asked.seeds]
-    train, dev = (read_labelled(LabelledFiles(file=f"{name}.tsv"), root) for name in ("train", "dev"))
-    baseline = {"recipe": "naive-Bayes SVM", "dev accuracy": round(naive_bayes_svm(train, dev), 2), "facts": machine}
-    add_records(path, [*records, baseline])
-    print(f"{asked.recipe}: dev accuracy {mean_and_spread([record['dev accuracy'] for record in records])}")
-    print(f"naive-Bayes SVM: dev accuracy {baseline['dev accuracy']}; all in {path}")
-
-
-def _parser() -> argparse.ArgumentParser:
-    form = argparse.RawTextHelpFormatter
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.sst2", description=__doc__, formatter_class=form)
+    """Train the seeds one after another and write what they reached, and what the baseline did."""
+    parser = command_line("sst2", __doc__, "sst2", n_runs=5)
     parser.add_argument("--root", type=Path, required=True, help="folder with train.tsv and dev.tsv")
-    parser.add_argument("--recipe", default="sst2", help="packaged recipe or TOML file")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3, 4, 5], help="one run each")
-    parser.add_argument("--out", type=Path, default=Path("runs/sst2"), help="folder for the runs")
-    parser.add_argument("--set", dest="overrides", action="append", default=[], metavar="FIELD=VALUE", help="change the recipe")
-    parser.add_argument("--results", type=Path, help="JSON file; default benchmarks/results/sst2.json")
-    return parser
+    asked = parser.parse_args(arguments)
+    root = asked.root.resolve()
+
+    def one(seed: int) -> Record:
+        return one_seed(asked.recipe, root, seed, asked.out, asked.overrides, asked.validation)
+
+    machine = learn("sst2", asked, arguments, one, "accuracy")
+    if not asked.validation:
+        train, dev = (read_labelled(LabelledFiles(file=f"{name}.tsv"), root) for name in ("train", "dev"))
+        accuracy = round(naive_bayes_svm(train, dev), 2)
+        add_records(asked.results, [{"recipe": "naive-Bayes SVM", "accuracy": accuracy, **machine}])
+        print(f"naive-Bayes SVM: accuracy {accuracy}")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,65 @@
+"""What the benchmarks of learning share: one training a seed or a fold, each with a record that is written at once."""
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.measure import add_records, facts, mean_and_spread
+from transom.planning.machine import measure_peak
+from transom.planning.precision import choose_threads
+
+RESULTS = Path(__file__).parent / "results"
+
+Record = dict[str, Any]
+
+
+def command_line(name: str, about: str | None, recipe: str, runs: str = "seeds", n_runs: int = 3) -> argparse.ArgumentParser:
+    """Begin the command line of a benchmark.
+
+    Args:
+        name: of its file.
+        about: its docstring.
+        recipe: what it trains where nothing else is asked for.
+        runs: what its runs differ in, in the plural.
+        n_runs: how many there are.
+    """
+    form = argparse.RawTextHelpFormatter
+    parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{name}", description=about, formatter_class=form)
+    parser.add_argument("--recipe", default=recipe, help="packaged recipe or TOML file")
+    parser.add_argument(f"--{runs}", dest="runs", type=int, nargs="+", default=[*range(1, n_runs + 1)], help="one run each")
+    parser.add_argument("--out", type=Path, default=Path("runs") / name, help="folder for the runs")
+    parser.add_argument("--set", dest="overrides", action="append", default=[], metavar="FIELD=VALUE", help="change the recipe")
+    parser.add_argument("--results", type=Path, default=RESULTS / f"{name}.json", help="JSON file that records are added to")
+    parser.add_argument("--validation", action="store_true", help="leave what is reported unread: to choose settings")
+    return parser
+
+
+def learn(
+    name: str, asked: argparse.Namespace, arguments: Sequence[str] | None, one: Callable[[int], Record], figure: str, places: int = 2
+) -> Record:
+    """Train the runs one after another, and name mean and spread of a figure.
+
+    Args:
+        name: of the benchmark's file.
+        asked: of ``command_line``; with ``validation`` no record is written, and the figure is validation's.
+        arguments: that were parsed; None for the process's.
+        one: trains the run of a number and returns its record, which has the validation's figures under "validation".
+        figure: of the records.
+        places: of the figure, behind the point.
+
+    Returns:
+        What else every record of this sitting says: the machine, and the command.
+    """
+    machine = {
+        "facts": facts(f"python -m benchmarks.{name} " + " ".join(arguments or sys.argv[1:]), choose_threads().count, measure_peak())
+    }
+    values = list[float]()
+    for number in asked.runs:
+        record = one(number) | machine
+        values.append((record["validation"] if asked.validation else record)[figure])
+        if not asked.validation:
+            add_records(asked.results, [record])
+    print(f"{asked.recipe}: {'validation ' * asked.validation}{figure} {mean_and_spread(values, places)}")
+    return machine
