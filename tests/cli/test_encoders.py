@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from tests.cli.conftest import Call, Trained, sets
 from tests.cli.test_language import TINY as TINY_TEXT
 from transom.cli.main import main
-from transom.decoding.load import load
+from transom.decoding.load import load, load_embedder
 from transom.errors import ConfigError
 
 TINY = tuple(override for override in TINY_TEXT if not override.startswith("decoding."))
@@ -85,6 +85,7 @@ def test_embed_compares_and_writes(transom: Call, classifying: Path, filling: Pa
         told = transom("embed", run, "a cat", "a wolf", "--precision", "fp32")
         rows = [line.split() for line in told.out.splitlines()]
         assert rows[0][0] == rows[1][1] == "1.000" and rows[0][1] == rows[1][0] and rows[0][2:] == ["a", "cat"]
+    assert load_embedder(filling, "fp32").reader is not None, "it reads as fast as what the run is for"
     (tmp_path / "texts").write_text("a cat\na wolf\n\n")
     written = transom("embed", filling, "--input", tmp_path / "texts", "--output", tmp_path / "v.safetensors")
     assert written.code == 0 and load_file(tmp_path / "v.safetensors")["embeddings"].shape == (3, 16)

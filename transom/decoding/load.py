@@ -130,7 +130,7 @@ def load_embedder(folder: str | Path, precision: PrecisionName = "auto") -> Embe
     """
     found = load(folder, precision)
     if isinstance(found, Filler | Classifier):
-        return Embedder(found.model, found.tokenizer, found.reading, found.precision)
+        return Embedder(found.model, found.tokenizer, found.reading, found.precision, found.reader)
     if isinstance(found, Embedder):
         return found
     raise ConfigError(f"{folder}: expected an encoder's run, found one for {_verb(type(found))}; name an encoder's")
