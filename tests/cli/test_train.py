@@ -67,7 +67,7 @@ def test_progress_is_lines_and_json_is_alone(trained: Trained, transom: Call, tm
     outcome = transom(*trained.command, "--out", tmp_path / "a")
     assert outcome.code == 0
     assert "reading the data ..." in outcome.err
-    assert "step 1/10  loss" in outcome.err and "of peak" in outcome.err and "left" in outcome.err
+    assert "step 1/10  epoch 0." in outcome.err and "of peak" in outcome.err and "left" in outcome.err
     assert "step 10: validation loss" in outcome.err
     assert f"report in {tmp_path / 'a' / 'report.html'}" in outcome.out
     quiet = transom(*trained.command, "--out", tmp_path / "b", "--json")

@@ -13,7 +13,7 @@ from tests.decoding.tables import EOS
 from transom.config.decoding import Decoding
 from transom.config.recipe import TranslationRecipe, dump_recipe
 from transom.decoding.answers import PairScore, one_line, perplexity
-from transom.decoding.inference import evaluating
+from transom.decoding.inference import evaluating, unheard
 from transom.decoding.load import load
 from transom.decoding.translator import Translator
 from transom.errors import CheckpointError, ConfigError, DataError
@@ -67,7 +67,7 @@ def test_options_override_the_recipe_and_none_keeps_it() -> None:
     for [best] in t.n_best(["abc", "h"], 1, min_length=5, max_length=6):
         assert len(t.tokenizers.target.encode(best.text)) <= 5
     exact = t._settings(1, {"min_length": 5, "max_length": 6})
-    assert [len(h.tokens) for [h] in t._search_all([[5, 6], [7]], exact, 1, 100, None)] == [5, 5]
+    assert [len(h.tokens) for [h] in t._search_all([[5, 6], [7]], exact, 1, 100, unheard)] == [5, 5]
     assert t.n_best(["abc"], 1, length_penalty=0.0)[0][0].score == t.n_best(["abc"], 1, length_penalty=0.0)[0][0].log_p
 
 
