@@ -88,7 +88,10 @@ def test_seeds_give_mean_and_spread_in_one_table(trained: Trained, transom: Call
     assert again["mean"]["loss"] == pytest.approx(sum(losses) / 2, abs=1e-4)
 
 
-@pytest.mark.parametrize(("number", "code", "processes"), [(signal.SIGINT, 130, 1), (signal.SIGTERM, 143, 1), (signal.SIGINT, 130, 2)])
+@pytest.mark.parametrize(
+    ("number", "code", "processes"),
+    [(signal.SIGINT, 130, 1), (signal.SIGTERM, 143, 1), pytest.param(signal.SIGINT, 130, 2, marks=pytest.mark.long)],
+)
 def test_a_signal_finishes_the_step_and_saves(
     number: signal.Signals, code: int, processes: int, trained: Trained, transom: Call, tmp_path: Path
 ) -> None:

@@ -17,6 +17,7 @@ def batch(generator: torch.Generator) -> LanguageBatch:
     return LanguageBatch(Sequences.pad(tokens.tolist()), tokens[:, :1].expand(-1, 12).contiguous(), tuple(range(32)))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["linear", "performer"])
 def test_it_remembers_the_first_token(kind: str) -> None:
     torch.manual_seed(1)

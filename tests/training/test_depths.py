@@ -38,6 +38,7 @@ def test_a_batch_gives_the_same_update_however_it_is_sliced(n_slices: int) -> No
     assert result.grad_norm != pytest.approx(stepped(translator(DEPTH | {"weight": 0.0}), 1)[1].grad_norm, rel=1e-6), "the loss is in it"
 
 
+@pytest.mark.long
 def test_it_learns_and_tokens_learn_to_decide_alone() -> None:
     torch.manual_seed(3)
     depth = {"kind": "mixture", "capacity": 0.25, "weight": 0.1}

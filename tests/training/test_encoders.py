@@ -38,6 +38,7 @@ def test_a_classifier_learns_and_says_how_well(classes: ClassificationRecipe, tm
     assert {"text", "class", "found"} == set(record["samples"][0])
 
 
+@pytest.mark.long
 def test_a_masked_model_learns_from_both_sides(masked: MaskedRecipe, tmp_path: Path) -> None:
     slow = {"max_steps": 400, "batch_tokens": 256, "validate_every": 100, "checkpoint_every": 400, "average": "none", "precision": "fp32"}
     finished = sit(changed(masked, **slow), tmp_path / "run")
@@ -77,6 +78,7 @@ def test_classes_that_changed_are_not_gone_on_with(classes: ClassificationRecipe
         sit(changed(classes, max_steps=12), tmp_path / "run")
 
 
+@pytest.mark.long
 def test_vectors_of_pairs_come_near(pairs: EmbeddingRecipe, tmp_path: Path) -> None:
     raw = changed(pairs, max_steps=150, batch_tokens=200, validate_every=50, average="none", precision="fp32").model_dump()
     raw["data"]["valid"] = raw["data"]["train"]

@@ -64,6 +64,7 @@ def test_the_loss_is_that_of_each_answer_read_alone(mask: str, tmp_path: Path) -
     assert {"loss", "perplexity", "accuracy"} == set(figures) and {"text", "class", "found"} == set(samples[0])
 
 
+@pytest.mark.long
 def test_it_learns_to_answer_and_to_stop(tmp_path: Path) -> None:
     slow = {"max_steps": 300, "batch_tokens": 256, "validate_every": 100, "checkpoint_every": 300, "average": "none", "accumulate": 1}
     recipe = changed(

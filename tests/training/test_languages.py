@@ -20,6 +20,7 @@ from transom.training.setup import set_up
 from transom.weights.run_folder import RunFolder
 
 
+@pytest.mark.long
 def test_one_model_obeys_the_tags(languages: TranslationRecipe, tmp_path: Path) -> None:
     raw = changed(languages, max_steps=400, learning_rate=0.01, batch_tokens=512, average="none", precision="fp32").model_dump()
     raw["training"] |= {"label_smoothing": 0.0, "accumulate": 1, "validate_every": 400, "checkpoint_every": 400, "validate_bleu": 0}

@@ -41,6 +41,7 @@ def test_a_run_of_two_processes_goes_on_to_the_same_end(tmp_path: Path) -> None:
         sit(tmp_path / "killed", processes=1)
 
 
+@pytest.mark.long
 def test_bad_samples_are_named_from_all_processes(tmp_path: Path) -> None:
     def named(n: int) -> list[set[str]]:
         seen: list[Event] = []

@@ -120,6 +120,7 @@ def test_a_skipped_step_moves_no_bias() -> None:
     assert result.skipped and not any(each.bias.any() for each in mixtures(model))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "balance", [{"kind": "loss", "weight": 0.5}, {"kind": "bias", "rate": 0.02}, {"kind": "none"}], ids=lambda b: b["kind"]
 )
@@ -143,7 +144,7 @@ def test_it_learns_and_either_way_makes_the_experts_equally_busy(balance: dict[s
 MIXED = {**MODEL, "feed_forward": {**BIAS, "capacity": 0.75}}
 
 
-@pytest.mark.parametrize("average", ["ema", "checkpoints"])
+@pytest.mark.parametrize("average", ["ema", pytest.param("checkpoints", marks=pytest.mark.long)])
 def test_a_killed_run_goes_on_with_its_biases(tmp_path: Path, average: str) -> None:
     fields = {"model": MIXED, "average": average, "validate_bleu": 0}
     die_and_end_the_same(partial(sit, **fields), tmp_path, [kill_at(4, Saved), kill_at(8, Stepped)])
@@ -153,7 +154,7 @@ def test_a_killed_run_goes_on_with_its_biases(tmp_path: Path, average: str) -> N
     assert all(line["expert_load"] > 1 and line["dropped"] > 0 for line in lines)
 
 
-@pytest.mark.parametrize("fields", [LOSS, BIAS], ids=["loss", "bias"])
+@pytest.mark.parametrize("fields", [pytest.param(LOSS, marks=pytest.mark.long), BIAS], ids=["loss", "bias"])
 def test_two_processes_make_the_steps_of_one(tmp_path: Path, fields: dict[str, Any]) -> None:
     exact = {"precision": "fp32", "max_steps": 5, "checkpoint_every": 5, "validate_every": 5, "validate_bleu": 0, "average": "none"}
     runs = []

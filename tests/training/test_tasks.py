@@ -21,6 +21,7 @@ def test_a_killed_run_ends_as_the_run_left_alone(recipe: Recipe, tmp_path: Path)
     die_and_end_the_same(partial(sit, recipe), tmp_path)
 
 
+@pytest.mark.long
 def test_two_processes_make_the_steps_of_one(recipe: Recipe, tmp_path: Path) -> None:
     if isinstance(recipe, EmbeddingRecipe):
         return  # each process has the pairs of its own part to tell apart
