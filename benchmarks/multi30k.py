@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import transom
+from benchmarks.learning import RESULTS
 from benchmarks.measure import facts
 from transom.cli.reading import read_test_set
 from transom.planning.machine import measure_peak
@@ -26,7 +27,6 @@ from transom.training.evaluation import Figure, bleu
 from transom.training.events import Event, Finished
 from transom.weights.run_folder import CONFIG, RECIPE, TOKENIZER, WEIGHTS
 
-RESULTS = Path(__file__).parent / "results"
 MARKS = (20, 40, 60)
 """Minutes."""
 

@@ -2,14 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
 from transom.errors import ConfigError
-
-OWN_FILES = "Your own files, in place of the recipe's"
-"""Heading of the options that name them."""
 
 RecipeName = Annotated[str, typer.Argument(metavar="NAME_OR_FILE", help="A packaged recipe (see transom recipes) or a TOML file.")]
 Set = Annotated[
@@ -33,82 +30,36 @@ SearchPrecision = Annotated[
         "--precision", help="Arithmetic of the matrix products; auto measures. int8 is the fastest on a processor, and less exact."
     ),
 ]
-TrainSource = Annotated[
-    Path | None, typer.Option("--source", metavar="FILE", help="Training source, one sentence a line (.gz too).", rich_help_panel=OWN_FILES)
-]
-TrainTarget = Annotated[
-    Path | None, typer.Option("--target", metavar="FILE", help="Its translations, line by line.", rich_help_panel=OWN_FILES)
-]
-ValidSource = Annotated[
-    Path | None,
-    typer.Option("--valid-source", metavar="FILE", help="Validation source; left out, 1 % is split off.", rich_help_panel=OWN_FILES),
-]
-ValidTarget = Annotated[Path | None, typer.Option("--valid-target", metavar="FILE", help="Validation target.", rich_help_panel=OWN_FILES)]
+
+
+def _own(flag: str, metavar: str, about: str) -> Any:
+    """Make an option that names files of the user's own."""
+    return typer.Option(flag, metavar=metavar, help=about, rich_help_panel="Your own files, in place of the recipe's")
+
+
+TrainSource = Annotated[Path | None, _own("--source", "FILE", "Training source, one sentence a line (.gz too).")]
+TrainTarget = Annotated[Path | None, _own("--target", "FILE", "Its translations, line by line.")]
+ValidSource = Annotated[Path | None, _own("--valid-source", "FILE", "Validation source; left out, 1 % is split off.")]
+ValidTarget = Annotated[Path | None, _own("--valid-target", "FILE", "Validation target.")]
 TrainText = Annotated[
-    list[Path] | None,
-    typer.Option(
-        "--text",
-        metavar="PATH",
-        help="For a language model: a text file or a folder (.gz too); may be repeated.",
-        rich_help_panel=OWN_FILES,
-    ),
+    list[Path] | None, _own("--text", "PATH", "For a language model: a text file or a folder (.gz too); may be repeated.")
 ]
-ValidText = Annotated[
-    list[Path] | None,
-    typer.Option("--valid-text", metavar="PATH", help="Validation text; left out, 5 % is split off.", rich_help_panel=OWN_FILES),
-]
+ValidText = Annotated[list[Path] | None, _own("--valid-text", "PATH", "Validation text; left out, 5 % is split off.")]
 TrainLabelled = Annotated[
-    Path | None,
-    typer.Option(
-        "--labelled",
-        metavar="FILE",
-        help="For a classifier: a .tsv, .csv or .jsonl file of texts and their classes (.gz too).",
-        rich_help_panel=OWN_FILES,
-    ),
+    Path | None, _own("--labelled", "FILE", "For a classifier: a .tsv, .csv or .jsonl file of texts and their classes (.gz too).")
 ]
 ValidLabelled = Annotated[
-    Path | None,
-    typer.Option(
-        "--valid-labelled",
-        metavar="FILE",
-        help="Validation texts with their classes; left out, 10 % is split off.",
-        rich_help_panel=OWN_FILES,
-    ),
+    Path | None, _own("--valid-labelled", "FILE", "Validation texts with their classes; left out, 10 % is split off.")
 ]
 TrainInstructions = Annotated[
-    Path | None,
-    typer.Option(
-        "--instructions",
-        metavar="FILE",
-        help="For a model that answers: a .tsv, .csv or .jsonl file of prompts and answers.",
-        rich_help_panel=OWN_FILES,
-    ),
+    Path | None, _own("--instructions", "FILE", "For a model that answers: a .tsv, .csv or .jsonl file of prompts and answers.")
 ]
 ValidInstructions = Annotated[
-    Path | None,
-    typer.Option(
-        "--valid-instructions",
-        metavar="FILE",
-        help="Validation prompts and answers; left out, 1 % is split off.",
-        rich_help_panel=OWN_FILES,
-    ),
+    Path | None, _own("--valid-instructions", "FILE", "Validation prompts and answers; left out, 1 % is split off.")
 ]
-TrainImages = Annotated[
-    Path | None,
-    typer.Option(
-        "--images", metavar="PATH", help="For a classifier of images: a folder or .zip of CLASS/NAME.jpg.", rich_help_panel=OWN_FILES
-    ),
-]
-ValidImages = Annotated[
-    Path | None,
-    typer.Option(
-        "--valid-images", metavar="PATH", help="Validation images, likewise; left out, 10 % is split off.", rich_help_panel=OWN_FILES
-    ),
-]
-Suffix = Annotated[
-    list[str] | None,
-    typer.Option("--suffix", metavar=".EXT", help="Ending of the files that are taken out of folders.", rich_help_panel=OWN_FILES),
-]
+TrainImages = Annotated[Path | None, _own("--images", "PATH", "For a classifier of images: a folder or .zip of CLASS/NAME.jpg.")]
+ValidImages = Annotated[Path | None, _own("--valid-images", "PATH", "Validation images, likewise; left out, 10 % is split off.")]
+Suffix = Annotated[list[str] | None, _own("--suffix", ".EXT", "Ending of the files that are taken out of folders.")]
 
 
 def of_own_files(recipe: str, overrides: Sequence[str], given: Mapping[str, list[str]]) -> list[str]:

@@ -71,7 +71,7 @@ class Classifier:
         Args:
             texts: any number.
             too_long: of a text of more tokens than the model reads, read the beginning, all of it in windows, or refuse it.
-            tell: of windows.
+            tell: is told how many windows are done.
 
         Raises:
             DataError: a text is too long and is to be refused.

@@ -41,7 +41,7 @@ class Embedder:
         Args:
             texts: any number; the beginning of one that is longer than the model reads stands for it.
             normalise: make every vector of length 1, so that products of two are cosines.
-            tell: of texts.
+            tell: is told how many texts are done.
         """
         refuse_one(texts, "text")
         model, rows = self.model, self.tokenizer.encode_batch(list(texts))

@@ -59,7 +59,7 @@ class Filler:
             texts: each with one ``[MASK]`` or more.
             top: guesses a gap.
             too_long: of a text of more tokens than the model reads take what is around its gaps, or refuse it.
-            tell: of texts.
+            tell: is told how many texts are done.
 
         Returns:
             Of each text, of each of its gaps, the likeliest tokens, the best first.

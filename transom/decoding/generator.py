@@ -62,7 +62,7 @@ class Options(TypedDict, total=False):
         batch_rows: most texts at a time; 32.
         too_long: what to do when prompt and text outgrow the model: "window", to go on from the last half, or "refuse".
         name: of the prompts' origin, for messages; "prompt".
-        tell: of texts.
+        tell: is told how many texts are done.
     """
 
     temperature: float | None
@@ -225,7 +225,7 @@ class Generator:
             batch_tokens: most tokens of a batch, padding included.
             name: of the texts' origin, for messages.
             too_long: what to do with a text longer than the model reads: read it in windows, only the first of them, or refuse.
-            tell: of tokens.
+            tell: is told how many tokens are done.
 
         Raises:
             ConfigError: the overlap leaves a window nothing new to read.

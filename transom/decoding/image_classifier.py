@@ -42,7 +42,7 @@ class ImageClassifier:
 
         Args:
             images: files.
-            tell: of images.
+            tell: is told how many images are done.
 
         Raises:
             DataError: one cannot be read as an image.

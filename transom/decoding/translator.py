@@ -41,7 +41,7 @@ class Options(TypedDict, total=False):
         batch_tokens: most source tokens of a batch, padding included; 1,024.
         too_long: what to do with a text longer than the model reads: "split" at sentence ends and rejoin the translations, or "refuse".
         name: of the texts' origin, for messages; "text".
-        tell: of pieces.
+        tell: is told how many pieces are done.
         to: tag of the target language, where the model knows several.
     """
 
@@ -124,7 +124,7 @@ class Translator:
             batch_tokens: most tokens of a batch on its longer side, padding included.
             name: of the pairs' origin, for messages.
             to: tag of the target language, where the model knows several.
-            tell: of pairs.
+            tell: is told how many pairs are done.
 
         Raises:
             ConfigError: ``to`` is missing, or is none that the model knows.
