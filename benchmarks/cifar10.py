@@ -1,7 +1,7 @@
 """What recipes learn of small photographs: accuracy on images set apart before anything is trained, seed by seed.
 
     python -m benchmarks.cifar10 --images data/cifar10/train.zip [--recipe cifar10-vit] [--seeds 1 2 3] [--out runs/cifar10]
-        [--set FIELD=VALUE ...]
+        [--set FIELD=VALUE ...] [--validation]
 
 One image of ten, chosen by the hash of its name, is set apart for the report and read once a seed, at the end. Of the others the recipe
 splits its own validation images off, by which weights are chosen. benchmarks/results/cifar10.json has a record a seed.

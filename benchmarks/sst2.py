@@ -1,6 +1,7 @@
 """What recipes learn from SST-2's own sentences: accuracy on dev, seed by seed, with a naive-Bayes SVM beside.
 
     python -m benchmarks.sst2 --root data/sst2 [--recipe sst2] [--seeds 1 2 3 4 5] [--out runs/sst2] [--set FIELD=VALUE ...]
+        [--validation]
 
 dev is read once a seed, at the end, by weights that were chosen on a tenth of train. benchmarks/results/sst2.json has a record a seed.
 """
