@@ -2,13 +2,17 @@
 
 import argparse
 import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import transom
 from benchmarks.measure import add_records, facts, mean_and_spread
 from transom.planning.machine import measure_peak
+from transom.planning.parameters import count_parameters
 from transom.planning.precision import choose_threads
+from transom.weights.run_folder import RunFolder
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -28,16 +32,24 @@ def command_line(name: str, about: str | None, recipe: str, runs: str = "seeds",
     form = argparse.RawTextHelpFormatter
     parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{name}", description=about, formatter_class=form)
     parser.add_argument("--recipe", default=recipe, help="packaged recipe or TOML file")
+    parser.set_defaults(run=runs.removesuffix("s"))
     parser.add_argument(f"--{runs}", dest="runs", type=int, nargs="+", default=[*range(1, n_runs + 1)], help="one run each")
     parser.add_argument("--out", type=Path, default=Path("runs") / name, help="folder for the runs")
     parser.add_argument("--set", dest="overrides", action="append", default=[], metavar="FIELD=VALUE", help="change the recipe")
     parser.add_argument("--results", type=Path, default=RESULTS / f"{name}.json", help="JSON file that records are added to")
     parser.add_argument("--validation", action="store_true", help="leave what is reported unread: to choose settings")
+    parser.add_argument("--resume", action="store_true", help="go on with the runs under --out; those that are over are only scored")
     return parser
 
 
 def learn(
-    name: str, asked: argparse.Namespace, arguments: Sequence[str] | None, one: Callable[[int], Record], figure: str, places: int = 2
+    name: str,
+    asked: argparse.Namespace,
+    arguments: Sequence[str] | None,
+    fields: Callable[[int], Sequence[str]],
+    reported: Callable[[Path, int], Record],
+    figure: str,
+    places: int = 2,
 ) -> Record:
     """Train the runs one after another, and name mean and spread of a figure.
 
@@ -45,7 +57,8 @@ def learn(
         name: of the benchmark's file.
         asked: of ``command_line``; with ``validation`` no record is written, and the figure is validation's.
         arguments: that were parsed; None for the process's.
-        one: trains the run of a number and returns its record, which has the validation's figures under "validation".
+        fields: what the run of a number changes in the recipe.
+        reported: reads what is reported, for the run folder of a number, and says what it found.
         figure: of the records.
         places: of the figure, behind the point.
 
@@ -57,9 +70,26 @@ def learn(
     }
     values = list[float]()
     for number in asked.runs:
-        record = one(number) | machine
-        values.append((record["validation"] if asked.validation else record)[figure])
-        if not asked.validation:
-            add_records(asked.results, [record])
+        folder = asked.out / f"{Path(asked.recipe).stem}-{asked.run}-{number}"
+        record = {"recipe": asked.recipe, asked.run: number, **_trained(asked, folder, fields(number))}
+        if asked.validation:
+            values.append(record["validation"][figure])
+            continue
+        record |= reported(folder, number) | machine
+        values.append(record[figure])
+        add_records(asked.results, [record])
     print(f"{asked.recipe}: {'validation ' * asked.validation}{figure} {mean_and_spread(values, places)}")
     return machine
+
+
+def _trained(asked: argparse.Namespace, folder: Path, fields: Sequence[str]) -> Record:
+    """Train into a folder, and say how large the model is and how long it took: in this sitting, and training alone in all sittings."""
+    start = time.monotonic()
+    run = transom.train(asked.recipe, folder, [*fields, *asked.overrides], resume=asked.resume, overwrite=not asked.resume)
+    return {
+        "parameters": count_parameters(RunFolder.open(folder).load_config()).total,
+        "minutes": round((time.monotonic() - start) / 60, 2),
+        "minutes_of_training": round(run.seconds / 60, 2),
+        "steps": run.step,
+        "validation": run.best,
+    }

@@ -1,12 +1,11 @@
 """What recipes learn from SST-2's own sentences: accuracy on dev, seed by seed, with a naive-Bayes SVM beside.
 
     python -m benchmarks.sst2 --root data/sst2 [--recipe sst2] [--seeds 1 2 3 4 5] [--out runs/sst2] [--set FIELD=VALUE ...]
-        [--validation]
+        [--validation] [--resume]
 
 dev is read once a seed, at the end, by weights that were chosen on a tenth of train. benchmarks/results/sst2.json has a record a seed.
 """
 
-import time
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +13,6 @@ from scipy.sparse import csr_matrix
 from sklearn.feature_extraction.text import CountVectorizer
 from sklearn.svm import LinearSVC
 
-import transom
 from benchmarks.learning import Record, command_line, learn
 from benchmarks.measure import add_records
 from transom.config.data import LabelledFiles
@@ -45,18 +43,6 @@ def naive_bayes_svm(train: Pairs, test: Pairs, c: float = 0.1, smoothing: float 
     return float(100 * (found == (np.array(test.target) == max(train.target))).mean())
 
 
-def one_seed(recipe: str, root: Path, seed: int, out: Path, overrides: list[str], validation: bool) -> Record:
-    """Train a seed and, unless only validation counts, score it on dev."""
-    start, folder = time.monotonic(), out / f"seed-{seed}"
-    run = transom.train(recipe, out=folder, overrides=[f"data.root={root}", f"training.seed={seed}", *overrides], overwrite=True)
-    record = {"recipe": recipe, "seed": seed, "minutes": round((time.monotonic() - start) / 60, 2), "validation": run.best}
-    if validation:
-        return record
-    dev, classifier = read_labelled(LabelledFiles(file="dev.tsv"), root), load_as(Classifier, folder)
-    found = scored(classifier.classify(dev.source), dev.target, dev, classifier.model.config.classes)
-    return record | {"accuracy": round(found.accuracy, 2)}
-
-
 def main(arguments: list[str] | None = None) -> None:
     """Train the seeds one after another and write what they reached, and what the baseline did."""
     parser = command_line("sst2", __doc__, "sst2", n_runs=5)
@@ -64,10 +50,12 @@ def main(arguments: list[str] | None = None) -> None:
     asked = parser.parse_args(arguments)
     root = asked.root.resolve()
 
-    def one(seed: int) -> Record:
-        return one_seed(asked.recipe, root, seed, asked.out, asked.overrides, asked.validation)
+    def score(folder: Path, seed: int) -> Record:
+        dev, classifier = read_labelled(LabelledFiles(file="dev.tsv"), root), load_as(Classifier, folder)
+        found = scored(classifier.classify(dev.source), dev.target, dev, classifier.model.config.classes)
+        return {"accuracy": round(found.accuracy, 2)}
 
-    machine = learn("sst2", asked, arguments, one, "accuracy")
+    machine = learn("sst2", asked, arguments, lambda seed: [f"data.root={root}", f"training.seed={seed}"], score, "accuracy")
     if not asked.validation:
         train, dev = (read_labelled(LabelledFiles(file=f"{name}.tsv"), root) for name in ("train", "dev"))
         accuracy = round(naive_bayes_svm(train, dev), 2)

@@ -18,7 +18,7 @@ def test_folds_are_scored_and_written(tmp_path: Path, monkeypatch: pytest.Monkey
     digits.main(arguments)
     records = json.loads((tmp_path / "digits.json").read_text())
     assert [record["fold"] for record in records] == read == [2, 5] and all(record["n"] in (359, 360) for record in records)
-    assert all(0 <= record["accuracy"] <= 100 and record["step"] == 4 and record["facts"]["cores"] for record in records)
+    assert all(0 <= record["accuracy"] <= 100 and record["steps"] == 4 and record["facts"]["cores"] for record in records)
     assert f"accuracy {records[0]['accuracy']:.2f}, {records[1]['accuracy']:.2f}; mean" in capsys.readouterr().out
     digits.main([*arguments, "--validation"])
     assert read == [2, 5] and "validation accuracy" in capsys.readouterr().out

@@ -37,7 +37,11 @@ def test_shakespeare_is_scored_on_its_last_tenth(
     assert read == ["input.txt"] * 2 and [record["seed"] for record in records] == [1, 3]
     assert all(record["n"] == 600 + 1 and 0 < record["loss"] < math.log(20) for record in records), "the end symbol counts"
     assert f"loss {records[0]['loss']:.4f}, {records[1]['loss']:.4f}; mean" in capsys.readouterr().out
-    assert (tmp_path / "runs" / "seed-3" / METRICS).exists()
+    assert (tmp_path / "runs" / "shakespeare-char-seed-3" / METRICS).exists()
+    shakespeare.main([*arguments, "--resume"])
+    again = json.loads((tmp_path / "results.json").read_text())[2:]
+    kept = ("seed", "loss", "steps", "validation")
+    assert [[record[name] for name in kept] for record in again] == [[record[name] for name in kept] for record in records], "only read"
 
 
 load = shakespeare.read_documents

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from transom.config.bricks import FeedForward, LayerNorm
 from transom.config.mixture import BiasBalance, Mixture
 from transom.config.recipe import Recipe, TranslationRecipe, dump_recipe, load_recipe, packaged_presets, packaged_recipes
-from transom.config.training import Adam, AdamW, Ema, Sgd
+from transom.config.training import Adam, AdamW, Ema, Muon, Sgd
 from transom.errors import ConfigError
 
 Load = Callable[..., Recipe]
@@ -150,7 +150,7 @@ def test_packaged_recipes_load_and_begin_with_a_comment(name: str) -> None:
 
 @given(
     clip=st.none() | st.floats(0.1, 10),
-    optimizer=st.sampled_from([Adam(), AdamW(weight_decay=0.3), Sgd()]),
+    optimizer=st.sampled_from([Adam(), AdamW(weight_decay=0.3), Muon(momentum=0.9), Sgd()]),
     root=st.text(min_size=1),
     decay=st.floats(0.01, 0.99),
     d_head=st.none() | st.integers(1, 9),
@@ -192,8 +192,8 @@ def test_what_is_dumped_loads_as_the_same(tmp_path_factory, clip, optimizer, roo
         ("[training]\nmax_steps = 'many'", [], "my.toml:4: training.max_steps: expected a whole number, found 'many'"),
         ("[training]\nmax_steps = 0", [], "my.toml:4: training.max_steps: expected a number greater than or equal to 1, found 0"),
         ("[training]\nlearning_rate = 'x'", [], "training.learning_rate: expected a number or 'paper', found 'x'"),
-        ("[training]\noptimizer = 'adan'", [], "training.optimizer: expected one of 'sgd', 'adam', 'adamw', found 'adan'"),
-        ("[training.optimizer]\nkind = 'adan'", [], "training.optimizer.kind: expected one of 'sgd', 'adam', 'adamw', found 'adan'"),
+        ("[training]\noptimizer = 'adan'", [], "training.optimizer: expected one of 'sgd', 'adam', 'adamw', 'muon', found 'adan'"),
+        ("[training.optimizer]\nkind = 'adan'", [], "training.optimizer.kind: expected one of 'sgd', 'adam', 'adamw', 'muon'"),
         ("[training.optimizer]\nbeta1 = 2", [], "my.toml:4: training.optimizer.beta1: expected a number less than 1, found 2"),
         ("[model]\nd_model = 10", [], "my.toml:3: model: d_model 10 is not a multiple of n_heads 8; change one of them or set d_head"),
         ("[model.feed_forward]\nkind = 'mixture'\ntop_k = 9", [], "my.toml:3: model.feed_forward: expected top_k of at most n_experts = 8"),

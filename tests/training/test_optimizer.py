@@ -1,11 +1,16 @@
 """Optimizers against the papers' updates written out, and who is decayed."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
 
-from transom.config.training import Adam, AdamW, Sgd
+from tests.decoding.models import tiny_model
+from transom.config.training import Adam, AdamW, Muon, Sgd
+from transom.errors import ConfigError
 from transom.training.optimizer import build_optimizer
+from transom.training.state import optimizer_tensors, restore_optimizer
 
 
 def one(brick: Sgd | Adam | AdamW) -> tuple[nn.Linear, list[torch.Tensor]]:
@@ -50,3 +55,66 @@ def test_adamw_decays_matrices_only() -> None:
     assert [len(g["params"]) for g in groups] == [1, 4]
     assert groups[0]["params"][0] is model[1].weight
     assert [g["weight_decay"] for g in groups] == [0.1, 0.0]
+
+
+def nearly_orthogonal(matrix: torch.Tensor) -> torch.Tensor:
+    """U p(S) V^T, p being five times a s + b s^3 + c s^5 (Jordan et al. 2024), from the singular values."""
+    u, s, v = torch.linalg.svd(matrix / matrix.norm(), full_matrices=False)
+    for _ in range(5):
+        s = 3.4445 * s - 4.7750 * s**3 + 2.0315 * s**5
+    return u * s @ v
+
+
+def steps(model: nn.Module, optimizer: torch.optim.Optimizer, gradients: list[dict[str, torch.Tensor]]) -> None:
+    """Take a step of rate 0.01 for each set of gradients."""
+    for named in gradients:
+        for name, p in model.named_parameters():
+            p.grad = named[name].clone()
+        for group in optimizer.param_groups:
+            group["lr"] = 0.01
+        optimizer.step()
+
+
+def drawn(model: nn.Module, n: int) -> list[dict[str, torch.Tensor]]:
+    return [{name: torch.randn_like(p) for name, p in model.named_parameters()} for _ in range(n)]
+
+
+def test_muon_is_its_equation_on_the_blocks_and_adamw_on_the_rest() -> None:
+    model = tiny_model(11)
+    brick = Muon(momentum=0.8, weight_decay=0.3)
+    by_muon = {name for name, p in model.named_parameters() if ".blocks." in name and p.ndim == 2}
+    assert {name.rsplit(".", 2)[1] for name in by_muon} == {"q", "k", "v", "o", "up", "down"}
+    reference = copy.deepcopy(model)
+    start = {name: p.detach().clone() for name, p in model.named_parameters()}
+    gradients = drawn(model, 2)
+    steps(model, build_optimizer(model, brick), gradients)
+    steps(reference, build_optimizer(reference, AdamW(weight_decay=0.3)), gradients)
+    others = dict(reference.named_parameters())
+    for name, p in model.named_parameters():
+        if name in by_muon:
+            w, m = start[name], torch.zeros_like(p)
+            for g in (named[name] for named in gradients):
+                m = 0.8 * m + 0.2 * g
+                size = 0.2 * max(p.shape) ** 0.5
+                w = (1 - 0.01 * 0.3) * w - 0.01 * size * nearly_orthogonal(g + 0.8 * (m - g))
+            assert (p - w).norm() < 0.03 * (w - start[name]).norm()  # its products are in bf16
+            assert (w - start[name]).square().mean().sqrt() < 2 * 0.01 * 0.3  # two updates, each of AdamW's usual size, 0.2
+        else:
+            assert torch.equal(p, others[name]), name
+
+
+def test_muon_put_back_goes_on_the_same() -> None:
+    model = tiny_model(11)
+    optimizer, gradients = build_optimizer(model, Muon()), drawn(model, 4)
+    steps(model, optimizer, gradients[:2])
+    other = copy.deepcopy(model)
+    another = build_optimizer(other, Muon())
+    restore_optimizer(another, {name: x.clone() for name, x in optimizer_tensors(optimizer).items()})
+    steps(model, optimizer, gradients[2:])
+    steps(other, another, gradients[2:])
+    assert all(torch.equal(p, q) for p, q in zip(model.parameters(), other.parameters(), strict=True))
+
+
+def test_muon_without_matrices_of_blocks_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"training\.optimizer: muon .* use 'adamw'"):
+        build_optimizer(nn.Sequential(nn.Linear(3, 3)), Muon())

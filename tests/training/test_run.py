@@ -112,6 +112,7 @@ def same(a: Path, b: Path) -> None:
         {"average": {"kind": "checkpoints", "last": 3}, "optimizer": "adam"},
         {"average": {"kind": "ema", "decay": 0.9}, "optimizer": "adamw"},
         {"average": {"kind": "none"}, "optimizer": "sgd"},
+        {"average": {"kind": "none"}, "optimizer": "muon"},
     ],
 )
 def test_killed_and_stopped_runs_end_as_the_run_left_alone(tmp_path: Path, kinds: dict[str, Any]) -> None:

@@ -34,6 +34,21 @@ class AdamW(Adam):
     weight_decay: float = Field(0.01, ge=0, description="decoupled decay of weight matrices; never of biases, gains or embeddings")
 
 
+class Muon(AdamW):
+    """Muon (Jordan et al. 2024) for the matrices of the blocks, AdamW for all the rest.
+
+    M <- momentum M + (1 - momentum) G
+    W <- (1 - lr weight_decay) W - 0.2 lr sqrt(max(n_rows, n_columns)) orthogonal(G + momentum (M - G))
+
+    orthogonal(U S V^T) is U V^T, nearly, by five Newton-Schulz steps in bf16. The factor of Liu et al. 2025, eq. 4, gives an update the
+    size of AdamW's, so that both go by one learning rate.
+    """
+
+    kind: Literal["muon"] = "muon"  # type: ignore[assignment]
+    momentum: float = Field(0.95, ge=0, lt=1, description="share of the matrices' running gradient that is kept")
+    weight_decay: float = Field(0.1, ge=0, description="decoupled decay of weight matrices; never of biases, gains or embeddings")
+
+
 class PaperSchedule(Brick):
     """min(step^-0.5, step * warmup^-1.5), scaled so that the peak is ``training.learning_rate`` (Vaswani et al. 2017, eq. 3).
 
@@ -80,7 +95,7 @@ class CheckpointAverage(Brick):
     last: int = Field(5, ge=1, description="how many checkpoints")
 
 
-Optimizer = Annotated[Sgd | Adam | AdamW, Field(discriminator="kind")]
+Optimizer = Annotated[Sgd | Adam | AdamW | Muon, Field(discriminator="kind")]
 Schedule = Annotated[PaperSchedule | Cosine | WarmupStableDecay, Field(discriminator="kind")]
 Average = Annotated[NoAverage | Ema | CheckpointAverage, Field(discriminator="kind")]
 Peak = Rate | Literal["paper"]
