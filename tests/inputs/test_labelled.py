@@ -6,12 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from transom.config.data import LabelledData, LabelledFiles
 from transom.config.data import Tokenizer as TokenizerConfig
 from transom.errors import ConfigError, DataError, TransomError
 from transom.inputs.classes import classes_of, numbered
-from transom.inputs.labelled import LabelledLoader, load_labelled, read_labelled, text_batches
+from transom.inputs.labelled import LabelledLoader, drop_tokens, load_labelled, read_labelled, text_batches
 from transom.inputs.pairs import Pairs
 from transom.inputs.reports.labelled import report_labelled
 from transom.inputs.sampler import Slicing
@@ -118,6 +119,35 @@ def test_what_is_too_long_is_cut_or_left_out_and_counted() -> None:
         loader(max_seq_len=2, truncate=False)
     with pytest.raises(ConfigError, match=r"training\.batch_tokens: expected at least 11"):
         loader(batch_tokens=10)
+
+
+def is_part(short: list[str], whole: list[str]) -> bool:
+    """Are the words of one all in the other, in their order?"""
+    rest = iter(whole)
+    return all(word in rest for word in short)
+
+
+def test_token_dropout_leaves_tokens_out_in_each_epoch_anew() -> None:
+    made, epochs = loader(token_dropout=0.3), [dict[int, str](), dict[int, str]()]
+    for _, slices in made.batches_from(0):
+        for batch in slices:
+            for row, sample in zip(batch.source.tokens.tolist(), batch.samples, strict=True):
+                epochs[sample in epochs[0]][sample] = WORD_LEVEL.decode(row)
+        if len(epochs[1]) == 60:
+            break
+    for texts in epochs:
+        assert all(text and is_part(text.split(), TEXTS[sample].split()) for sample, text in texts.items())
+    assert sum(epochs[0][i] != epochs[1][i] for i in range(60)) > 20, "drawn anew"
+    position, slices = next(loader(token_dropout=0.3).batches_from(0))
+    again = next(made.batches_from(0))
+    assert again[0] == position and torch.equal(again[1][0].source.tokens, slices[0].source.tokens), "from the seed alone"
+
+
+def test_token_dropout_has_its_probability() -> None:
+    row = list(range(1000))
+    kept = [len(drop_tokens(row, 0.2, (1, 2, sample))) for sample in range(100)]
+    assert sum(kept) / 100_000 == pytest.approx(0.8, abs=0.005)  # four deviations
+    assert drop_tokens(row, 0.0, (1, 2, 3)) is row and drop_tokens([5], 1 - 1e-12, (1, 2, 3)) == [5], "one that would be empty stays"
 
 
 def test_batches_for_reading_hold_each_text_once() -> None:

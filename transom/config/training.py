@@ -207,6 +207,12 @@ class MaskedTraining(EncoderTraining):
 class ClassificationTraining(EncoderTraining, ConsistentTraining):
     """One training run of a classifier."""
 
+    token_dropout: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        description="probability that a token of a training text is left out, each time anew (Iyyer et al. 2015); helps on little data",
+    )
     validate_samples: int = Field(5, ge=0, description="validation texts whose class is told at a validation, to be shown")
 
 

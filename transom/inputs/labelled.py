@@ -104,6 +104,7 @@ class LabelledLoader:
         batch_tokens: int,
         seed: int,
         truncate: bool = True,
+        token_dropout: float = 0.0,
         slicing: Slicing = WHOLE,
     ) -> None:
         """Encode the texts.
@@ -114,8 +115,9 @@ class LabelledLoader:
             classes: by number.
             max_seq_len: most tokens of a text, special symbols included.
             batch_tokens: most tokens of a batch, padding included, over all shards and slices.
-            seed: of the order.
+            seed: of the order, and of what is left out.
             truncate: keep the beginning of what is longer; else it is left out.
+            token_dropout: probability that a token is left out, drawn in each epoch anew.
             slicing: of every batch.
 
         Raises:
@@ -140,18 +142,31 @@ class LabelledLoader:
                 f"training.batch_tokens: expected at least {longest}, the tokens of the longest text, found {batch_tokens}; raise it or"
                 " lower model.max_seq_len"
             )
-        self._batch_tokens, self._seed, self._slicing = batch_tokens, seed, slicing
+        self._batch_tokens, self._seed, self._token_dropout, self._slicing = batch_tokens, seed, token_dropout, slicing
 
     def batches_from(self, position: int) -> Iterator[tuple[int, list[LabelledBatch]]]:
         """Yield each batch, as slices, with the position behind it: what a checkpoint stores to go on from there."""
-        for end, _, batch in walk(position, self.n_samples, self._plan):
-            yield end, [self._batch(part.tolist()) for part in self._slicing.of(batch)]
+        for end, epoch, batch in walk(position, self.n_samples, self._plan):
+            yield end, [self._batch(epoch, part.tolist()) for part in self._slicing.of(batch)]
 
     def _plan(self, epoch: int) -> list[Indices]:
         return plan_epoch(self._lengths, self._lengths, batch_tokens=self._batch_tokens, seed=self._seed, epoch=epoch)
 
-    def _batch(self, rows: list[int]) -> LabelledBatch:
-        return label_batch([self._rows[i] for i in rows], [self._labels[i] for i in rows], [self._kept[i] for i in rows])
+    def _batch(self, epoch: int, rows: list[int]) -> LabelledBatch:
+        samples = [self._kept[i] for i in rows]
+        read = [drop_tokens(self._rows[i], self._token_dropout, (self._seed, epoch, self._kept[i])) for i in rows]
+        return label_batch(read, [self._labels[i] for i in rows], samples)
+
+
+def drop_tokens(row: list[int], p: float, key: tuple[int, int, int]) -> list[int]:
+    """Leave each token out with probability ``p`` (Iyyer et al. 2015, section 2.3): a pure function of the text and the key.
+
+    Where none would be left, all stay.
+    """
+    if not p:
+        return row
+    bits = np.random.Philox(np.random.SeedSequence(key)).random_raw(len(row))
+    return [token for token, kept in zip(row, bits >= p * 2.0**64, strict=True) if kept] or row
 
 
 def _languages(pairs: Pairs) -> Pairs:

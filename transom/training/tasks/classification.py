@@ -67,6 +67,7 @@ class ClassificationTask:
             batch_tokens=training.batch_tokens,
             seed=training.seed,
             truncate=recipe.data.too_long == "truncate",
+            token_dropout=training.token_dropout,
             slicing=reader.slicing(training),
         )
         labels = numbered(splits.valid.target, classes, splits.valid)
