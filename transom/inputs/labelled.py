@@ -158,7 +158,7 @@ class LabelledLoader:
         return label_batch(read, [self._labels[i] for i in rows], samples)
 
 
-def drop_tokens(row: list[int], p: float, key: tuple[int, int, int]) -> list[int]:
+def drop_tokens(row: Sequence[int], p: float, key: tuple[int, int, int]) -> Sequence[int]:
     """Leave each token out with probability ``p`` (Iyyer et al. 2015, section 2.3): a pure function of the text and the key.
 
     Where none would be left, all stay.
