@@ -1,6 +1,7 @@
 """What the benchmarks of learning share: one training a seed or a fold, each with a record that is written at once."""
 
 import argparse
+import json
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -15,6 +16,9 @@ from transom.planning.precision import choose_threads
 from transom.weights.run_folder import RunFolder
 
 RESULTS = Path(__file__).parent / "results"
+
+REPORTED = "reported.json"
+"""In a run folder: its record, once what is reported was read; it is not read again."""
 
 Record = dict[str, Any]
 
@@ -32,13 +36,13 @@ def command_line(name: str, about: str | None, recipe: str, runs: str = "seeds",
     form = argparse.RawTextHelpFormatter
     parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{name}", description=about, formatter_class=form)
     parser.add_argument("--recipe", default=recipe, help="packaged recipe or TOML file")
-    parser.set_defaults(run=runs.removesuffix("s"))
+    parser.set_defaults(unit=runs.removesuffix("s"))
     parser.add_argument(f"--{runs}", dest="runs", type=int, nargs="+", default=[*range(1, n_runs + 1)], help="one run each")
     parser.add_argument("--out", type=Path, default=Path("runs") / name, help="folder for the runs")
     parser.add_argument("--set", dest="overrides", action="append", default=[], metavar="FIELD=VALUE", help="change the recipe")
     parser.add_argument("--results", type=Path, default=RESULTS / f"{name}.json", help="JSON file that records are added to")
     parser.add_argument("--validation", action="store_true", help="leave what is reported unread: to choose settings")
-    parser.add_argument("--resume", action="store_true", help="go on with the runs under --out; those that are over are only scored")
+    parser.add_argument("--resume", action="store_true", help="go on with the runs under --out; none is scored twice")
     return parser
 
 
@@ -70,26 +74,35 @@ def learn(
     }
     values = list[float]()
     for number in asked.runs:
-        folder = asked.out / f"{Path(asked.recipe).stem}-{asked.run}-{number}"
-        record = {"recipe": asked.recipe, asked.run: number, **_trained(asked, folder, fields(number))}
+        folder = asked.out / f"{Path(asked.recipe).stem}-{asked.unit}-{number}"
+        record = {"recipe": asked.recipe, asked.unit: number, **_trained(asked, folder, fields(number))}
         if asked.validation:
             values.append(record["validation"][figure])
             continue
-        record |= reported(folder, number) | machine
-        values.append(record[figure])
-        add_records(asked.results, [record])
+        kept = folder / REPORTED
+        if not kept.exists():
+            record |= reported(folder, number) | machine
+            kept.write_text(json.dumps(record), encoding="utf-8")
+            add_records(asked.results, [record])
+        values.append(json.loads(kept.read_text(encoding="utf-8"))[figure])
     print(f"{asked.recipe}: {'validation ' * asked.validation}{figure} {mean_and_spread(values, places)}")
     return machine
 
 
 def _trained(asked: argparse.Namespace, folder: Path, fields: Sequence[str]) -> Record:
-    """Train into a folder, and say how large the model is and how long it took: in this sitting, and training alone in all sittings."""
+    """Train into a folder, and say how large the model is and how long it took: this sitting in all, and training in all sittings."""
     start = time.monotonic()
+    if not asked.resume:
+        (folder / REPORTED).unlink(missing_ok=True)
     run = transom.train(asked.recipe, folder, [*fields, *asked.overrides], resume=asked.resume, overwrite=not asked.resume)
+    if run.reason == "stopped":
+        print(f"stopped after {run.step} steps, everything saved; --resume goes on", file=sys.stderr)
+        sys.exit(run.exit_code)
     return {
         "parameters": count_parameters(RunFolder.open(folder).load_config()).total,
         "minutes": round((time.monotonic() - start) / 60, 2),
         "minutes_of_training": round(run.seconds / 60, 2),
+        "resumed": asked.resume,
         "steps": run.step,
         "validation": run.best,
     }

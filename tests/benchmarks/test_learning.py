@@ -3,14 +3,18 @@
 import json
 import math
 import random
+import signal
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import transom
 from benchmarks import shakespeare, sst2
 from transom.config.data import LabelledFiles
 from transom.inputs.labelled import read_labelled
-from transom.weights.run_folder import METRICS
+from transom.weights.run_folder import METRICS, WEIGHTS
 
 SHORT = ["max_steps=4", "validate_every=2", "checkpoint_every=2", "schedule.warmup_steps=1"]
 SMALL = ["model.d_model=16", "model.n_layers=1", "model.n_heads=2", "model.d_ff=16", *(f"training.{field}" for field in SHORT)]
@@ -38,10 +42,30 @@ def test_shakespeare_is_scored_on_its_last_tenth(
     assert all(record["n"] == 600 + 1 and 0 < record["loss"] < math.log(20) for record in records), "the end symbol counts"
     assert f"loss {records[0]['loss']:.4f}, {records[1]['loss']:.4f}; mean" in capsys.readouterr().out
     assert (tmp_path / "runs" / "shakespeare-char-seed-3" / METRICS).exists()
+    written = {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").glob(f"*/{WEIGHTS}")}
     shakespeare.main([*arguments, "--resume"])
-    again = json.loads((tmp_path / "results.json").read_text())[2:]
-    kept = ("seed", "loss", "steps", "validation")
-    assert [[record[name] for name in kept] for record in again] == [[record[name] for name in kept] for record in records], "only read"
+    assert read == ["input.txt"] * 2 and json.loads((tmp_path / "results.json").read_text()) == records, "neither read nor noted again"
+    assert written == {path: path.stat().st_mtime_ns for path in written} and len(written) == 2, "nor learnt again"
+    assert f"loss {records[0]['loss']:.4f}, {records[1]['loss']:.4f}; mean" in capsys.readouterr().out
+
+
+def test_a_run_that_was_stopped_is_not_scored_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, n in (("train", 200), ("dev", 50)):
+        write(tmp_path / f"{name}.tsv", n, 1)
+    arguments = ["--root", str(tmp_path), "--out", str(tmp_path / "runs"), "--results", str(tmp_path / "results.json"), "--seeds", "2"]
+    arguments += fields("tokenizer.vocab_size=300", "training.batch_tokens=512")
+    train, asked = transom.train, list[bool]()
+
+    def stopped(*given: Any, **more: Any) -> Any:
+        asked.append(more["resume"])
+        return replace(train(*given, **more), reason="stopped", stopped_by=signal.SIGINT)
+
+    with monkeypatch.context() as patch, pytest.raises(SystemExit) as end:
+        patch.setattr(transom, "train", stopped)
+        sst2.main(arguments)
+    assert end.value.code == 130 and asked == [False] and not (tmp_path / "results.json").exists()
+    sst2.main([*arguments, "--resume"])
+    assert [record["seed"] for record in json.loads((tmp_path / "results.json").read_text()) if "seed" in record] == [2]
 
 
 load = shakespeare.read_documents

@@ -19,6 +19,7 @@ from transom.inputs.special import EOS
 from transom.models.build import build_model
 from transom.training.setup import set_up
 from transom.training.step import batch_loss
+from transom.training.tasks.classification import ClassificationTask
 from transom.weights.run_folder import RunFolder
 
 
@@ -26,6 +27,15 @@ from transom.weights.run_folder import RunFolder
 def recipe(request: pytest.FixtureRequest) -> Recipe:
     found: Recipe = request.getfixturevalue(request.param)
     return found
+
+
+def test_a_classifier_leaves_tokens_of_training_texts_out(classes: ClassificationRecipe, tmp_path: Path) -> None:
+    with RunFolder.create(tmp_path / "run") as folder:
+        task = set_up(changed(classes, token_dropout=0.5), tmp_path, folder).task
+    assert isinstance(task, ClassificationTask)
+    _, slices = next(task.loader.batches_from(0))
+    assert any(batch.source.lengths.min() < 5 for batch in slices), "a text has four words and the start symbol"
+    assert all(batch.source.lengths.min() == 5 for batch in task.valid_batches)
 
 
 def test_a_classifier_learns_and_says_how_well(classes: ClassificationRecipe, tmp_path: Path) -> None:

@@ -1,15 +1,20 @@
 """Optimizers against the papers' updates written out, and who is decayed."""
 
 import copy
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
 from tests.decoding.models import tiny_model
+from transom.config.adapter import Lora
+from transom.config.model import Decoder
 from transom.config.training import Adam, AdamW, Muon, Sgd
 from transom.errors import ConfigError
-from transom.training.optimizer import build_optimizer
+from transom.models.adapt import adapt
+from transom.models.build import build_model
+from transom.training.optimizer import build_optimizer, orthogonal
 from transom.training.state import optimizer_tensors, restore_optimizer
 
 
@@ -79,7 +84,8 @@ def drawn(model: nn.Module, n: int) -> list[dict[str, torch.Tensor]]:
     return [{name: torch.randn_like(p) for name, p in model.named_parameters()} for _ in range(n)]
 
 
-def test_muon_is_its_equation_on_the_blocks_and_adamw_on_the_rest() -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_muon_is_its_equation_on_the_blocks_and_adamw_on_the_rest(dtype: torch.dtype) -> None:
     model = tiny_model(11)
     brick = Muon(momentum=0.8, weight_decay=0.3)
     by_muon = {name for name, p in model.named_parameters() if ".blocks." in name and p.ndim == 2}
@@ -87,7 +93,7 @@ def test_muon_is_its_equation_on_the_blocks_and_adamw_on_the_rest() -> None:
     reference = copy.deepcopy(model)
     start = {name: p.detach().clone() for name, p in model.named_parameters()}
     gradients = drawn(model, 2)
-    steps(model, build_optimizer(model, brick), gradients)
+    steps(model, build_optimizer(model, brick, dtype), gradients)
     steps(reference, build_optimizer(reference, AdamW(weight_decay=0.3)), gradients)
     others = dict(reference.named_parameters())
     for name, p in model.named_parameters():
@@ -97,10 +103,39 @@ def test_muon_is_its_equation_on_the_blocks_and_adamw_on_the_rest() -> None:
                 m = 0.8 * m + 0.2 * g
                 size = 0.2 * max(p.shape) ** 0.5
                 w = (1 - 0.01 * 0.3) * w - 0.01 * size * nearly_orthogonal(g + 0.8 * (m - g))
-            assert (p - w).norm() < 0.03 * (w - start[name]).norm()  # its products are in bf16
-            assert (w - start[name]).square().mean().sqrt() < 2 * 0.01 * 0.3  # two updates, each of AdamW's usual size, 0.2
+            assert (p - w).norm() < (0.03 if dtype == torch.bfloat16 else 1e-10) * (w - start[name]).norm()
+            assert (p - start[name]).square().mean().sqrt() < 2 * 0.01 * 0.3, "two updates, each of AdamW's usual size, 0.2"
         else:
             assert torch.equal(p, others[name]), name
+
+
+@pytest.mark.parametrize("shape", [(6, 4), (4, 6), (1, 5)])
+def test_orthogonal_leaves_zeros_alone_and_flattens_singular_values(shape: tuple[int, int]) -> None:
+    x = torch.randn(shape, dtype=torch.float64)
+    values = torch.linalg.svdvals(orthogonal(x))
+    assert values.min() > 0.6 and values.max() < 1.3
+    torch.testing.assert_close(orthogonal(7 * x), orthogonal(x), rtol=1e-12, atol=1e-12)
+    assert not orthogonal(torch.zeros(shape)).any()
+
+
+@pytest.mark.parametrize(
+    ("brick", "maps"),
+    [
+        ({"feed_forward": {"kind": "mixture", "n_experts": 3}}, {"q", "k", "v", "o"}),
+        ({"depth": "mixture"}, {"q", "k", "v", "o", "gate", "up", "down"}),
+    ],
+)
+def test_experts_and_routers_are_not_for_muon(brick: dict[str, Any], maps: set[str]) -> None:
+    model = build_model(Decoder.model_validate({"vocab_size": 9, "d_model": 8, "n_layers": 2, "n_heads": 2, "d_ff": 8} | brick))
+    group = {id(p) for p in build_optimizer(model, Muon()).param_groups[0]["params"]}
+    assert {name.rsplit(".", 2)[1] for name, p in model.named_parameters() if id(p) in group} == maps
+
+
+def test_low_rank_maps_are_for_muon() -> None:
+    model = tiny_model(11)
+    adapt(model, Lora(rank=2, on=("attn.q",)))
+    groups = build_optimizer(model, Muon()).param_groups
+    assert [len(group["params"]) for group in groups] == [2 * 4, 0, 0]
 
 
 def test_muon_put_back_goes_on_the_same() -> None:
@@ -116,5 +151,5 @@ def test_muon_put_back_goes_on_the_same() -> None:
 
 
 def test_muon_without_matrices_of_blocks_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"training\.optimizer: muon .* use 'adamw'"):
+    with pytest.raises(ConfigError, match=r"training\.optimizer: expected .* for muon, found none; use 'adamw'"):
         build_optimizer(nn.Sequential(nn.Linear(3, 3)), Muon())

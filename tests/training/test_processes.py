@@ -20,8 +20,9 @@ def history(out: Path, **training: Any) -> list[Stepped]:
     return [event for event in seen if isinstance(event, Stepped)]
 
 
-def test_three_processes_make_the_steps_of_one(tmp_path: Path) -> None:
-    alone, together = (history(tmp_path / str(n), model={**MODEL, "dropout": 0.0}, processes=n) for n in (1, 3))
+@pytest.mark.parametrize("optimizer", ["adam", "muon"])
+def test_three_processes_make_the_steps_of_one(tmp_path: Path, optimizer: str) -> None:
+    alone, together = (history(tmp_path / str(n), model={**MODEL, "dropout": 0.0}, processes=n, optimizer=optimizer) for n in (1, 3))
     for one, three in zip(alone, together, strict=True):
         assert one.n_target_tokens == three.n_target_tokens
         assert (one.loss, one.nll, one.grad_norm) == pytest.approx((three.loss, three.nll, three.grad_norm), rel=2e-4)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from transom.config.model import Seq2Seq
-from transom.config.training import Adam, Sgd, Training, TranslationTraining
+from transom.config.training import Adam, Muon, Optimizer, Sgd, Training, TranslationTraining
 from transom.inputs.batch import translation_batch, twice
 from transom.models.build import build_model
 from transom.models.seq2seq import Seq2SeqTransformer
@@ -103,12 +103,13 @@ def test_a_non_finite_gradient_skips_the_step_and_names_the_sample() -> None:
         assert all(torch.equal(x, before[1]["state"][number][entry]) for entry, x in entries.items())
 
 
-def test_bfloat16_multiplies_but_weights_statistics_and_losses_stay_in_float32() -> None:
+@pytest.mark.parametrize("optimizer", [TRAINING.optimizer, Muon()])
+def test_bfloat16_multiplies_but_weights_statistics_and_losses_stay_in_float32(optimizer: Optimizer) -> None:
     batch = translation_batch(SOURCES, TARGETS, range(N))
     ends = []
     for dtype in (torch.float32, torch.bfloat16):
         model = tiny().float()
-        stepper = Stepper(model, build_optimizer(model, TRAINING.optimizer), TRAINING, dtype)
+        stepper = Stepper(model, build_optimizer(model, optimizer, dtype), TRAINING, dtype)
         kinds: set[torch.dtype] = set()
         model.encoder.blocks[0].ff.up.register_forward_hook(lambda _, given, out, kinds=kinds: kinds.add(out.dtype))
         results = [stepper.step([batch], 0.01) for _ in range(5)]
@@ -120,9 +121,10 @@ def test_bfloat16_multiplies_but_weights_statistics_and_losses_stay_in_float32()
     assert ends[0] != ends[1] and ends[0] == pytest.approx(ends[1], rel=1e-2)
 
 
-def test_float16_scales_the_loss_and_skips_overflow() -> None:
+@pytest.mark.parametrize("optimizer", [TRAINING.optimizer, Muon()])
+def test_float16_scales_the_loss_and_skips_overflow(optimizer: Optimizer) -> None:
     model = tiny().float()
-    stepper = Stepper(model, build_optimizer(model, TRAINING.optimizer), TRAINING, torch.float16)
+    stepper = Stepper(model, build_optimizer(model, optimizer, torch.float16), TRAINING, torch.float16)
     batch = translation_batch(SOURCES, TARGETS, range(N))
     before = [p.clone() for p in model.parameters()]
     scale = stepper.scaler.get_scale()

@@ -35,13 +35,11 @@ class AdamW(Adam):
 
 
 class Muon(AdamW):
-    """Muon (Jordan et al. 2024) for the matrices of the blocks, AdamW for all the rest.
+    """Muon (Jordan et al. 2024) for the maps of attention and feed-forward in blocks, AdamW for all the rest, experts and routers included.
 
-    M <- momentum M + (1 - momentum) G
-    W <- (1 - lr weight_decay) W - 0.2 lr sqrt(max(n_rows, n_columns)) orthogonal(G + momentum (M - G))
-
-    orthogonal(U S V^T) is U V^T, nearly, by five Newton-Schulz steps in bf16. The factor of Liu et al. 2025, eq. 4, gives an update the
-    size of AdamW's, so that both go by one learning rate.
+    M <- momentum M + (1 - momentum) G; W <- (1 - lr weight_decay) W - 0.2 lr sqrt(max(rows, columns)) orthogonal(G + momentum (M - G)).
+    orthogonal(U S V^T) is U V^T, nearly, by five Newton-Schulz steps. The factor of Liu et al. 2025, eq. 4, gives an update the size of
+    AdamW's, so that both go by one learning rate. A small model learns much more from a step; the larger the batch, the less it costs.
     """
 
     kind: Literal["muon"] = "muon"  # type: ignore[assignment]
@@ -211,7 +209,7 @@ class ClassificationTraining(EncoderTraining, ConsistentTraining):
         0.0,
         ge=0,
         lt=1,
-        description="probability that a token of a training text is left out, each time anew (Iyyer et al. 2015); helps on little data",
+        description="probability that a token of a training text is left out, drawn anew each time (Iyyer et al. 2015)",
     )
     validate_samples: int = Field(5, ge=0, description="validation texts whose class is told at a validation, to be shown")
 

@@ -159,7 +159,7 @@ class LabelledLoader:
 
 
 def drop_tokens(row: Sequence[int], p: float, key: tuple[int, int, int]) -> Sequence[int]:
-    """Leave each token out with probability ``p`` (Iyyer et al. 2015, section 2.3): a pure function of the text and the key.
+    """Leave each token out with probability ``p`` (Iyyer et al. 2015): a pure function of the text and the key.
 
     Where none would be left, all stay.
     """

@@ -48,7 +48,8 @@ class Follower:
         self.model = build_model(self.recipe.model).train()
         if (adapter := self.recipe.training.adapter) is not None:
             adapt_base(self.model, adapter, self.folder)
-        self.optimizer = build_optimizer(self.model, self.recipe.training.optimizer)
+        self.dtype = choose_precision(self.recipe.training.precision, torch.device("cpu")).dtype
+        self.optimizer = build_optimizer(self.model, self.recipe.training.optimizer, self.dtype)
         torch.manual_seed(int(np.random.SeedSequence([self.recipe.training.seed, rank]).generate_state(1, np.uint64)[0]))
 
     def follow(self, world: World) -> None:
@@ -61,8 +62,7 @@ class Follower:
             progress = Progress(**state["progress"])
         world.copied(list(learned_tensors(self.model).values()))
         training = self.recipe.training
-        dtype = choose_precision(training.precision, torch.device("cpu")).dtype
-        stepper = Stepper(self.model, self.optimizer, training, dtype, self.task.flops, world)
+        stepper = Stepper(self.model, self.optimizer, training, self.dtype, self.task.flops, world)
         batches = self.task.loader.batches_from(progress.position)
         step = progress.step
         while (said := world.from_first()) != END:

@@ -4,81 +4,124 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from torch import nn
+from jaxtyping import Float
+from torch import Tensor, nn
 
 from transom.config.training import AdamW, Muon, Optimizer, Sgd
 from transom.errors import ConfigError
 from transom.layers.block import Block, ParallelBlock
+from transom.layers.depth import DepthRouter
+from transom.layers.mixture import Mixture
 
 Group = dict[str, Any]
 
+QUINTIC = (3.4445, -4.7750, 2.0315)
+"""a, b and c of a s + b s^3 + c s^5, which five times over takes every s from about 0.002 to 1 near 1 (Jordan et al. 2024)."""
 
-def build_optimizer(model: nn.Module, brick: Optimizer) -> torch.optim.Optimizer:
+
+def build_optimizer(model: nn.Module, brick: Optimizer, dtype: torch.dtype = torch.float32) -> torch.optim.Optimizer:
     """Build the optimizer, in PyTorch's fused form where it has one.
 
     AdamW decays weight matrices only: never vectors (biases, gains) nor embeddings, tied output map included.
     The learning rate is set before each step by the schedule; it starts at 0.
 
+    Args:
+        model: whose parameters that are not frozen learn.
+        brick: the kind, and what it needs.
+        dtype: in which the run multiplies matrices; Muon's own products follow where that is bfloat16.
+
     Raises:
-        ConfigError: Muon is asked for, and no weight that learns is a block's matrix.
+        ConfigError: Muon is asked for, and no matrix learns that it is for.
     """
     parameters = [p for p in model.parameters() if p.requires_grad]
     if isinstance(brick, Sgd):
         return torch.optim.SGD(parameters, lr=0.0, momentum=brick.momentum, weight_decay=brick.weight_decay, fused=True)
     if isinstance(brick, Muon):
-        inner = _matrices_of_blocks(model)
-        if not inner:
-            raise ConfigError("training.optimizer: muon is for the matrices of blocks, and none learns here; use 'adamw'")
-        chosen = {id(p) for p in inner}
-        return MuonAndAdamW(inner, _decayed_apart(model, [p for p in parameters if id(p) not in chosen], brick), brick)
-    betas = (brick.beta1, brick.beta2)
-    if not isinstance(brick, AdamW):
-        return torch.optim.Adam(parameters, lr=0.0, betas=betas, eps=brick.eps, fused=True)
-    return torch.optim.AdamW(_decayed_apart(model, parameters, brick), lr=0.0, betas=betas, eps=brick.eps, fused=True)
+        return MuonAndAdamW(model, parameters, brick, dtype)
+    if isinstance(brick, AdamW):
+        return _adamw(model, parameters, brick)
+    return torch.optim.Adam(parameters, lr=0.0, betas=(brick.beta1, brick.beta2), eps=brick.eps, fused=True)
 
 
-def _decayed_apart(model: nn.Module, parameters: Iterable[nn.Parameter], brick: AdamW) -> list[Group]:
-    """Group the parameters: matrices, which decay, and all others."""
+def _adamw(model: nn.Module, parameters: Iterable[nn.Parameter], brick: AdamW) -> torch.optim.AdamW:
     embeddings = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
     decayed: list[nn.Parameter] = []
     others: list[nn.Parameter] = []
     for p in parameters:
         (decayed if p.ndim > 1 and id(p) not in embeddings else others).append(p)
-    return [{"params": decayed, "weight_decay": brick.weight_decay}, {"params": others, "weight_decay": 0.0}]
-
-
-def _matrices_of_blocks(model: nn.Module) -> list[nn.Parameter]:
-    """Find the weights of linear maps in blocks, each once; experts' maps, stacked to three axes, are not among them."""
-    blocks = (m for m in model.modules() if isinstance(m, Block | ParallelBlock))
-    maps = (m for block in blocks for m in block.modules() if isinstance(m, nn.Linear))
-    return [p for m in maps for p in m.parameters(recurse=False) if p.ndim == 2 and p.requires_grad]
+    groups = [{"params": decayed, "weight_decay": brick.weight_decay}, {"params": others, "weight_decay": 0.0}]
+    return torch.optim.AdamW(groups, lr=0.0, betas=(brick.beta1, brick.beta2), eps=brick.eps, fused=True)
 
 
 class MuonAndAdamW(torch.optim.Optimizer):
-    """PyTorch's Muon and its fused AdamW as one optimizer: one list of groups, one state, one step."""
+    """Muon for the maps of attention and feed-forward in blocks, PyTorch's fused AdamW for all the rest; one state, one learning rate.
 
-    def __init__(self, matrices: list[nn.Parameter], others: list[Group], brick: Muon) -> None:
-        """Give ``matrices`` to Muon and ``others`` to AdamW."""
-        muon = torch.optim.Muon(matrices, lr=0.0, weight_decay=brick.weight_decay, momentum=brick.momentum, adjust_lr_fn="match_rms_adamw")
-        adamw = torch.optim.AdamW(others, lr=0.0, betas=(brick.beta1, brick.beta2), eps=brick.eps, fused=True)
-        self.parts = (muon, adamw)
-        super().__init__([*muon.param_groups, *adamw.param_groups], {})
+    Experts and routers are among the rest: a matrix that no token reached would be moved at full size along what is left of its momentum.
+    PyTorch's own Muon is not used because it multiplies in bfloat16 everywhere, and where a processor cannot do that fast, very slowly.
+    """
+
+    def __init__(self, model: nn.Module, parameters: Iterable[nn.Parameter], brick: Muon, dtype: torch.dtype) -> None:
+        """Part the parameters between the two.
+
+        Raises:
+            ConfigError: none is for Muon.
+        """
+        ours = {id(p) for p in _matrices_of_blocks(model)}
+        matrices, rest = list[nn.Parameter](), list[nn.Parameter]()
+        for p in parameters:
+            (matrices if id(p) in ours else rest).append(p)
+        if not matrices:
+            raise ConfigError("training.optimizer: expected matrices in blocks that learn, for muon, found none; use 'adamw'")
+        self.momentum, self.weight_decay = brick.momentum, brick.weight_decay
+        self.dtype = dtype if dtype == torch.bfloat16 else None
+        self.adamw = _adamw(model, rest, brick)
+        super().__init__([{"params": matrices, "lr": 0.0}, *self.adamw.param_groups], {})
         self._share()
 
     def _share(self) -> None:
-        """Let both parts work on this optimizer's groups and state."""
-        muon, adamw = self.parts
-        muon.param_groups, adamw.param_groups = self.param_groups[:1], self.param_groups[1:]
-        muon.state = adamw.state = self.state
+        """Let AdamW work on its groups of this optimizer, and on the one state."""
+        self.adamw.param_groups, self.adamw.state = self.param_groups[1:], self.state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Put back what ``state_dict`` gave."""
         super().load_state_dict(state_dict)
         self._share()
 
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
         """Take one step with both."""
-        loss = None if closure is None else closure()
-        for part in self.parts:
-            part.step()  # type: ignore[no-untyped-call]
-        return loss
+        assert closure is None, "the gradients are there"
+        self.adamw.step()
+        (matrices, rate) = (self.param_groups[0][name] for name in ("params", "lr"))
+        for p in matrices:
+            if p.grad is not None:
+                state = self.state[p]
+                if not state:
+                    state["momentum"] = torch.zeros_like(p)
+                average = state["momentum"].lerp_(p.grad, 1 - self.momentum)
+                update = orthogonal(p.grad.lerp(average, self.momentum), self.dtype)
+                p.mul_(1 - rate * self.weight_decay).add_(update, alpha=-0.2 * rate * max(p.shape) ** 0.5)
+
+
+def _matrices_of_blocks(model: nn.Module) -> list[nn.Parameter]:
+    """Find the weights of linear maps in blocks, those of mixtures left out; where low-rank maps learn beside a weight, those."""
+    apart = {id(m) for mixture in model.modules() if isinstance(mixture, Mixture | DepthRouter) for m in mixture.modules()}
+    blocks = (m for m in model.modules() if isinstance(m, Block | ParallelBlock))
+    maps = (m for block in blocks for m in block.modules() if isinstance(m, nn.Linear) and id(m) not in apart)
+    return [p for m in maps for p in m.parameters(recurse=False) if p.ndim == 2]
+
+
+def orthogonal(x: Float[Tensor, "rows columns"], dtype: torch.dtype | None = None) -> Float[Tensor, "rows columns"]:
+    """Return U p(S) V^T of x = U S V^T, p near 1: five Newton-Schulz steps on x over its norm (Jordan et al. 2024).
+
+    Args:
+        x: any matrix.
+        dtype: of the products, where not that of ``x``.
+    """
+    a, b, c = QUINTIC
+    x = (x / x.norm().clamp(min=1e-7)).to(dtype or x.dtype)
+    wide = x if x.shape[0] <= x.shape[1] else x.T
+    for _ in range(5):
+        gram = wide @ wide.T
+        wide = torch.addmm(wide, torch.addmm(gram, gram, gram, beta=b, alpha=c), wide, beta=a)
+    return wide if x.shape[0] <= x.shape[1] else wide.T
