@@ -159,7 +159,8 @@ def test_every_brick_searches_as_it_trains(field: str, brick: Brick) -> None:
     searcher, source = searcher_of(model), Sequences.pad(SOURCES)
     tokens = torch.tensor([[3], [4], [5], [6], [7]])
     expected = model.step(tokens, model.start(model.encode(source), 1, 3))
-    assert torch.allclose(searcher.step(tokens, searcher.start(searcher.encode(source), 1, 3)), expected, rtol=0, atol=1e-10)
+    error = (searcher.step(tokens, searcher.start(searcher.encode(source), 1, 3)) - expected).abs().max()
+    assert error < 1e-10 * max(1.0, expected.abs().max())  # without norms logits are tens of thousands
 
 
 @pytest.mark.parametrize("attention", [{"pattern": {"kind": "window", "size": 2}}, {"value_residual": "fixed"}], ids=str)

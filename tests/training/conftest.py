@@ -56,9 +56,11 @@ def pairs(tmp_path: Path) -> EmbeddingRecipe:
     """Pairs whose sides share the number and the word, said in two ways."""
     words = list(zip(ANIMALS + COLOURS, ["perro", "gato", "ave", "rojo", "verde", "azul"], strict=True))
     lines = [(f"{i} {word}", f"{word_2} {i}") for i in range(20) for word, word_2 in words]
-    for side, name in enumerate(("left", "right")):
-        (tmp_path / name).write_text("\n".join(line[side] for line in lines) + "\n")
-    data = {"train": {"source": str(tmp_path / "left"), "target": str(tmp_path / "right")}}
+    parts = {"train": [line for n, line in enumerate(lines) if n % 11], "valid": lines[::11]}
+    for part, chosen in parts.items():
+        for side, name in enumerate(("left", "right")):
+            (tmp_path / f"{name}.{part}").write_text("\n".join(line[side] for line in chosen) + "\n")
+    data = {part: {"source": str(tmp_path / f"left.{part}"), "target": str(tmp_path / f"right.{part}")} for part in parts}
     tokenizer = {"kind": "whitespace", "vocab_size": 60}
     return EmbeddingRecipe.model_validate({"data": data, "tokenizer": tokenizer, "model": MODEL, "training": TRAINING})
 
