@@ -154,7 +154,8 @@ class LabelledLoader:
 
     def _batch(self, epoch: int, rows: list[int]) -> LabelledBatch:
         samples = [self._kept[i] for i in rows]
-        read = [drop_tokens(self._rows[i], self._token_dropout, (self._seed, epoch, self._kept[i])) for i in rows]
+        keys = [(self._seed, epoch, sample) for sample in samples]
+        read = [drop_tokens(self._rows[i], self._token_dropout, key) for i, key in zip(rows, keys, strict=True)]
         return label_batch(read, [self._labels[i] for i in rows], samples)
 
 
