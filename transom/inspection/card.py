@@ -1,11 +1,9 @@
 """The model card: the README.md of a run folder, written from the facts of the run and from nothing else."""
 
 import re
-from pathlib import PurePath
-from typing import Any
 
 from transom.config.data import Data, Language
-from transom.config.recipe import Recipe, TranslationRecipe, dump_recipe
+from transom.config.recipe import TranslationRecipe, dump_recipe
 from transom.inspection import describe
 from transom.inspection.facts import Facts
 from transom.inspection.figures import duration, parameters, percent, whole
@@ -71,7 +69,7 @@ def _origin(data: Data | Language) -> list[str]:
         lines.append(f"generated: {_code(data.generate.model_dump_json())}")
     for use, files in (("training", data.train), ("validation", data.valid)):
         if files is not None:
-            lines.append(f"{use}: {', '.join(_code(_named(name)) for name in describe.files(files))}")
+            lines.append(f"{use}: {', '.join(_code(describe.last_name(name)) for name in describe.files(files))}")
     if data.train is not None and data.valid is None:
         lines.append(f"validation: {data.split_off}")
     return lines
@@ -89,31 +87,8 @@ def _training(facts: Facts) -> str:
 
 
 def _recipe(facts: Facts) -> str:
-    written = dump_recipe(_portable(facts.recipe))
-    return f"## Recipe\n\nThe same as in `recipe.toml`, but of whole paths only the last name:\n\n{_fenced(written, 'toml')}"
-
-
-def _portable(recipe: Recipe) -> Recipe:
-    """Leave out what means something on one machine alone, and may tell of its owner: the folders of whole paths."""
-
-    def shortened(value: Any) -> Any:
-        match value:
-            case str():
-                return _named(value)
-            case dict():
-                return {name: shortened(each) for name, each in value.items()}
-            case list():
-                return [shortened(each) for each in value]
-            case _:
-                return value
-
-    parts = {"data": recipe.data, "training": recipe.training}
-    return recipe.model_copy(update={name: part.model_validate(shortened(part.model_dump(mode="json"))) for name, part in parts.items()})
-
-
-def _named(text: str) -> str:
-    """Give the last name of a whole path, and any other text as it is."""
-    return (PurePath(text).name or text) if PurePath(text).is_absolute() else text
+    written = dump_recipe(describe.portable(facts.recipe))
+    return f"## Recipe\n\n{describe.PORTABLE}:\n\n{_fenced(written, 'toml')}"
 
 
 def _list(lines: list[str]) -> str:

@@ -1,6 +1,8 @@
 """What differs between tasks in the words of the report and the card: what the model is, what it reads, how it is used."""
 
 import shlex
+from pathlib import PurePath
+from typing import Any
 
 from transom.config.architecture import Architecture, Transformer, TwoSided
 from transom.config.data import ImageFiles, InstructionFiles, LabelledFiles, PairFiles, TextFiles
@@ -27,6 +29,33 @@ def family(recipe: Recipe) -> str:
         "vision-transformer": "a Vision Transformer for classes of images",
         "convolutional": "a convolutional network for classes of images",
     }[recipe.model.kind]
+
+
+PORTABLE = "As in recipe.toml, but of whole paths only the last name"
+"""What is said of a recipe that was made portable."""
+
+
+def portable(recipe: Recipe) -> Recipe:
+    """Leave out what means something on one machine alone, and may tell of its owner: the folders of whole paths."""
+
+    def shortened(value: Any) -> Any:
+        match value:
+            case str():
+                return last_name(value)
+            case dict():
+                return {name: shortened(each) for name, each in value.items()}
+            case list():
+                return [shortened(each) for each in value]
+            case _:
+                return value
+
+    parts = {"data": recipe.data, "training": recipe.training}
+    return recipe.model_copy(update={name: part.model_validate(shortened(part.model_dump(mode="json"))) for name, part in parts.items()})
+
+
+def last_name(text: str) -> str:
+    """Give the last name of a whole path, and any other text as it is."""
+    return (PurePath(text).name or text) if PurePath(text).is_absolute() else text
 
 
 def origin(recipe: Recipe) -> str:

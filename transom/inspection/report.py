@@ -10,7 +10,7 @@ from transom import __version__
 from transom.config.recipe import TranslationRecipe, dump_recipe
 from transom.inspection.curves import Line, line_chart
 from transom.inspection.data_section import data_section
-from transom.inspection.describe import article, layers_in_short, origin
+from transom.inspection.describe import PORTABLE, article, layers_in_short, origin, portable
 from transom.inspection.facts import Facts
 from transom.inspection.figures import compact, duration, percent, whole
 from transom.inspection.markup import node, page, preformatted
@@ -44,7 +44,7 @@ def report(facts: Facts) -> str:
         ("patterns", "Attention patterns", _patterns(facts)),
         ("data", "Data", data_section(facts.data)),
         ("time", "Time and throughput", _time(facts)),
-        ("recipe", "Recipe", [preformatted(dump_recipe(facts.recipe))]),
+        ("recipe", "Recipe", [node("p", f"{PORTABLE}."), preformatted(dump_recipe(portable(facts.recipe)))]),
     ]
     filled = [section for section in sections if section[2]]
     links = (node("a", title, href=f"#{anchor}") for anchor, title, _ in filled)
