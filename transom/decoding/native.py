@@ -19,7 +19,7 @@ SWITCH = "TRANSOM_NATIVE"
 
 FLAGS = ["-O3", "-march=native", "-std=c++17", "-shared", "-fPIC", "-pthread"]
 _NEEDED = {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni"}
-_TIMEOUT = 120.0
+_TIMEOUT = 60.0
 _SEAL = hashlib.sha256().digest_size
 _INT, _POINTER = ctypes.c_int, ctypes.c_void_p
 _FUNCTIONS: dict[str, tuple[list[type], type | None]] = {
