@@ -227,7 +227,7 @@ def trained(model: Model, fields: list[str], folder: Path) -> Record:
     }
 
 
-THRESHOLDS = (0.5, 0.7, 0.9, 0.95, 1.0)
+THRESHOLDS = (0.1, 0.3, 0.5, 0.7, 0.9, 1.0)
 """Of early exits."""
 
 
