@@ -8,7 +8,7 @@ from typing import Any
 
 HERE = Path(__file__).parent
 RESULTS, README, FRONT = HERE / "results" / "translation.json", HERE / "README.md", HERE.parent / "README.md"
-FAMILIES, PATTERNS = HERE / "results" / "families.json", HERE / "results" / "patterns.json"
+FAMILIES, PATTERNS, BRICKS = (HERE / "results" / f"{name}.json" for name in ("families", "patterns", "bricks"))
 LEARNING = {language: HERE / "results" / f"multi30k-{language}.json" for language in ("de", "fr")}
 BEGIN, END = "<!-- results: written by python -m benchmarks.tables -->\n", "<!-- end of results -->\n"
 NOTHING = "Nothing is measured yet.\n"
@@ -108,6 +108,39 @@ def patterns(result: dict[str, Any]) -> str:
     return "\n".join(parts)
 
 
+def bricks(result: dict[str, Any]) -> str:
+    """Lay out what each brick costs and gains in a small model, a table a family, each beside its base."""
+    facts, parts = result["facts"], list[str]()
+    told = (
+        f"{facts['date']}; {facts['processor']}; {facts['threads']} thread; torch {facts['versions']['torch']}; `{facts['command']}`. Short"
+        " training, of one seed: what lies within what seeds alone change says nothing. A default's figures are its base's."
+    )
+    for family in dict.fromkeys(row["family"] for row in result["rows"]):
+        here = [row for row in result["rows"] if row["family"] == family]
+        base = next((row for row in here if row["names"][0] == "base"), None)
+        table = [
+            {
+                "brick": ", ".join(row["names"]) + (f": `{row['settings'][-1]}`" if "pattern=" in row["settings"][-1] else ""),
+                "loss": f"{row['validation']['loss']:.3f}",
+                "to base": f"{row['validation']['loss'] - base['validation']['loss']:+.3f}" if base else "",
+                "accuracy": f"{row['validation']['accuracy']:.1f}" if "accuracy" in row["validation"] else "",
+                "ms a step": f"{row['milliseconds_a_step']:.0f}",
+                "parameters": f"{row['parameters']:,}",
+            }
+            for row in here
+        ]
+        losses = [row["validation"]["loss"] for row in here if row["names"][0].startswith("base")]
+        seeds = f"; {len(losses)} seeds of the base within {max(losses) - min(losses):.3f} nats" if len(losses) > 1 else ""
+        parts.append(f"#### {family}, {here[0]['n_steps']} steps{seeds}\n\n{_laid_out(table)}")
+    exits = [
+        {"brick": row["names"][0], **each, "lost": f"{each['loss'] - row['exits'][-1]['loss']:+.4f}"}
+        for row in result["rows"]
+        for each in row.get("exits", [])
+    ]
+    parts += [f"#### Early exits by threshold: nats a token, and blocks that a token passed of 4\n\n{_laid_out(exits)}"] if exits else []
+    return "\n".join([f"### Bricks\n\n{told}\n", *parts])
+
+
 def families(result: dict[str, Any]) -> str:
     """Lay out decoders, encoders and the Vision Transformer beside the transformers library's."""
     facts = result["facts"]
@@ -146,6 +179,7 @@ def current() -> str:
     parts += [learning(language, json.loads(path.read_text(encoding="utf-8"))) for language, path in LEARNING.items() if path.exists()]
     parts += [families(json.loads(FAMILIES.read_text(encoding="utf-8")))] if FAMILIES.exists() else []
     parts += [patterns(json.loads(PATTERNS.read_text(encoding="utf-8")))] if PATTERNS.exists() else []
+    parts += [bricks(json.loads(BRICKS.read_text(encoding="utf-8")))] if BRICKS.exists() else []
     return "\n".join(parts) or NOTHING
 
 

@@ -3,14 +3,16 @@
 from typing import get_args
 
 from tests.size import ROOT
-from transom.config.brick import schemas
-from transom.config.bricks import PLACEMENTS
-from transom.config.catalogue import RECURRENT_TITLES, TITLES, catalogue
-from transom.config.model import Decoder, TextTransformer
+from transom.config.brick import Schema, listed, schemas
+from transom.config.bricks import HEADS, PLACEMENTS, SCALINGS, DynamicTanh, Gated, MultiHead, Rotary
+from transom.config.catalogue import catalogue, row
+from transom.config.mixture import BiasBalance
+from transom.config.model import Model, TextTransformer
+from transom.config.patterns import Window2d
 from transom.config.recipe import TASKS
-from transom.config.recurrent import RecurrentSeq2Seq
+from transom.config.recurrent import Additive
 from transom.config.reference import reference
-from transom.config.vision import VisionTransformer
+from transom.config.vision import Cbam
 
 
 def test_the_pages_are_current() -> None:
@@ -18,17 +20,30 @@ def test_the_pages_are_current() -> None:
         assert (ROOT / "docs" / name).read_text(encoding="utf-8") == page(), "run `make docs`"
 
 
-def test_every_brick_of_a_block_is_in_the_catalogue() -> None:
+def nested(schema: type[Schema]) -> set[type[Schema]]:
+    """List a schema and all that its fields can hold, fields of these included."""
+    found, waiting = set[type[Schema]](), [schema]
+    while waiting:
+        if (last := waiting.pop()) not in found:
+            found.add(last)
+            annotations = [field.annotation for field in last.model_fields.values()]
+            waiting += [below for annotation in annotations for below in (*schemas(annotation), *listed(annotation))]
+    return found
+
+
+def test_every_brick_of_a_network_has_a_line_however_deep_it_is() -> None:
+    networks = set(schemas(Model))
+    page, bricks = catalogue().splitlines(), set.union(*map(nested, networks)) - networks
+    assert {Window2d, BiasBalance, Cbam, DynamicTanh, Gated, Additive} <= bricks
+    assert not [brick.__name__ for brick in bricks if row(brick) not in page]
+
+
+def test_every_choice_that_is_no_brick_has_a_line() -> None:
     assert set(PLACEMENTS) == set(get_args(TextTransformer.model_fields["norm_placement"].annotation))
-    fields = {
-        name
-        for model in (TextTransformer, Decoder, VisionTransformer)
-        for name, field in model.model_fields.items()
-        if schemas(field.annotation)
-    }
-    assert set(TITLES) == {*fields, "stem.attention"}
-    recurrent = {name for name, field in RecurrentSeq2Seq.model_fields.items() if schemas(field.annotation)}
-    assert set(RECURRENT_TITLES) == recurrent
+    assert set(SCALINGS) == set(get_args(Rotary.model_fields["scaling"].annotation))
+    plain = {f"attention.{name}" for name, field in MultiHead.model_fields.items() if not schemas(field.annotation)}
+    biases_and_name = {"attention.bias", "attention.output_bias", "attention.kind"}
+    assert set(HEADS) == {"n_kv_heads", "attention.qk_norm"} | plain - biases_and_name
 
 
 def test_the_page_has_every_part_and_its_bounds() -> None:

@@ -131,6 +131,38 @@ class Learned(PositionBrick):
         return max_seq_len * d_model
 
 
+class Choice(NamedTuple):
+    """What a field of a brick can be set to, told as a brick is.
+
+    Attributes:
+        equation: what it is, with its source.
+        advice: what it costs and when to use it.
+    """
+
+    equation: str
+    advice: str
+
+
+SCALINGS = {
+    "none": Choice("Angles as in training.", "For lengths up to those of training."),
+    "linear": Choice(
+        "Positions squeezed: position i turns as i / factor did (Chen et al. 2023).",
+        "Costs nothing; near tokens come nearer too, so that it needs some training at the new length.",
+    ),
+    "ntk": Choice(
+        "The base raised to base * factor^(d / (d - 2)), d the width that is turned: the slowest pair is squeezed by factor, the fastest"
+        " not at all (Peng et al. 2023, section 3.1, after bloc97).",
+        "Costs nothing; the one without training at the new length.",
+    ),
+    "yarn": Choice(
+        "Pairs that turn more than 32 times within the trained length stay, those of less than one turn are squeezed, those between in"
+        " part; scores are a little sharper (Peng et al. 2023, section 3).",
+        "Costs nothing; the one for large factors, best after a short training at the new length.",
+    ),
+}
+"""The kinds of ``Rotary.scaling``."""
+
+
 class Rotary(PositionBrick):
     """Queries and keys turned by an angle that grows with the position (Su et al. 2021, eq. 34).
 
@@ -301,6 +333,34 @@ class MultiHead(Brick):
         out = d_model * (n_heads * d_value + self.output_bias) if self.output else 0
         learned = self.approximation.parameters(n_positions)
         return inner * (d_model + self.bias) + out + 2 * self.qk_norm.parameters(d_head) + n_heads * self.sinks + learned
+
+
+HEADS = {
+    "n_kv_heads": Choice(
+        "Grouped queries: each head of keys and values serves n_heads / n_kv_heads of queries (Ainslie et al. 2023); with one for all,"
+        " multi-query attention (Shazeer 2019).",
+        "Fewer weights, and a cache smaller by as much; 4 to 8 queries a key cost little quality, one key for all some.",
+    ),
+    "attention.qk_norm": Choice(
+        "A norm of each head's queries and keys before positions turn them (Dehghani et al. 2023, after Henry et al. 2020):"
+        " Norm(q) . Norm(k) / sqrt(d_k).",
+        "Two norms a layer over d_k columns; bounds the scores, so that large models and high learning rates stay stable.",
+    ),
+    "attention.softcap": Choice(
+        "Scores bounded by a curve: c tanh(Q K^T / (c sqrt(d_k))) (Gemma Team 2024).",
+        "Attention is computed explicitly, so slower; where qk_norm cannot be had, as in Gemma 2's weights.",
+    ),
+    "attention.sinks": Choice(
+        "A learned score a head for attending to nothing, which takes its part of the softmax (Agarwal et al. 2025, gpt-oss):"
+        " exp(S_ij) / (exp(s_h) + sum_j exp(S_ij)).",
+        "Attention is computed explicitly, so slower; lets a head look nowhere, above all beside windows.",
+    ),
+    "attention.output": Choice(
+        "The map W_O behind the heads, or none: Concat(head_1, ..., head_h) W_O (Vaswani et al. 2017, section 3.2.2).",
+        "Without it d_model^2 weights a layer fewer, and heads that meet only in the feed-forward network. For experiments.",
+    ),
+}
+"""What one can change in the heads of attention, by its field in ``[model]``."""
 
 
 class FeedForwardBrick(Brick):

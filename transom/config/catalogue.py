@@ -1,15 +1,14 @@
 """The catalogue of bricks, written from their schemas: ``make docs`` puts it into docs/bricks.md."""
 
-from collections.abc import Iterator
-from typing import get_args
+from collections.abc import Mapping
+from typing import NamedTuple, get_args
 
-from transom.config.approximations import AnyApproximation
 from transom.config.brick import Schema, schemas
-from transom.config.bricks import PLACEMENTS, AnyValueResidual
+from transom.config.bricks import HEADS, PLACEMENTS, SCALINGS, Choice, MultiHead, NormPlacement
+from transom.config.mixture import Mixture
 from transom.config.model import Decoder, TextTransformer
-from transom.config.patterns import AnyPattern
 from transom.config.recurrent import RecurrentSeq2Seq
-from transom.config.training import Training
+from transom.config.training import LanguageTraining
 from transom.config.vision import Convolutional, VisionTransformer
 
 HEAD = """# Bricks
@@ -17,60 +16,75 @@ HEAD = """# Bricks
 Every Transformer is built from the same block, and a block from bricks that a recipe names: `--set model.norm=rmsnorm`, or
 `[model] feed_forward = "swiglu"`. This page is written by `make docs` from the schemas in `transom/config/`; a test fails when it is not
 current. [config.md](config.md) has the fields of each. `tests/agreement/` compares each brick with other people's or with its formula in
-float64, `tests/models/test_combinations.py` tries them in random combinations.
+float64, `tests/models/test_combinations.py` tries them in random combinations. [What each brick costs and gains](../benchmarks/README.md)
+in one small model is measured by `benchmarks/bricks.py`: validation loss, processor time a step, parameters.
 """
 
-TITLES = {
-    "position": "Positions",
-    "mask": "What a decoder lets a token see",
-    "attention": "Attention",
-    "feed_forward": "Feed-forward networks",
-    "norm": "Norms",
-    "depth": "How many blocks a token passes",
-    "stem": "In front of an image's patches",
-    "stem.attention": "Attention over channels and places, in a stem",
-}
-"""The fields of a Transformer that hold bricks, in the order of the page."""
 
-RECURRENT_TITLES = {
-    "cell": "Cells of recurrent networks",
-    "attention": "How a recurrent decoder sees the source",
-}
-"""The same of a recurrent network."""
+class Table(NamedTuple):
+    """A table of the page.
 
-HOLDERS: dict[str, tuple[type[Schema], ...]] = {"mask": (Decoder,), "stem": (VisionTransformer,), "stem.attention": (Convolutional,)}
-"""The schemas that have them, where that is not all Transformers."""
+    Attributes:
+        title: above it.
+        field: of a recipe, which its rows are values of.
+        holders: the schemas that have a field of bricks.
+        choices: the rows of a field whose values are no bricks.
+    """
+
+    title: str
+    field: str
+    holders: tuple[type[Schema], ...] = ()
+    choices: Mapping[str, Choice | NormPlacement] = {}
+
+    @property
+    def bricks(self) -> list[type[Schema]]:
+        """The bricks that the field can be, in their order."""
+        name = self.field.split(".")[-1]
+        return list(dict.fromkeys(brick for holder in self.holders for brick in schemas(holder.model_fields[name].annotation)))
+
+
+TABLES = (
+    Table("Positions", "model.position", (TextTransformer, VisionTransformer)),
+    Table("Rotary positions beyond the trained length", "model.position.scaling", choices=SCALINGS),
+    Table("What a decoder lets a token see", "model.mask", (Decoder,)),
+    Table("Attention", "model.attention", (TextTransformer, VisionTransformer)),
+    Table("Heads of attention", "model", choices=HEADS),
+    Table("Attention patterns", "model.attention.pattern", (MultiHead,)),
+    Table("Values of a stack's later blocks", "model.attention.value_residual", (MultiHead,)),
+    Table("Approximations of attention", "model.attention.approximation", (MultiHead,)),
+    Table("Feed-forward networks", "model.feed_forward", (TextTransformer, VisionTransformer)),
+    Table("What keeps experts equally busy", "model.feed_forward.balance", (Mixture,)),
+    Table("Norms", "model.norm", (TextTransformer, VisionTransformer)),
+    Table("Where the norm stands", "model.norm_placement", choices=PLACEMENTS),
+    Table("How many blocks a token passes", "model.depth", (TextTransformer, VisionTransformer)),
+    Table("Behind which blocks a decoder learns to answer", "training.exits", (LanguageTraining,)),
+    Table("In front of an image's patches", "model.stem", (VisionTransformer,)),
+    Table("Attention over channels and places, in a stem", "model.stem.attention", (Convolutional,)),
+    Table("Cells of recurrent networks", "model.cell", (RecurrentSeq2Seq,)),
+    Table("How a recurrent decoder sees the source", "model.attention", (RecurrentSeq2Seq,)),
+    Table("What learns when another run is fine-tuned", "training.adapter", (LanguageTraining,)),
+)
+"""The tables of the page, in its order."""
 
 
 def catalogue() -> str:
     """Write the page."""
-    parts = [HEAD]
-    for field, title in TITLES.items():
-        name, holders = field.split(".")[-1], HOLDERS.get(field, (TextTransformer, VisionTransformer))
-        found = dict.fromkeys(brick for holder in holders for brick in schemas(holder.model_fields[name].annotation))
-        parts += _table(title, field, (_row(brick) for brick in found))
-        if field == "attention":
-            parts += _table("Attention patterns", "attention.pattern", (_row(brick) for brick in schemas(AnyPattern)))
-            values = (_row(brick) for brick in schemas(AnyValueResidual))
-            parts += _table("Values of a stack's later blocks", "attention.value_residual", values)
-            parts += _table("Approximations of attention", "attention.approximation", (_row(brick) for brick in schemas(AnyApproximation)))
-    parts += _table(
-        "Where the norm stands",
-        "norm_placement",
-        (f"| `{name}` | {placement.equation} | {placement.advice} |" for name, placement in PLACEMENTS.items()),
-    )
-    for field, title in RECURRENT_TITLES.items():
-        parts += _table(title, field, (_row(brick) for brick in schemas(RecurrentSeq2Seq.model_fields[field].annotation)))
-    adapters = schemas(Training.model_fields["adapter"].annotation)
-    parts += _table("What learns when another run is fine-tuned", "adapter", (_row(brick) for brick in adapters), of="training")
-    return "\n".join(parts).rstrip() + "\n"
+    return "\n".join([HEAD, *(line for table in TABLES for line in _laid_out(table))]).rstrip() + "\n"
 
 
-def _table(title: str, field: str, rows: Iterator[str], of: str = "model") -> list[str]:
-    return [f"## {title}: `{of}.{field}`\n", "| kind | what it is | what it costs, and when to use it |", "| --- | --- | --- |", *rows, ""]
+def _laid_out(table: Table) -> list[str]:
+    rows = [f"| `{name}` | {_cell(choice.equation)} | {choice.advice} |" for name, choice in table.choices.items()]
+    rows += [row(brick) for brick in table.bricks]
+    names = "field" if table.field == "model" else "kind"
+    head = f"| {names} | what it is | what it costs, and when to use it |"
+    return [f"## {table.title}: `{table.field}`\n", head, "| --- | --- | --- |", *rows, ""]
 
 
-def _row(brick: type[Schema]) -> str:
+def row(brick: type[Schema]) -> str:
+    """Write a brick's line."""
     kinds = ", ".join(f"`{kind}`" for kind in get_args(brick.model_fields["kind"].annotation))
-    what = " ".join((brick.__doc__ or "").split()).replace("|", "\\|")
-    return f"| {kinds} | {what} | {getattr(brick, 'advice')} |"  # noqa: B009  # each brick of a block declares its own
+    return f"| {kinds} | {_cell(brick.__doc__ or '')} | {getattr(brick, 'advice')} |"  # noqa: B009  # each brick declares its own
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")

@@ -15,6 +15,9 @@ class LossBalance(Brick):
     one that is computed in pieces (``training.accumulate``, ``training.processes``) is read once more for them, a third more time.
     """
 
+    advice: ClassVar[str] = (
+        "The usual one. Next to no time but in slices or processes, and a second aim beside the loss: a weight too large costs quality."
+    )
     kind: Literal["loss"] = "loss"
     weight: float = Field(0.01, gt=0, description="of the loss, once a layer")
 
@@ -25,6 +28,7 @@ class BiasBalance(Brick):
     After each step b_i rises by ``rate`` where expert i was chosen less often than the mean, and falls where more often.
     """
 
+    advice: ClassVar[str] = "Leaves the loss alone; the one for sigmoid scores. Slower to even out, as each step moves a bias by `rate`."
     kind: Literal["bias"] = "bias"
     rate: float = Field(0.001, gt=0, description="how far each bias moves a step")
 
@@ -32,6 +36,7 @@ class BiasBalance(Brick):
 class NoBalance(Brick):
     """Experts are left to themselves; most often a few take all tokens."""
 
+    advice: ClassVar[str] = "Free; for experiments."
     kind: Literal["none"] = "none"
 
 
@@ -48,7 +53,8 @@ class Mixture(FeedForwardBrick):
     advice: ClassVar[str] = (
         "n_experts times the parameters for top_k times the time: more knowledge for the same arithmetic a token, where memory is there."
         " balance = loss is the usual one; bias leaves the loss alone and is the one for sigmoid scores. With a capacity, training drops"
-        " tokens, and what a row gives depends on the rows above it; without, rows never meet."
+        " tokens, and what a row gives depends on the rows above it; without, rows never meet. z_weight keeps the router's logits small,"
+        " which matters in short types."
     )
     kind: Literal["mixture"] = "mixture"
     expert: Annotated[AnyFeedForward, Field(discriminator="kind")] = Field(Gated(), description="the network that each expert is")

@@ -1,6 +1,6 @@
 """The schema of a training run."""
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -247,6 +247,7 @@ class ImageTraining(AdamWTraining):
 class NoExits(Brick):
     """The last block's loss alone."""
 
+    advice: ClassVar[str] = "The usual one."
     kind: Literal["none"] = "none"
 
     def weights(self, n_blocks: int) -> tuple[float, ...]:
@@ -261,6 +262,10 @@ class Exits(Brick):
     and softmax once a block; the figures of the record are the last block's.
     """
 
+    advice: ClassVar[str] = (
+        "With a small vocabulary a little of a step's time, and some of the last block's quality; a token that is sure passes fewer blocks."
+        " linear favours the last block, uniform the first ones. decoding.exit_threshold trades the rest: choose it on validation data."
+    )
     kind: Literal["linear", "uniform"] = "linear"
 
     def weights(self, n_blocks: int) -> tuple[float, ...]:

@@ -1,0 +1,305 @@
+"""What each brick costs and gains: small models that differ in one brick, `python -m benchmarks.bricks --root data/tinyshakespeare`.
+
+    python -m benchmarks.bricks [--root DIR] [--only WORD ...] [--steps N] [--list] [--out runs/bricks] [--results FILE]
+
+Every brick of docs/bricks.md has a model of its own, beside the base of its family, of one seed: a decoder of Shakespeare's characters; for
+what a decoder cannot have, masked characters of the same text, recurrent networks, digits, and exercises. A record has the loss on
+validation in nats, processor milliseconds of a training step (the median; other work on the machine hardly matters), and parameters. A
+record that is there for the same settings is kept, so that what was stopped goes on. One thread; about half an hour of one processor.
+Training is short, and of one seed; the bases have three, to tell what a seed alone changes.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple, get_args
+
+import transom
+from benchmarks.learning import RESULTS, Record
+from benchmarks.measure import facts
+from transom.config.catalogue import TABLES, Table
+from transom.config.recipe import LanguageRecipe, dump_recipe, load_recipe
+from transom.planning.machine import measure_peak
+from transom.planning.parameters import count_parameters
+from transom.planning.precision import choose_threads
+from transom.training.events import Event, Stepped
+from transom.weights.run_folder import RunFolder
+
+STEPS = 200
+"""Of a text model; the families take shares of them."""
+
+WIDTHS = ("model.d_model=128", "model.n_heads=4", "model.max_seq_len=128", "model.dropout=0.0")
+SHAKESPEARE = (*WIDTHS, "model.n_layers=4", "training.batch_tokens=1024")
+
+
+class Family(NamedTuple):
+    """Models that are compared with each other.
+
+    Attributes:
+        recipe: packaged.
+        fields: of the recipe that all have.
+        steps: as a share of those asked for.
+        figure: of validation.
+    """
+
+    recipe: str
+    fields: tuple[str, ...]
+    steps: float = 1.0
+    figure: str = "loss"
+
+
+FAMILIES = {
+    "decoder": Family("shakespeare-char", (*SHAKESPEARE, "model.d_ff=344")),
+    "recurrent": Family(
+        "shakespeare-lstm", ("model.d_model=320", "model.n_layers=1", "model.max_seq_len=128", "training.batch_tokens=1024")
+    ),
+    "encoder": Family(
+        "text-masked",
+        (
+            *SHAKESPEARE,
+            "model.d_ff=512",
+            'data.train={files="input.txt", end=0.88}',
+            'data.valid={files="input.txt", start=0.88, end=0.9}',
+            "tokenizer.kind=char",
+        ),
+    ),
+    "vision": Family("digits-vit", ("training.batch_images=64",)),
+    "instructions": Family("exercises", ("model.mask=causal", "training.batch_tokens=1024"), 2.0),
+    "translator": Family("phrasebook-lstm", ("model.d_model=96", "training.validate_bleu=0", "training.batch_tokens=1024")),
+}
+"""What every family's base is trained with."""
+
+HOMES = {
+    "model.stem": "vision",
+    "model.stem.attention": "vision",
+    "model.mask": "instructions",
+    "model.cell": "recurrent",
+}
+"""The families of the fields that a decoder's base does not show."""
+
+RECURRENT_ATTENTION = "How a recurrent decoder sees the source"
+ELSEWHERE = {"sinusoidal-2d": "vision", "window-2d": "vision", "linformer": "encoder", "nystrom": "encoder"}
+"""Kinds that no decoder can have."""
+
+NEEDED: dict[tuple[str, str], tuple[str, ...]] = {
+    **{
+        ("model.position.scaling", kind): (f'model.position={{kind="rotary", scaling="{kind}", factor=2.0}}',)
+        for kind in ("linear", "ntk", "yarn")
+    },
+    ("model", "n_kv_heads"): ("model.n_kv_heads=1",),
+    ("model", "attention.qk_norm"): ("model.attention.qk_norm=rmsnorm",),
+    ("model", "attention.softcap"): ("model.attention.softcap=20.0",),
+    ("model", "attention.sinks"): ("model.attention.sinks=true",),
+    ("model", "attention.output"): ("model.attention.output=false",),
+    **{
+        ("model.attention.pattern", kind): (f"model.attention.pattern={{{fields}}}",)
+        for kind, fields in {
+            "window": 'kind="window", size=32',
+            "window-2d": 'kind="window-2d", size=2',
+            "strided": 'kind="strided", stride=11',
+            "local": 'kind="local", size=32',
+            "summary": 'kind="any", of=[{kind="local", size=32}, {kind="summary", stride=32, columns=4}]',
+            "global": 'kind="any", of=[{kind="window", size=32}, {kind="global", size=4}]',
+            "random": 'kind="any", of=[{kind="window", size=16}, {kind="random", blocks=2, size=16}]',
+            "prefix": 'kind="any", of=[{kind="window", size=16}, "prefix"]',
+            "any": 'kind="any", of=[{kind="window", size=16}, {kind="strided", stride=11}]',
+            "all": 'kind="all", of=[{kind="window", size=64}, {kind="strided", stride=2}]',
+            "not": 'kind="not", of=[{kind="global", size=4}]',
+            "cycle": 'kind="cycle", of=[{kind="window", size=32}, "full"]',
+        }.items()
+    },
+    ("model.feed_forward", "mixture"): ('model.feed_forward={kind="mixture", n_experts=4, top_k=2, d_expert=172}',),
+    **{
+        ("model.feed_forward", kind): (f"model.feed_forward={kind}", "model.d_ff=512")
+        for kind in ("relu", "gelu", "gelu-tanh", "silu", "squared-relu")
+    },
+    **{
+        ("model.feed_forward.balance", kind): (
+            f'model.feed_forward={{kind="mixture", n_experts=4, top_k=2, d_expert=172, balance="{kind}"}}',
+        )
+        for kind in ("loss", "bias", "none")
+    },
+    **{
+        ("model.stem.attention", kind): (f'model.stem={{kind="convolutional", channels=[64], attention="{kind}"}}',)
+        for kind in ("none", "se", "cbam")
+    },
+    ("model.stem", "none"): ("model.stem=none", "model.patch_size=2"),
+    ("model.stem", "convolutional"): ('model.stem={kind="convolutional", channels=[64]}',),
+}
+"""What a value needs beside its name, at these lengths and of equal size; all else is FIELD=KIND."""
+
+UNTRAINED = {
+    "lora": "starts from a trained run; docs/bricks.md has its numbers by formula",
+}
+"""Kinds without a model here, and why."""
+
+
+class Model(NamedTuple):
+    """A model to train: ``name`` in the record, its family, and what differs from the family's base."""
+
+    name: str
+    family: str
+    fields: tuple[str, ...]
+
+
+SEEDS = (2, 3)
+"""Of the bases besides the first, to tell what a difference is worth."""
+
+MORE = (
+    Model("position rotary, share 0.25", "decoder", ("model.position.share=0.25",)),
+    Model("n_kv_heads 2", "decoder", ("model.n_kv_heads=2",)),
+    *(Model(f"position {kind}", "vision", (f"model.position={kind}",)) for kind in ("learned", "none")),
+    Model("pool cls", "vision", ("model.pool=cls",)),
+    Model("depth mixture", "vision", ('model.depth={kind="mixture", capacity=0.5}',)),
+    *(Model(f"approximation {kind}", "encoder", (f"model.attention.approximation={kind}",)) for kind in ("linear", "performer")),
+    Model("luong, dot", "translator", ('model.attention={kind="luong", score="dot"}',)),
+    Model("luong, no input feeding", "translator", ('model.attention={kind="luong", input_feeding=false}',)),
+)
+"""Settings that no name of a brick says."""
+
+
+def kinds(table: Table) -> list[str]:
+    """Name the values of a table's field."""
+    return [kind for brick in table.bricks for kind in get_args(brick.model_fields["kind"].annotation)] + list(table.choices)
+
+
+def models() -> Iterator[Model]:
+    """List a base a family, then a model a value of the catalogue, and what has no name there."""
+    for family in FAMILIES:
+        yield Model("base", family, ())
+        yield from (Model(f"base, seed {seed}", family, (f"training.seed={seed}",)) for seed in SEEDS)
+    for table in TABLES:
+        for kind in kinds(table):
+            if kind not in UNTRAINED:
+                family = "translator" if table.title == RECURRENT_ATTENTION else ELSEWHERE.get(kind, HOMES.get(table.field, "decoder"))
+                if (table.field, kind) == ("model.attention.pattern", "prefix"):
+                    family = "instructions"
+                default = () if table.field == "model.attention" and kind == "multihead" else (f"{table.field}={kind}",)
+                yield Model(f"{table.field.removeprefix('model.')} {kind}", family, NEEDED.get((table.field, kind), default))
+    yield from MORE
+
+
+def distinct(steps: int, root: str) -> dict[str, tuple[Model, list[str], list[str]]]:
+    """Give the models whose recipes differ, by recipe: the first of each, its fields, and all names; a default's is the base's."""
+    found = dict[str, tuple[Model, list[str], list[str]]]()
+    for model in models():
+        fields = settings(model, steps, root)
+        recipe, _ = load_recipe(FAMILIES[model.family].recipe, fields)
+        found.setdefault(dump_recipe(recipe), (model, fields, []))[2].append(model.name)
+    return found
+
+
+def settings(model: Model, steps: int, root: str) -> list[str]:
+    """Give the fields of a model's recipe."""
+    family = FAMILIES[model.family]
+    n = max(2, round(steps * family.steps))
+    run = [f"training.max_steps={n}", f"training.validate_every={n}", f"training.checkpoint_every={n}"]
+    run += ["training.learning_rate=2e-3", f'training.schedule={{kind="cosine", warmup_steps={max(1, n // 10)}, final=0.02}}']
+    run += ["training.average=none", "training.precision=fp32", "training.seed=1", "training.log_every=1000"]
+    run += ["training.validate_samples=0"] * (model.family != "translator")
+    data = [f"data.root={root}"] if model.family in ("decoder", "recurrent", "encoder") else []
+    return [*family.fields, *run, *data, *model.fields]
+
+
+def trained(model: Model, fields: list[str], folder: Path) -> Record:
+    """Train a model and say what it learnt and took."""
+    clock = list[float]()
+
+    def watch(event: Event) -> None:
+        if isinstance(event, Stepped):
+            clock.append(time.process_time())
+
+    run = transom.train(FAMILIES[model.family].recipe, folder, fields, overwrite=True, observers=[watch])
+    if run.reason == "stopped":
+        print("stopped; what was recorded is kept, and the same command goes on", file=sys.stderr)
+        sys.exit(run.exit_code)
+    took = [after - before for before, after in pairwise(clock)]
+    found = {name: round(value, 4) for name, value in run.best.items() if name in ("loss", "accuracy")}
+    config = RunFolder.open(folder).load_config()
+    return {
+        "n_steps": run.step,
+        "validation": found,
+        "milliseconds_a_step": round(1e3 * statistics.median(took), 1),
+        "parameters": count_parameters(config).total,
+        **({"exits": exits(folder)} if any(field.startswith("training.exits") for field in model.fields) else {}),
+    }
+
+
+THRESHOLDS = (0.1, 0.3, 0.5, 0.7, 0.9, 1.0)
+"""Of early exits."""
+
+
+def exits(folder: Path, n_tokens: int = 96, n_texts: int = 16) -> list[dict[str, float]]:
+    """Read validation text token by token, each token stopping where it is sure: nats, and blocks saved, a threshold."""
+    import torch
+
+    from transom.decoding.exits import EarlyExits
+    from transom.decoding.generator import Generator
+    from transom.decoding.load import load_as
+    from transom.inputs.batch import Sequences
+    from transom.inputs.documents import load_text
+
+    recipe, base = load_recipe(folder / "recipe.toml")
+    assert isinstance(recipe, LanguageRecipe)
+    generator = load_as(Generator, folder)
+    codes = generator.tokenizer.encode("".join(load_text(recipe.data, base).valid.texts)[: 2 * n_tokens * n_texts])
+    rows = torch.tensor(codes[: (n_tokens + 1) * n_texts]).view(n_texts, n_tokens + 1)
+    found = []
+    for threshold in THRESHOLDS:
+        steps = EarlyExits.of(generator.model, threshold if threshold < 1 else 2.0)  # no token is ever as sure as 2
+        cache = steps.start(Sequences.pad(rows[:, :1].tolist()), 1, n_tokens)
+        logits = torch.cat([steps.step(rows[:, i : i + 1], cache) for i in range(n_tokens)], 1)
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1).float(), rows[:, 1:].flatten()).item()
+        found.append({"threshold": threshold, "loss": round(loss, 4), "blocks": round(steps.mean_exit, 2)})
+    return found
+
+
+def parser() -> argparse.ArgumentParser:
+    """Build the command line."""
+    form = argparse.ArgumentParser(prog="python -m benchmarks.bricks", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    form.add_argument("--root", default="data/tinyshakespeare", help="folder of input.txt")
+    form.add_argument("--only", nargs="+", metavar="WORD", help="models whose family and name hold one of these")
+    form.add_argument("--steps", type=int, default=STEPS, help="of a text model; others in proportion")
+    form.add_argument("--list", action="store_true", help="name the models and train none")
+    form.add_argument("--out", type=Path, default=Path("runs/bricks"), help="folder for the runs")
+    form.add_argument("--results", type=Path, default=RESULTS / "bricks.json", help="JSON file of the records")
+    return form
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Train what has no record yet."""
+    asked = parser().parse_args(arguments)
+    os.environ["OMP_NUM_THREADS"] = "1"
+    every = list(distinct(asked.steps, asked.root).values())
+    wanted = [one for one in every if not asked.only or any(word in f"{one[0].family} {name}" for word in asked.only for name in one[2])]
+    if asked.list:
+        print("\n".join(f"{model.family}: {', '.join(names)}" for model, _, names in wanted))
+        return
+    result: dict[str, Any] = json.loads(asked.results.read_text(encoding="utf-8")) if asked.results.exists() else {"rows": []}
+    kept = [(row["family"], row["settings"]) for row in result["rows"]]
+    pending = [(model, fields, names) for model, fields, names in wanted if (model.family, fields) not in kept]
+    command = "python -m benchmarks.bricks " + " ".join(arguments if arguments is not None else sys.argv[1:])
+    result["facts"] = facts(command.strip(), choose_threads().count, measure_peak())
+    start = time.monotonic()
+    for n, (model, fields, names) in enumerate(pending, 1):
+        record = {"family": model.family, "names": names, **trained(model, fields, asked.out / "run")}
+        others = [row for row in result["rows"] if (row["family"], row["names"][0]) != (model.family, model.name)]
+        result["rows"] = [*others, record | {"settings": fields}]
+        asked.results.parent.mkdir(parents=True, exist_ok=True)
+        asked.results.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        left = (time.monotonic() - start) / n * (len(pending) - n) / 60
+        print(
+            f"{n} of {len(pending)}: {model.family}, {model.name}: {record['validation']}, {record['milliseconds_a_step']} ms a step,"
+            f" {record['parameters']:,} parameters; about {left:.0f} minutes left",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()

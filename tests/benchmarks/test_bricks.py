@@ -1,0 +1,43 @@
+"""No brick is without a model that is measured; a record is kept, and its table says what was measured."""
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+from benchmarks import bricks, tables
+from transom.config.catalogue import TABLES
+
+
+def test_every_value_of_the_catalogue_has_a_model_and_differs_from_the_base_unless_it_is_the_default() -> None:
+    found = list(bricks.distinct(20, "data").values())
+    names = [name for _, _, names in found for name in names]
+    for table in TABLES:
+        for kind in bricks.kinds(table):
+            assert kind in bricks.UNTRAINED or f"{table.field.removeprefix('model.')} {kind}" in names, kind
+    assert set(bricks.UNTRAINED) <= {kind for table in TABLES for kind in bricks.kinds(table)}
+    shared = {name for model, _, names in found for name in names if model.name == "base"}
+    assert {"norm rmsnorm", "position rotary", "feed_forward swiglu", "training.exits none", "cell lstm", "stem convolutional"} < shared
+    assert not {"norm dyt", "model n_kv_heads", "training.exits linear", "stem none", "mask prefix"} & shared
+
+
+@pytest.mark.long
+def test_bricks_are_trained_once_and_laid_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "input.txt").write_text("".join(random.Random(1).choices("to be or not\n", k=90_000)))
+    asked = ["--root", str(tmp_path), "--out", str(tmp_path / "runs"), "--results", str(tmp_path / "bricks.json"), "--steps", "3"]
+    only = ["--only", "decoder base", "exits linear", "stem.attention se"]
+    bricks.main([*asked, *only])
+    assert "1 of 3: decoder, base" in capsys.readouterr().out
+    written = (tmp_path / "bricks.json").read_text()
+    rows = {row["names"][0]: row for row in json.loads(written)["rows"]}
+    base, early, se = rows["base"], rows["training.exits linear"], rows["stem.attention se"]
+    assert base["parameters"] == early["parameters"] and base["n_steps"] == se["n_steps"] == 3 and "exits" not in base
+    assert all(row["milliseconds_a_step"] > 0 and row["validation"]["loss"] > 0 for row in rows.values())
+    passed = [each["blocks"] for each in early["exits"]]
+    assert passed == sorted(passed) and passed[-1] == 4, "who must be surer passes more blocks"
+    bricks.main([*asked, *only])
+    assert "1 of" not in capsys.readouterr().out and json.loads((tmp_path / "bricks.json").read_text())["rows"] == list(rows.values())
+    page = tables.bricks(json.loads(written))
+    assert "| training.exits linear | " in page and "#### vision, 3 steps" in page and "#### Early exits" in page
+    assert page.count("| training.exits linear | ") == 1 + len(bricks.THRESHOLDS)
