@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from transom.config.bricks import MultiHead
-from transom.config.patterns import Cycle, Full, Global, Joined, Strided, Window, patterns_of
+from transom.config.patterns import Cycle, Full, Global, Joined, Prefix, Strided, Window, patterns_of
 from transom.config.recipe import load_recipe
 from transom.errors import ConfigError
 
@@ -52,11 +52,23 @@ def test_every_spelling(value: str, expected: Any) -> None:
         ("window-2d", "expected a pattern of texts, found 'window-2d', which is of images; take 'window'"),
         ('["full", { kind = "not", of = "window-2d" }]', "expected a pattern of texts, found 'window-2d'"),
         ('{ kind = "summary", stride = 3 }', "at most as many columns as stride, found 8 and 3"),
+        ("prefix", "lets a text of task 'translation' see some of itself, found prefix, which lets it see nothing"),
+        ('["full", { kind = "all", of = ["window", "prefix"] }]', r"found all\(window\(size=256\), prefix\), which lets it see nothing"),
+        ('{ kind = "not", of = "full" }', r"found not\(full\), which lets it see nothing"),
     ],
 )
 def test_what_is_wrong_is_said(value: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         read(value)
+
+
+def test_prompts_have_a_prefix_to_see_and_plain_text_none_to_learn_from() -> None:
+    given = ["model.attention.pattern=prefix"]
+    assert load_recipe("exercises", given)[0].model.attention.pattern == Prefix()
+    with pytest.raises(ConfigError, match="see some of itself, found prefix"):
+        load_recipe("python-stdlib", given)
+    with pytest.raises(ConfigError, match="expected 'causal' for task 'language', found 'prefix'"):
+        load_recipe("python-stdlib", ["model.mask=prefix"])
 
 
 def test_blocks_have_patterns_in_turn() -> None:

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from transom.config.bricks import FeedForward, LayerNorm
+from transom.config.data import DATA_LATER
 from transom.config.mixture import BiasBalance, Mixture
 from transom.config.recipe import Recipe, TranslationRecipe, dump_recipe, load_recipe, packaged_presets, packaged_recipes
 from transom.config.training import Adam, AdamW, Ema, Muon, Sgd
@@ -124,6 +125,15 @@ def test_own_fields_go_over_the_preset(write: Load, monkeypatch: pytest.MonkeyPa
     assert (model.d_model, model.d_ff, model.norm) == (64, 128, LayerNorm(eps=0.5))
     assert write(DATA, "model.preset=small").model.d_ff == 32
     assert "did you mean small?" in message(write, DATA, "model.preset=smal")
+
+
+@pytest.mark.parametrize(
+    ("recipe", "preset"), [("images", "vit-small-example"), ("text-bpe", "gpt2"), ("multi30k-lstm", "transformer-base")]
+)
+def test_a_preset_that_is_asked_for_stands_in_the_place_of_the_recipes_model(recipe: str, preset: str) -> None:
+    asked = load_recipe(recipe, ["model.dropout=0.25", f"model.preset={preset}"], DATA_LATER)[0].model
+    published = tomllib.loads(packaged_presets()[preset])
+    assert asked == type(asked).model_validate(published | {"dropout": 0.25})
 
 
 @pytest.mark.parametrize("name", packaged_presets())

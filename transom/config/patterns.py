@@ -157,6 +157,27 @@ def patterns_of(pattern: AnyPattern) -> tuple[Leaf | Joined, ...]:
     return pattern.of if isinstance(pattern, Cycle) else (pattern,)
 
 
+Sight = Literal["none", "some", "all"]
+
+
+def sight(pattern: Leaf | Joined, of_prefix: Sight) -> Sight:
+    """Tell how much of a text a pattern lets see, where ``prefix`` lets see ``of_prefix``.
+
+    >>> sight(Joined(kind="any", of=(Prefix(), Window())), "none"), sight(Joined(kind="not", of=(Full(),)), "none")
+    ('some', 'none')
+    """
+    if not isinstance(pattern, Joined):
+        return of_prefix if pattern.kind == "prefix" else "all" if pattern.kind == "full" else "some"
+    parts = {sight(part, of_prefix) for part in pattern.of}
+    match pattern.kind:
+        case "any":
+            return "all" if "all" in parts else "none" if parts == {"none"} else "some"
+        case "all":
+            return "none" if "none" in parts else "all" if parts == {"all"} else "some"
+        case "not":
+            return "none" if "all" in parts else "all" if parts == {"none"} else "some"
+
+
 def kinds_of(pattern: AnyPattern) -> set[str]:
     """Name the kinds of a pattern and of all that it is put together of."""
     below = [kinds_of(part) for part in pattern.of] if isinstance(pattern, Several) else []

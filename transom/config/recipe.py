@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 
 from transom.config.architecture import Architecture, Transformer
 from transom.config.brick import Schema
+from transom.config.bricks import MultiHead
 from transom.config.data import (
     Data,
     ImageData,
@@ -25,6 +26,7 @@ from transom.config.decoding import Decoding, ImageReading, Reading, Replying, S
 from transom.config.explaining import check
 from transom.config.model import Decoder, MaskedEncoder, Seq2Seq, TextClassifier, TextEmbedder
 from transom.config.names import nearest
+from transom.config.patterns import Sight, patterns_of, sight, spelled
 from transom.config.reading import Override, line_of, merged, parse_override, parse_toml, read_toml_text
 from transom.config.recurrent import RecurrentDecoder, RecurrentSeq2Seq
 from transom.config.training import (
@@ -67,6 +69,18 @@ class Recipe(Schema):
                 "model.norm = 'batchnorm' takes its statistics in one process: expected training.processes = 1, found"
                 f" {self.training.processes}; change one of them"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _tokens_see_something(self) -> Self:
+        of_prefix: Sight = "some" if self.task == "instruction" else "none"
+        attention = getattr(self.model, "attention", None)
+        for pattern in patterns_of(attention.pattern) if isinstance(attention, MultiHead) else ():
+            if sight(pattern, of_prefix) == "none":
+                raise ValueError(
+                    f"model.attention.pattern: expected a pattern that lets a text of task '{self.task}' see some of itself, found"
+                    f" {spelled(pattern)}, which lets it see nothing; join it with a window"
+                )
         return self
 
     def with_fields(self, part: Literal["data", "model", "training"], **fields: object) -> Self:
@@ -133,6 +147,15 @@ class LanguageRecipe(TextRecipe):
             raise ValueError(
                 "training.exits and decoding.exit_threshold need model.kind = 'decoder' with model.depth = 'full'; change these, or set"
                 " exits = 'none' and exit_threshold = 1"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _plain_text_has_no_prefix(self) -> Self:
+        if isinstance(self.model, Decoder) and self.model.mask.kind == "prefix":
+            raise ValueError(
+                "model.mask: expected 'causal' for task 'language', found 'prefix': plain text has none to learn from; task 'instruction'"
+                " has, also from a model that was trained so"
             )
         return self
 
@@ -242,7 +265,7 @@ def load_recipe(where: str | Path, overrides: Sequence[str] = (), context: str |
     Args:
         where: name of a packaged recipe, or path of a TOML file.
         overrides: ``"training.max_steps=300"`` and the like; each value is read as TOML, or else taken as text. A brick comes before its
-            fields, whatever their order, and of two values of a field the last wins.
+            fields, whatever their order, and of two values of a field the last wins. A preset stands in the place of the recipe's model.
         context: ``DATA_LATER`` where the recipe need not say where its data are.
 
     Returns:
@@ -308,6 +331,8 @@ def _find(where: str | Path) -> tuple[str, str, Path]:
 def _overridden(name: str, text: str, overrides: Sequence[str]) -> tuple[dict[str, Any], list[Override]]:
     sets = sorted(map(parse_override, overrides), key=lambda override: override.depth)
     raw = parse_toml(text, name)
+    if any(override.path == ("model", "preset") for override in sets):
+        raw.pop("model", None)
     for override in sets:
         raw = override.applied(raw)
     return raw, sets

@@ -20,7 +20,8 @@ This page is written by `make docs` from the descriptions in `transom/config/`; 
 A recipe is a TOML file. `transom recipes` lists the packaged ones, and `--set a.b=value` changes any field from the command line.
 Where a part has several kinds, `norm = "layernorm"` is short for `norm = { kind = "layernorm" }`, and a table without `kind` is of
 the default's kind. TOML has no null: `"none"` stands for it. `preset = "NAME"` under `[model]` starts from a published
-architecture; fields beside it win. What several tasks share is described under the first.
+architecture; fields beside it win, and `--set model.preset=NAME` puts it in the place of a recipe's whole model. What several tasks
+share is described under the first.
 """
 
 
