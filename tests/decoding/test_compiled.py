@@ -9,17 +9,21 @@ import torch
 
 from tests.decoding.models import tiny_model
 from tests.decoding.tables import EOS, FORBIDDEN, SOS
+from transom.config.data import Tokenizer as TokenizerConfig
+from transom.config.decoding import Sampling
 from transom.config.model import Decoder
 from transom.decoding.beam import Beam
 from transom.decoding.compiled import AFTER, KINDS, CompiledLanguageModel, CompiledSeq2Seq, Kind, Tiled, why_not
 from transom.decoding.filters import Forbid
 from transom.decoding.flat import FlatSeq2Seq
+from transom.decoding.generator import Generator
 from transom.decoding.limits import Limits
 from transom.decoding.loop import Search, search
 from transom.decoding.native import compiled, native, opened
 from transom.decoding.searcher import searcher_of
 from transom.errors import ConfigError
 from transom.inputs.batch import Sequences
+from transom.inputs.tokenizer import Tokenizer
 from transom.models.build import build_model
 from transom.models.decoder import DecoderTransformer
 from transom.models.seq2seq import Seq2SeqTransformer
@@ -272,3 +276,15 @@ def test_what_is_compiled_and_what_is_not() -> None:
     for other in ({"attention": {"softcap": 9.0}}, {"position": {"kind": "alibi"}}, {"norm_placement": "parallel"}):
         model = language_model(other).bfloat16()
         assert searcher_of(model) is model
+
+
+@needs_library
+def test_eight_bits_take_all_blocks_and_early_exits_are_refused() -> None:
+    tokenizer = Tokenizer.train(["abcdefgh"], TokenizerConfig(kind="char", vocab_size=VOCAB))
+    model = language_model(LANGUAGE_VARIANTS[0] | {"vocab_size": tokenizer.vocab_size}).float()
+    settings = Sampling(temperature=0.0, max_new_tokens=3)
+    kinds: tuple[Kind, Kind] = ("int8", "bf16")
+    eight, sixteen = (Generator(model, tokenizer, settings, None, CompiledLanguageModel(library(), model, kind)) for kind in kinds)
+    with pytest.raises(ConfigError, match=r"expected exit_threshold = 1 with precision int8, .* found 0.5; change one"):
+        eight.generate(["ab"], exit_threshold=0.5)
+    assert eight.generate(["ab"]) and sixteen.generate(["ab"], exit_threshold=0.5)

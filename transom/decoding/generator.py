@@ -9,6 +9,7 @@ import torch
 
 from transom.config.decoding import Sampling
 from transom.decoding.answers import TextScore
+from transom.decoding.compiled import CompiledLanguageModel
 from transom.decoding.deal import deal_out
 from transom.decoding.exits import EarlyExits
 from transom.decoding.filters import Forbid
@@ -273,6 +274,11 @@ class Generator:
         if (too_long := options.get("too_long")) not in (None, "window", "refuse"):
             raise ConfigError(f"decoding: too_long: expected 'window' or 'refuse', found {too_long!r}")
         self.exits = EarlyExits.of(self.model, settings.exit_threshold) if settings.exit_threshold < 1 else None
+        if self.exits and isinstance(self._searcher, CompiledLanguageModel) and self._searcher.decoder.kind == "int8":
+            raise ConfigError(
+                "decoding: expected exit_threshold = 1 with precision int8, whose steps pass all blocks, found"
+                f" {settings.exit_threshold:g}; change one of them"
+            )
         return settings
 
     def _prompts(self, prompts: Sequence[str], settings: Sampling, options: Options) -> list[list[int]]:
