@@ -1,5 +1,6 @@
-"""Every layer's gradient, to its inputs and to its weights, by finite differences in float64; dropout with its draws held."""
+"""Every layer's gradient, to its inputs and to its weights, by finite differences in float64, dropout's draws held; and in float32."""
 
+import copy
 import pkgutil
 from collections.abc import Callable
 from importlib import import_module
@@ -28,7 +29,7 @@ from transom.layers.embedding import Embedding
 from transom.layers.feed_forward import build_feed_forward
 from transom.layers.linear_attention import KernelAttention, Performer
 from transom.layers.lora import LowRank
-from transom.layers.norm import build_norm
+from transom.layers.norm import BatchNorm, build_norm
 from transom.layers.patches import PatchEmbedding
 from transom.layers.position import build_position
 from transom.layers.recurrent import EncoderLayer, Recurrence, RecurrentEncoder, RecurrentStack, backwards
@@ -290,6 +291,21 @@ def test_gradients_by_finite_differences(name: str) -> None:
 
     many = sum(weight.numel() for weight in weights.values()) > 300  # then along random directions, not element by element
     assert torch.autograd.gradcheck(whole, (x, memory, *weights.values()), fast_mode=many)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_float32_is_near_float64(name: str) -> None:
+    build, call = LAYERS[name]
+    torch.manual_seed(2)
+    layer = build()
+    for weight in layer.parameters():
+        weight.data.normal_()
+    for module in layer.modules():
+        module.train(isinstance(module, BatchNorm))
+    x, memory = torch.randn(2, 3, D_MODEL), torch.randn(2, 2, D_MODEL)
+    found = call(layer, x, memory)
+    exact = call(copy.deepcopy(layer).double(), x.double(), memory.double())
+    assert found.dtype == torch.float32 and (found - exact).abs().max() <= 1e-5 * exact.abs().max()
 
 
 COMMON = {Residual, SourceAttention, AttendingDecoder, Approximation, KernelAttention}
