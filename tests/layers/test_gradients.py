@@ -1,4 +1,7 @@
-"""Every layer's gradient, to its inputs and to its weights, by finite differences in float64; dropout with its draws held."""
+"""Every layer's gradient, to its inputs and to its weights, by finite differences in float64; dropout with its draws held.
+
+And every layer in float32 beside itself in float64, in which others' layers and formulas are matched.
+"""
 
 import pkgutil
 from collections.abc import Callable
@@ -290,6 +293,32 @@ def test_gradients_by_finite_differences(name: str) -> None:
 
     many = sum(weight.numel() for weight in weights.values()) > 300  # then along random directions, not element by element
     assert torch.autograd.gradcheck(whole, (x, memory, *weights.values()), fast_mode=many)
+
+
+@pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
+@pytest.mark.parametrize("name", LAYERS)
+@torch.no_grad()
+def test_float32_is_near_float64_in_all_elements(name: str, training: bool) -> None:
+    """Tables are made in each type too."""
+    build, call = LAYERS[name]
+    results: list[Tensor] = []
+    torch.manual_seed(2)
+    layer = build()
+    for parameter in layer.parameters():
+        parameter.normal_(0.0, 0.7)
+    inputs = [torch.randn(2, length, D_MODEL) for length in (3, 2)]
+    for dtype in (torch.float32, torch.float64):
+        torch.set_default_dtype(dtype)
+        try:
+            same = build().train(training)
+        finally:
+            torch.set_default_dtype(torch.float32)
+        same.load_state_dict(layer.state_dict())
+        torch.manual_seed(3)
+        results.append(call(same, *(x.to(dtype) for x in inputs)))
+    found, exact = results
+    assert (found.dtype, exact.dtype) == (torch.float32, torch.float64)
+    assert (found - exact).abs().max() <= 1e-5 * exact.abs().max().clamp(min=1.0)
 
 
 COMMON = {Residual, SourceAttention, AttendingDecoder, Approximation, KernelAttention}
