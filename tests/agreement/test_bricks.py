@@ -20,11 +20,11 @@ from transformers.models.t5.modeling_t5 import T5Attention
 from transom.config import bricks, mixture
 from transom.config.model import Seq2Seq
 from transom.layers.activation import ACTIVATIONS, GATES
-from transom.layers.attention import Attention, Terms, attend, attend_explicit, attend_fused, attend_short
+from transom.layers.attention import Terms, attend, attend_explicit, attend_fused, attend_short
 from transom.layers.feed_forward import build_feed_forward
 from transom.layers.mixture import Mixture, balance_loss, loads, z_loss_sum
 from transom.layers.norm import build_norm
-from transom.layers.position import Relative, Rotary, build_position, sinusoids, turn
+from transom.layers.position import Relative, Rotary, build_position, turn
 from transom.layers.sight import Sight
 from transom.layers.stack import Stack
 
@@ -168,46 +168,6 @@ def test_ntk_scaling_keeps_the_fastest_turn_and_stretches_the_slowest() -> None:
     assert turns[0][0] == pytest.approx(turns[1][0]) and float(turns[0][-1] / turns[1][-1]) == pytest.approx(4.0)
 
 
-def by_yarn(theta: Tensor, base: float, factor: float, trained: int) -> tuple[Tensor, float]:
-    """Stretch the wavelengths that turn less than once in the trained length, none that turn 32 times (Peng et al. 2023, eq. 17 to 22)."""
-    n = len(theta)
-    first, last = (2 * n * math.log(trained / (turns * 2 * math.pi)) / (2 * math.log(base)) for turns in (32, 1))
-    first, last = max(math.floor(first), 0), min(math.ceil(last), 2 * n - 1)
-    kept = [1 - min(max((k - first) / max(last - first, 0.001), 0), 1) for k in range(n)]
-    return torch.tensor([t * share + t / factor * (1 - share) for t, share in zip(theta.tolist(), kept, strict=True)]), 0.1 * math.log(
-        factor
-    ) + 1
-
-
-@pytest.mark.parametrize("scaling", ["none", "linear", "ntk", "yarn"])
-@pytest.mark.parametrize("base", [100.0, 10000.0])
-def test_angles_of_rotary_positions_are_their_equations(scaling: str, base: float) -> None:
-    factor, d = 4.0, 8
-    brick = {"kind": "rotary", "base": base, "scaling": scaling} | ({} if scaling == "none" else {"factor": factor})
-    theta = torch.tensor([base ** (-k / d) for k in range(0, d, 2)])
-    by = {
-        "none": (theta, 1.0),
-        "linear": (theta / factor, 1.0),
-        "ntk": (torch.tensor([(base * factor ** (d / (d - 2))) ** (-k / d) for k in range(0, d, 2)]), 1.0),
-        "yarn": by_yarn(theta, base, factor, 16),
-    }
-    expected, scale = by[scaling]
-    position = build_position(config(position=brick), True)
-    assert isinstance(position, Rotary)
-    angles = torch.arange(64)[:, None] * expected
-    assert torch.allclose(position.cos, scale * angles.cos(), **DOUBLE) and torch.allclose(position.sin, scale * angles.sin(), **DOUBLE)
-
-
-@pytest.mark.parametrize("d_model", [6, 7])
-def test_sinusoids_are_their_equation_in_float64(d_model: int) -> None:
-    def entry(i: int, column: int) -> float:
-        angle = i / 10000 ** (2 * (column // 2) / d_model)
-        return math.cos(angle) if column % 2 else math.sin(angle)
-
-    expected = torch.tensor([[entry(i, column) for column in range(d_model)] for i in range(50)])
-    assert torch.allclose(sinusoids(50, d_model), expected, **DOUBLE)
-
-
 @pytest.mark.parametrize("share", [1.0, 0.5])
 def test_products_of_turned_vectors_depend_on_distance_only(share: float) -> None:
     position = build_position(config(position={"kind": "rotary", "share": share}), True)
@@ -234,18 +194,6 @@ def test_alibi_is_blooms(n_heads: int) -> None:
     seen = torch.ones(7, 7, dtype=torch.bool).tril()
     softmaxes = [bias.expand(1, n_heads, 7, 7).masked_fill(~seen, -math.inf).softmax(-1) for bias in (ours, theirs)]
     assert torch.allclose(*softmaxes, rtol=0, atol=1e-7)  # their slopes are float32
-
-
-@pytest.mark.parametrize("n_heads", [1, 2, 4, 6, 8, 12])
-def test_slopes_of_alibi_are_a_geometric_sequence(n_heads: int) -> None:
-    """Press et al. 2022, section 3: from 2^(-8/n) by steps of itself; between powers of two, every other one of the next."""
-    whole = 2 ** int(math.log2(n_heads))
-    slopes = [2.0 ** (-8 * (h + 1) / whole) for h in range(whole)] + [2.0 ** (-4 * (2 * h + 1) / whole) for h in range(n_heads - whole)]
-    position, places = build_position(config(n_heads=n_heads, d_head=8, position="alibi"), causal=True), torch.arange(7)[None]
-    distances = (places.T - places).clamp_min(0).double()
-    expected = -torch.tensor(slopes)[:, None, None] * distances
-    found = position.bias(places, places, *position.learned)
-    assert found is not None and torch.allclose(found[0].tril(), expected.tril(), **DOUBLE)
 
 
 @pytest.mark.parametrize("causal", [True, False])
@@ -330,42 +278,3 @@ def test_sinks_are_those_of_gpt_oss(n_heads: int, kv_heads: int) -> None:
     seen = torch.cat([torch.ones(1, 1, 5, 1, dtype=torch.bool), mask], -1)
     nowhere = attend_explicit(q, *zero_key, Terms(seen))
     assert torch.allclose(attend(q, k, v, Terms(mask, sinks=torch.zeros(n_heads))), nowhere, **DOUBLE)
-
-
-@pytest.mark.parametrize(("n_heads", "kv_heads"), CASES)
-def test_bounded_scores_are_their_equation(n_heads: int, kv_heads: int) -> None:
-    q, k, v = draw(2, n_heads, 5, 8), draw(2, kv_heads, 7, 8), draw(2, kv_heads, 7, 8)
-    mask = torch.ones(5, 7, dtype=torch.bool).tril(2)[None, None]
-    shared = [h * kv_heads // n_heads for h in range(n_heads)]
-    s = torch.einsum("bhid,bhjd->bhij", q, k[:, shared]) / math.sqrt(8)
-    e = torch.exp(0.7 * torch.tanh(s / 0.7)) * mask
-    expected = torch.einsum("bhij,bhjd->bhid", e / e.sum(-1, keepdim=True), v[:, shared])
-    assert torch.allclose(attend(q, k, v, Terms(mask, softcap=0.7)), expected, **DOUBLE)
-
-
-@pytest.mark.parametrize("kind", ["layernorm", "rmsnorm", "dyt"])
-def test_normed_queries_and_keys_are_their_equation(kind: str) -> None:
-    """Henry et al. 2020 with the norms of today: each head's q and k are normed over their own columns, by gains that all heads share."""
-    layer = Attention(config(n_kv_heads=2, dropout=0.0, attention={"qk_norm": kind})).eval()
-    for weight in layer.parameters():
-        weight.data.normal_()
-    x, gains = draw(2, 5, 32), dict(layer.named_parameters())
-
-    def normed(y: Tensor, of: str) -> Tensor:
-        gain, shift = gains[f"{of}_norm.weight"], gains.get(f"{of}_norm.bias", torch.zeros(8))
-        norm = build_norm(getattr(bricks, {"layernorm": "LayerNorm", "rmsnorm": "RmsNorm", "dyt": "DynamicTanh"}[kind])(), 8)
-        if kind == "layernorm":
-            y = (y - y.mean(-1, keepdim=True)) / (y.var(-1, correction=0, keepdim=True) + norm.eps).sqrt()
-        elif kind == "rmsnorm":
-            y = y / (y.square().mean(-1, keepdim=True) + norm.eps).sqrt()
-        else:
-            y = torch.tanh(gains[f"{of}_norm.alpha"] * y)
-        return gain * y + shift
-
-    def heads(of: str) -> Tensor:
-        return (x @ gains[f"{of}.weight"].T + gains[f"{of}.bias"]).unflatten(-1, (-1, 8)).transpose(1, 2)
-
-    q, k, v = normed(heads("q"), "q"), normed(heads("k"), "k")[:, [0, 0, 1, 1]], heads("v")[:, [0, 0, 1, 1]]
-    z = torch.softmax(q @ k.mT / math.sqrt(8), -1) @ v
-    expected = z.transpose(1, 2).flatten(-2) @ gains["o.weight"].T + gains["o.bias"]
-    assert torch.allclose(layer(x), expected, **DOUBLE)

@@ -1,6 +1,8 @@
-"""Every layer's gradient, to its inputs and to its weights, by finite differences in float64, dropout's draws held; and in float32."""
+"""Every layer's gradient, to its inputs and to its weights, by finite differences in float64; dropout with its draws held.
 
-import copy
+And every layer in float32 beside itself in float64, in which others' layers and formulas are matched.
+"""
+
 import pkgutil
 from collections.abc import Callable
 from importlib import import_module
@@ -29,7 +31,7 @@ from transom.layers.embedding import Embedding
 from transom.layers.feed_forward import build_feed_forward
 from transom.layers.linear_attention import KernelAttention, Performer
 from transom.layers.lora import LowRank
-from transom.layers.norm import BatchNorm, build_norm
+from transom.layers.norm import build_norm
 from transom.layers.patches import PatchEmbedding
 from transom.layers.position import build_position
 from transom.layers.recurrent import EncoderLayer, Recurrence, RecurrentEncoder, RecurrentStack, backwards
@@ -293,19 +295,30 @@ def test_gradients_by_finite_differences(name: str) -> None:
     assert torch.autograd.gradcheck(whole, (x, memory, *weights.values()), fast_mode=many)
 
 
+@pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
 @pytest.mark.parametrize("name", LAYERS)
-def test_float32_is_near_float64(name: str) -> None:
+@torch.no_grad()
+def test_float32_is_near_float64_in_all_elements(name: str, training: bool) -> None:
+    """Tables are made in each type too."""
     build, call = LAYERS[name]
+    results: list[Tensor] = []
     torch.manual_seed(2)
     layer = build()
-    for weight in layer.parameters():
-        weight.data.normal_()
-    for module in layer.modules():
-        module.train(isinstance(module, BatchNorm))
-    x, memory = torch.randn(2, 3, D_MODEL), torch.randn(2, 2, D_MODEL)
-    found = call(layer, x, memory)
-    exact = call(copy.deepcopy(layer).double(), x.double(), memory.double())
-    assert found.dtype == torch.float32 and (found - exact).abs().max() <= 1e-5 * exact.abs().max()
+    for parameter in layer.parameters():
+        parameter.normal_(0.0, 0.7)
+    inputs = [torch.randn(2, length, D_MODEL) for length in (3, 2)]
+    for dtype in (torch.float32, torch.float64):
+        torch.set_default_dtype(dtype)
+        try:
+            same = build().train(training)
+        finally:
+            torch.set_default_dtype(torch.float32)
+        same.load_state_dict(layer.state_dict())
+        torch.manual_seed(3)
+        results.append(call(same, *(x.to(dtype) for x in inputs)))
+    found, exact = results
+    assert (found.dtype, exact.dtype) == (torch.float32, torch.float64)
+    assert (found - exact).abs().max() <= 1e-5 * exact.abs().max().clamp(min=1.0)
 
 
 COMMON = {Residual, SourceAttention, AttendingDecoder, Approximation, KernelAttention}

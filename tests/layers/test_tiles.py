@@ -102,7 +102,7 @@ def test_in_short_types_too(fields: dict[str, Any], dtype: torch.dtype, toleranc
         [out, *torch.autograd.grad((out * torch.linspace(-1, 1, 8)).sum(), inputs)] for out, inputs in ((z, (q, k, v)), (by_tiles, short))
     )
     for a, b in zip(exact, rough, strict=True):
-        assert (a - b).norm() <= tolerance * a.norm()
+        assert (a - b).abs().max() <= tolerance * a.abs().max()
 
 
 @pytest.mark.parametrize("fields", [{"kind": "window", "size": 30}, SPARSE], ids=["one part", "two parts"])

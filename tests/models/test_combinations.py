@@ -24,13 +24,13 @@ from tests.models.combinations import (
     recurrent,
     with_tokens,
 )
-from transom.config.architecture import Architecture, Transformer, TwoSided
+from transom.config.architecture import Architecture, TextNetwork, Transformer, TwoSided
 from transom.config.model import Encoder, MaskedEncoder, TextEmbedder
 from transom.config.recurrent import Recurrent
 from transom.config.training import Adam, Training
 from transom.decoding.roles import StepModel
 from transom.decoding.searcher import searcher_of
-from transom.inputs.batch import LanguageBatch, Sequences
+from transom.inputs.batch import Batch, LanguageBatch, MaskedBatch, Sequences
 from transom.inputs.windows import language_batch
 from transom.inspection.names import Recorder, sites
 from transom.inspection.recompute import attention_pattern
@@ -192,14 +192,24 @@ def test_it_is_saved_whole(fields: dict[str, Any]) -> None:
     assert type(config).model_validate(config.model_dump()) == config
 
 
-@settings(max_examples=25)
-@given(combinations([family for family in FAMILIES if family["kind"] == "decoder"]) | recurrent("recurrent-decoder"))
+ROWS = [[2, 5, 8, 4], [2, 7], [2, 3, 3, 6, 5]]
+
+
+def reading(config: TextNetwork, text: Sequences) -> Batch:
+    """Give a network that says something of each token a text to read."""
+    if isinstance(config, MaskedEncoder):
+        return MaskedBatch(text, text.tokens, text.segments > 0, (0,))
+    return LanguageBatch(text, text.tokens, (0,))
+
+
+@settings(max_examples=30)
+@given(combinations([*(family for family in FAMILIES if family["kind"] == "decoder"), *ENCODERS[:2]]) | recurrent("recurrent-decoder"))
 @torch.no_grad()
 def test_packed_documents_are_as_alone(fields: dict[str, Any]) -> None:
-    model = built(described(fields))
-    rows = [[2, 5, 8, 4], [2, 7], [2, 3, 3, 6, 5]]
-    tokens = np.array([[token for row in rows for token in row]], np.int32)
-    packed = language_batch(tokens, tokens, np.zeros(1, np.int64))
-    assert packed.target.segments.max() == 3
-    alone = [model(LanguageBatch(text := Sequences.pad([row]), text.tokens, (0,)))[0] for row in rows]
-    assert torch.allclose(model(packed)[0], torch.cat(alone), **CLOSE)
+    config = described(fields)
+    model = built(config)
+    tokens = np.array([[token for row in ROWS for token in row]], np.int32)
+    packed = language_batch(tokens, tokens, np.zeros(1, np.int64)).target
+    assert packed.segments.max() == 3
+    alone = [model(reading(config, Sequences.pad([row])))[0] for row in ROWS]
+    assert torch.allclose(model(reading(config, packed))[0], torch.cat(alone), **CLOSE)
