@@ -1,14 +1,18 @@
-"""Random combinations of bricks in every family, and a batch that each of them reads."""
+"""Random combinations of bricks in every family, a few set ones in which each brick occurs, and a batch that each of them reads."""
 
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from typing import Any
+from itertools import cycle, islice
+from typing import Any, Literal, TypeVar, get_args, get_origin
 
 import torch
+from hypothesis import example
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 from torch import Tensor
 
 from transom.config.architecture import TextNetwork, TwoSided
+from transom.config.brick import Brick, Schema, listed, members, schemas
 from transom.config.model import MaskedEncoder, Model, TextClassifier, TextEmbedder
 from transom.inputs.batch import Batch, LabelledBatch, LanguageBatch, MaskedBatch, MatchedBatch, Sequences, TranslationBatch
 
@@ -39,48 +43,44 @@ ENCODERS: list[dict[str, Any]] = [
         {"kind": "text-classifier", "n_layers": 2, "vocab_size": VOCAB, "classes": ["a", "b", "c"], "pool": pool}
         for pool in ("start", "mean")
     ),
-    {"kind": "text-embedder", "n_layers": 2, "vocab_size": VOCAB, "temperature": 0.5},
+    {"kind": "text-embedder", "n_layers": 2, "vocab_size": VOCAB, "temperature": 0.5, "embedding_norm": False},
 ]
 
-NORMS = st.sampled_from(["layernorm", "rmsnorm", "dyt", {"kind": "layernorm", "bias": False}, "batchnorm"])
-POSITIONS = st.sampled_from(
-    [
-        *("sinusoidal", "learned", "rotary", "alibi", "relative", "none"),
-        {"kind": "rotary", "share": 0.5},
-        {"kind": "rotary", "scaling": "yarn", "factor": 4.0},
-        {"kind": "relative", "n_buckets": 6, "max_distance": 5},
-    ]
-)
-PATTERNS = st.sampled_from(
-    [
-        *("full", "window", "local", "logarithmic"),
-        {"kind": "window", "size": 2},
-        {"kind": "strided", "stride": 2},
-        {"kind": "all", "of": [{"kind": "window", "size": 4}, {"kind": "strided", "stride": 2}]},
-        {"kind": "any", "of": [{"kind": "local", "size": 2}, {"kind": "summary", "stride": 3, "columns": 1}]},
-        {"kind": "any", "of": [{"kind": "random", "size": 1}, {"kind": "global"}, {"kind": "window", "size": 1}]},
-        {"kind": "any", "of": [{"kind": "window", "size": 2}, "prefix"]},
-        [{"kind": "not", "of": {"kind": "strided", "stride": 2}}, "full"],
-        [{"kind": "window", "size": 2}, {"kind": "logarithmic", "local": 1}, "full"],
-    ]
-)
+NORMS: list[Any] = ["layernorm", "rmsnorm", "dyt", {"kind": "layernorm", "bias": False}, "batchnorm", "none"]
+PLACEMENTS = ["post", "pre", "sandwich", "parallel"]
+POSITIONS: list[Any] = [
+    *("sinusoidal", "learned", "rotary", "alibi", "relative", "none"),
+    {"kind": "rotary", "share": 0.5},
+    *({"kind": "rotary", "scaling": scaling, "factor": 4.0} for scaling in ("yarn", "linear", "ntk")),
+    {"kind": "relative", "n_buckets": 6, "max_distance": 5},
+]
+PATTERNS: list[Any] = [
+    *("full", "window", "local", "logarithmic"),
+    {"kind": "window", "size": 2},
+    {"kind": "strided", "stride": 2},
+    {"kind": "all", "of": [{"kind": "window", "size": 4}, {"kind": "strided", "stride": 2}]},
+    {"kind": "any", "of": [{"kind": "local", "size": 2}, {"kind": "summary", "stride": 3, "columns": 1}]},
+    {"kind": "any", "of": [{"kind": "random", "size": 1}, {"kind": "global"}, {"kind": "window", "size": 1}]},
+    {"kind": "any", "of": [{"kind": "window", "size": 2}, "prefix"]},
+    [{"kind": "not", "of": {"kind": "strided", "stride": 2}}, "full"],
+    [{"kind": "window", "size": 2}, {"kind": "logarithmic", "local": 1}, "full"],
+]
 """Of texts of five tokens, none so narrow that a token sees itself alone, since then queries and keys learn nothing."""
 
-ATTENTION = st.fixed_dictionaries(
-    {
-        "pattern": PATTERNS,
-        "bias": st.booleans(),
-        "output_bias": st.booleans(),
-        "qk_norm": st.sampled_from(["none", "rmsnorm", "layernorm"]),
-        "softcap": st.sampled_from(["none", 1.5]),
-        "sinks": st.booleans(),
-        "value_residual": st.sampled_from(["none", "none", "learned", {"kind": "fixed", "first": 0.7, "own": -0.4}]),
-    }
-)
+ATTENTION: dict[str, list[Any]] = {
+    "pattern": PATTERNS,
+    "bias": [True, False],
+    "output": [True, True, True, False],
+    "output_bias": [True, True, False],
+    "qk_norm": ["none", "rmsnorm", "layernorm", "dyt"],
+    "softcap": ["none", 1.5],
+    "sinks": [False, True, False],
+    "value_residual": ["none", "none", "learned", {"kind": "fixed", "first": 0.7, "own": -0.4}],
+}
 LOOKING_BACK = [
     "linear",
-    {"kind": "linear", "feature_map": "relu"},
     "performer",
+    {"kind": "linear", "feature_map": "relu"},
     {"kind": "performer", "n_features": 5, "orthogonal": False},
 ]
 APPROXIMATIONS = [
@@ -90,43 +90,50 @@ APPROXIMATIONS = [
 ]
 """Those that decoders may have, and all: of texts of five tokens, some with more landmarks and some with fewer."""
 
-NETWORK = st.tuples(
-    st.sampled_from(["relu", "gelu", "gelu-tanh", "silu", "squared-relu", "glu", "reglu", "geglu", "swiglu"]), st.booleans()
-).map(lambda drawn: {"kind": drawn[0], "bias": drawn[1]})
-MIXTURE = st.fixed_dictionaries(
-    {
-        "kind": st.just("mixture"),
-        "expert": NETWORK,
-        "n_experts": st.sampled_from([2, 3]),
-        "top_k": st.sampled_from([1, 2]),
-        "normalise": st.just(False),
-        "n_shared": st.sampled_from([0, 2]),
-        "d_expert": st.sampled_from(["none", 5]),
-        "scores": st.sampled_from(["softmax", "sigmoid"]),
-        "balance": st.sampled_from(["loss", "bias", "none"]),
-        "capacity": st.sampled_from(["none", 3.0]),  # enough for all tokens: what is dropped is tested with the layer
-    }
-)
+NETWORKS = ["relu", "gelu", "gelu-tanh", "silu", "squared-relu", "glu", "reglu", "geglu", "swiglu"]
+NETWORK = st.tuples(st.sampled_from(NETWORKS), st.booleans()).map(lambda drawn: {"kind": drawn[0], "bias": drawn[1]})
+EXPERTS: dict[str, list[Any]] = {
+    "n_experts": [2, 3],
+    "top_k": [2, 1],
+    "normalise": [True, False, False],
+    "n_shared": [0, 2],
+    "d_expert": ["none", 5],
+    "scores": ["softmax", "sigmoid"],
+    "balance": ["loss", "bias", "none"],
+    "capacity": ["none", 3.0],  # enough for all tokens: what is dropped is tested with the layer
+}
+
+
+def mixture(fields: dict[str, Any]) -> dict[str, Any]:
+    """Describe a mixture of experts, the weights of a single one as they are."""
+    return {"kind": "mixture"} | fields | {"normalise": fields["normalise"] and fields["top_k"] > 1}
+
+
+def each(lists: dict[str, list[Any]]) -> dict[str, st.SearchStrategy[Any]]:
+    """Draw a value of every list."""
+    return {name: st.sampled_from(values) for name, values in lists.items()}
+
+
+MIXTURE = st.fixed_dictionaries({"expert": NETWORK, **each(EXPERTS)}).map(mixture)
 FEED_FORWARD = st.one_of(NETWORK, MIXTURE)
 
-SOURCE_ATTENTION = st.sampled_from(
-    [
-        "none",
-        "additive",
-        {"kind": "additive", "d_attention": 5},
-        *({"kind": "luong", "score": score, "input_feeding": fed} for score in ("dot", "general", "concat") for fed in (True, False)),
-        {"kind": "luong", "score": "concat", "d_attention": 5},
-    ]
-)
+SOURCE_ATTENTION: list[Any] = [
+    "none",
+    "additive",
+    {"kind": "additive", "d_attention": 5},
+    *({"kind": "luong", "score": score, "input_feeding": fed} for score in ("dot", "general", "concat") for fed in (True, False)),
+    {"kind": "luong", "score": "concat", "d_attention": 5},
+]
 WIDTHS: list[dict[str, Any]] = [{"tie": "all"}, {"tie": "decoder"}, {"tie": "none"}, {"tie": "none", "d_embedding": 7}]
 """Tables that may be shared, and those that may not."""
 
-
-DEPTHS = st.sampled_from(["full", *({"kind": "mixture", "capacity": 0.5, "every": every} for every in (1, 2))])
+DEPTHS: list[Any] = ["full", *({"kind": "mixture", "capacity": 0.5, "every": every} for every in (1, 2))]
 
 
 def fitting(fields: dict[str, Any]) -> dict[str, Any]:
-    """Leave out what the schema does not let stand beside a mixture of depths."""
+    """Leave out what the schema does not let stand beside a mixture of depths or heads that nothing mixes."""
+    if not fields["attention"].get("output", True) and "d_value" in fields:
+        fields = fields | {"d_value": 2}
     if fields["depth"] == "full":
         return fields
     every = fields["depth"]["every"] if fields["attention"]["value_residual"] == "none" else 2
@@ -134,27 +141,50 @@ def fitting(fields: dict[str, Any]) -> dict[str, Any]:
     return fields | {"depth": {**fields["depth"], "every": every}, **({"feed_forward": "swiglu"} if experts else {})}
 
 
+SIZES = {"d_model": 12, "n_heads": 6, "max_seq_len": 16}
+BRICKS: dict[str, list[Any]] = {
+    "n_kv_heads": [6, 3, 1],
+    "d_head": [4, 5, 6],
+    "d_value": [2, 3],
+    "d_ff": [8, 13],
+    "norm": NORMS,
+    "norm_placement": PLACEMENTS,
+    "position": POSITIONS,
+    "depth": DEPTHS,
+    "scale_embeddings": [True, False],
+    "dropout": [0.0, 0.2],
+    "attention_dropout": [0.0, 0.1],
+    "feed_forward_dropout": [0.0, 0.0, 0.1],
+}
+"""What all families share beside attention and the feed-forward network."""
+
+
 def bricks() -> st.SearchStrategy[dict[str, Any]]:
     """Draw the fields that all families share."""
-    return st.fixed_dictionaries(
-        {
-            "d_model": st.just(12),
-            "n_heads": st.just(6),
-            "n_kv_heads": st.sampled_from([6, 3, 1]),
-            "d_head": st.sampled_from([4, 5, 6]),
-            "d_value": st.sampled_from([2, 3]),
-            "d_ff": st.sampled_from([8, 13]),
-            "max_seq_len": st.just(16),
-            "norm": NORMS,
-            "norm_placement": st.sampled_from(["post", "pre", "sandwich", "parallel"]),
-            "position": POSITIONS,
-            "attention": ATTENTION,
-            "feed_forward": FEED_FORWARD,
-            "depth": DEPTHS,
-            "scale_embeddings": st.booleans(),
-            "dropout": st.sampled_from([0.0, 0.2]),
-        }
-    ).map(fitting)
+    lists = {"attention": st.fixed_dictionaries(each(ATTENTION)), "feed_forward": FEED_FORWARD}
+    return st.fixed_dictionaries(each(BRICKS) | lists).map(lambda drawn: fitting(SIZES | drawn))
+
+
+def turns(lists: dict[str, list[Any]]) -> Iterator[dict[str, Any]]:
+    """Take the first value of every list, then the second, and so on; a list that ends begins again."""
+    return (dict(zip(lists, values, strict=True)) for values in zip(*map(cycle, lists.values()), strict=True))
+
+
+def set_bricks(lists: dict[str, list[Any]], attention: dict[str, list[Any]], n: int) -> list[dict[str, Any]]:
+    """Give ``n`` combinations of bricks: the i-th takes the i-th value of every list; every third has a mixture of experts."""
+    experts = (
+        mixture({"expert": {"kind": kind}, **fields}) for kind, fields in zip(cycle(reversed(NETWORKS)), turns(EXPERTS), strict=False)
+    )
+    plain = ({"kind": kind} for kind in cycle(NETWORKS))
+    networks = (next(experts if i % 3 == 0 else plain) for i in range(n))
+    rows = zip(turns(lists), turns(attention), networks, strict=False)
+    return [fitting(fields | {"attention": attention, "feed_forward": network}) for fields, attention, network in rows]
+
+
+def set_texts(families: list[dict[str, Any]], approximations: list[Any]) -> list[dict[str, Any]]:
+    """Combine bricks and families in turn, so that every value of every list is there, then each approximation with some of them."""
+    rows = [SIZES | fields | family for fields, family in zip(set_bricks(BRICKS, ATTENTION, 13), cycle(families), strict=False)]
+    return rows + [with_approximation(fields, kind) for fields, kind in zip(cycle(rows), approximations, strict=False)]
 
 
 def recurrent(*kinds: str) -> st.SearchStrategy[dict[str, Any]]:
@@ -173,7 +203,7 @@ def recurrent(*kinds: str) -> st.SearchStrategy[dict[str, Any]]:
             "n_encoder_layers": st.sampled_from([1, 2, 3]),
             "n_decoder_layers": st.sampled_from([1, 2, 3]),
             "bidirectional": st.booleans(),
-            "attention": SOURCE_ATTENTION,
+            "attention": st.sampled_from(SOURCE_ATTENTION),
         }
         | shared
     )
@@ -193,16 +223,97 @@ def combinations(families: list[dict[str, Any]] = FAMILIES) -> st.SearchStrategy
 
 
 def approximated(fields: dict[str, Any]) -> st.SearchStrategy[dict[str, Any]]:
-    """Draw an approximation in place of a combination's exact attention, and of what does not go with it something else."""
+    """Draw an approximation in place of a combination's exact attention."""
     kinds = LOOKING_BACK if fields["kind"] in ("seq2seq", "decoder") else APPROXIMATIONS
+    return st.sampled_from(kinds).map(lambda kind: with_approximation(fields, kind))
+
+
+def with_approximation(fields: dict[str, Any], kind: Any) -> dict[str, Any]:
+    """Put an approximation in place of a combination's exact attention, and of what does not go with it something else."""
     biased = (fields["position"] if isinstance(fields["position"], str) else fields["position"]["kind"]) in ("alibi", "relative")
-    others = {"depth": "full"} | ({"position": "rotary"} if biased else {}) | ({"mask": "causal"} if "mask" in fields else {})
-    return st.sampled_from(kinds).map(lambda kind: fields | others | {"attention": approximating(fields["attention"], kind)})
+    others: dict[str, Any] = {"depth": "full", "attention_dropout": 0.0} | ({"position": "rotary"} if biased else {})
+    return fields | others | ({"mask": "causal"} if "mask" in fields else {}) | {"attention": approximating(fields["attention"], kind)}
 
 
 def approximating(attention: dict[str, Any], kind: Any) -> dict[str, Any]:
     """Put an approximation into a drawn attention, and leave out what does not go with it."""
-    return {name: attention[name] for name in ("bias", "output_bias", "qk_norm", "value_residual")} | {"approximation": kind}
+    return {name: attention[name] for name in ("bias", "output", "output_bias", "qk_norm", "value_residual")} | {"approximation": kind}
+
+
+CELLS = ["rnn", "lstm", "gru"]
+SET_RECURRENT: list[dict[str, Any]] = [
+    {"kind": "recurrent-seq2seq", "source_vocab_size": VOCAB, "target_vocab_size": VOCAB, "max_seq_len": 16, "d_model": 12} | fields | width
+    for fields, width in zip(
+        islice(
+            turns(
+                {
+                    "attention": SOURCE_ATTENTION,
+                    "cell": CELLS,
+                    "n_encoder_layers": [1, 2, 3],
+                    "n_decoder_layers": [2, 1],
+                    "bidirectional": [True, False],
+                }
+            ),
+            10,
+        ),
+        cycle(WIDTHS),
+        strict=False,
+    )
+] + [
+    {"kind": "recurrent-decoder", "vocab_size": VOCAB, "max_seq_len": 16, "d_model": 12, "n_layers": 2, "cell": cell, "tie": cell != "gru"}
+    for cell in CELLS
+]
+SET_WRITERS = set_texts(FAMILIES, LOOKING_BACK) + SET_RECURRENT
+SET_ENCODERS = set_texts(ENCODERS, APPROXIMATIONS)
+SET_TEXTS = SET_WRITERS[:7] + SET_ENCODERS[7:] + SET_RECURRENT
+"""Set combinations in which every brick occurs: of the families that write text, of the others, and of all, with fewer of each."""
+
+Test = TypeVar("Test", bound=Callable[..., Any])
+
+
+def also(combined: Iterable[dict[str, Any]], *more: Any) -> Callable[[Test], Test]:
+    """Hold a property of random combinations to these too."""
+
+    def with_examples(test: Test) -> Test:
+        for fields in combined:
+            test = example(fields, *more)(test)
+        return test
+
+    return with_examples
+
+
+WITHIN = {"of": "pattern", "expert": "feed_forward"}
+"""Fields that hold the same bricks as another, which need not all be in both."""
+
+
+def choices(*kinds: type[Schema]) -> set[tuple[str, Any]]:
+    """List what may be chosen in schemas and in all within: each field's bricks by their kind, its words, yes and no."""
+    found: set[tuple[str, Any]] = set()
+    waiting, known = list(kinds), set(kinds)
+    while waiting:
+        for field_name, field in waiting.pop().model_fields.items():
+            name = WITHIN.get(field_name, field_name)
+            parts = [part for part in schemas(field.annotation) + listed(field.annotation) if issubclass(part, Brick)]
+            found |= {(name, kind) for part in parts for kind in get_args(part.model_fields["kind"].annotation)}
+            for member in members(field.annotation):
+                words = (True, False) if member is bool else get_args(member) if get_origin(member) is Literal and name != "kind" else ()
+                found |= {(name, word) for word in words}
+            waiting += [part for part in parts if part not in known]
+            known |= set(parts)
+    return found
+
+
+def chosen(config: Schema) -> set[tuple[str, Any]]:
+    """List what was chosen in a configuration."""
+    found: set[tuple[str, Any]] = set()
+    for field_name, value in config:
+        name = WITHIN.get(field_name, field_name)
+        for part in value if isinstance(value, tuple) else (value,):
+            if isinstance(part, Brick):
+                found |= {(name, part.kind)} | chosen(part)  # type: ignore[attr-defined]
+            elif isinstance(part, str | bool | int):
+                found.add((name, part))
+    return found
 
 
 def described(fields: dict[str, Any]) -> TextNetwork:

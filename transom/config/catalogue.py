@@ -16,9 +16,9 @@ HEAD = """# Bricks
 Every Transformer is built from the same block, and a block from bricks that a recipe names: `--set model.norm=rmsnorm`, or
 `[model] feed_forward = "swiglu"`. This page is written by `make docs` from the schemas in `transom/config/`; a test fails when it is not
 current. [config.md](config.md) has the fields of each. `tests/agreement/` and `tests/layers/` compare each brick with other people's or
-with its formula in float64, and with itself in float32; `tests/models/` builds each into whole models, in random combinations. [What each
-brick costs and gains](../benchmarks/README.md) in one small model is measured by `benchmarks/bricks.py`: validation loss, processor time
-a step, parameters.
+with its formula in float64, and with itself in float32; `tests/models/` builds each into whole models, in random and in set combinations.
+[What each brick costs and gains](../benchmarks/README.md) in one small model is measured by `benchmarks/bricks.py`: validation loss,
+processor time a step, parameters.
 """
 
 

@@ -24,6 +24,6 @@ def attention_pattern(model: Network, attention: str, kept: Mapping[str, Tensor]
     assert isinstance(module, Attends)
     block, sight = attention.rpartition(".")[0], model.sight(attention, batch)
     if isinstance(router := getattr(model.get_submodule(block), "depth", None), DepthRouter):
-        (real,) = model.tokens(f"{block}.attn", batch)
+        real = model.tokens(f"{block}.attn", batch)[0]  # of pairs of texts the left sides, which alone are tapped
         sight = router.sight(kept[f"{block}.depth.score"], real, sight, cross=attention.endswith(".cross"))
     return module.weights(kept[f"{attention}.q"], kept[f"{attention}.k"], sight)
