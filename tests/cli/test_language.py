@@ -90,7 +90,7 @@ def test_score_gives_a_line_a_text_and_the_totals(transom: Call, spoken: Languag
     whole = transom("score", spoken.folder, "--text", spoken.text, "--precision", "fp32")
     lines = whole.out.splitlines()
     assert whole.code == 0 and len(lines) == 26 and "bits a byte over" in lines[-1]
-    assert "25 of 25 texts are longer than the 16 tokens that the model reads: read in windows" in whole.err
+    assert "25 of 25 texts longer than the 15 tokens that the model reads: read in windows" in whole.err
     value = transom("score", spoken.folder, "--text", spoken.text, "--document", "line", "--precision", "fp32", "--json").json
     assert len(value["texts"]) == 75 and value["n_bytes"] == sum(len(path.read_bytes()) - 3 for path in spoken.text.iterdir())
     cut = transom("score", spoken.folder, "--text", spoken.text, "--too-long", "truncate")

@@ -304,11 +304,15 @@ class CompiledSeq2Seq:
 
 
 class CompiledLanguageModel:
-    """A language model to search with: ``encode``, ``start`` and ``step`` give what those of ``DecoderTransformer`` give, nearly."""
+    """A language model to search with: ``encode``, ``start`` and ``step`` give what those of ``DecoderTransformer`` give, nearly.
+
+    Attributes:
+        kind: of its matrix products.
+    """
 
     def __init__(self, library: ctypes.CDLL, model: DecoderTransformer, kind: Kind) -> None:
         """Lay out the decoder of ``model``, which still reads the prompts and must stay as it is."""
-        self._model, self.encode = model, model.encode
+        self._model, self.encode, self.kind = model, model.encode, kind
         self.decoder = CompiledDecoder(library, kind, model)
         self.step = self.decoder.step
 
