@@ -7,13 +7,14 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from tests.decoding.models import tiny_model
+from tests.decoding.models import letter_tokenizers, tiny_model
 from tests.decoding.tables import EOS, FORBIDDEN, SOS
 from transom.config.model import Decoder
 from transom.decoding.beam import Beam
 from transom.decoding.compiled import AFTER, KINDS, CompiledLanguageModel, CompiledSeq2Seq, Kind, Tiled, why_not
 from transom.decoding.filters import Forbid
 from transom.decoding.flat import FlatSeq2Seq
+from transom.decoding.generator import Generator
 from transom.decoding.limits import Limits
 from transom.decoding.loop import Search, search
 from transom.decoding.native import compiled, native, opened
@@ -272,3 +273,14 @@ def test_what_is_compiled_and_what_is_not() -> None:
     for other in ({"attention": {"softcap": 9.0}}, {"position": {"kind": "alibi"}}, {"norm_placement": "parallel"}):
         model = language_model(other).bfloat16()
         assert searcher_of(model) is model
+
+
+@needs_library
+def test_8_bits_and_early_exits_are_refused_together() -> None:
+    tokenizer = letter_tokenizers().source
+    model = language_model(LANGUAGE_VARIANTS[0] | {"vocab_size": tokenizer.vocab_size})
+    eight, wide = (Generator(model.bfloat16(), tokenizer, searcher=searcher_of(model, eight_bits=bits)) for bits in (True, False))
+    with pytest.raises(ConfigError, match=r"decoding\.exit_threshold = 0\.5: expected it with a precision other than int8"):
+        eight.generate(["abc"], exit_threshold=0.5)
+    assert eight.continuations(["abc"], exit_threshold=1.0, max_new_tokens=2) and eight.exits is None
+    assert wide.continuations(["abc"], exit_threshold=0.5, max_new_tokens=2) and wide.exits is not None
