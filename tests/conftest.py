@@ -48,6 +48,7 @@ ALLOWED_SKIPS: dict[str, str] = {
     "tests/decoding/test_compiled.py::test_without_the_matrix_unit_the_numbers_are_the_same": _COMPILED,
     "tests/decoding/test_compiled.py::test_searches_find_what_the_model_finds": _COMPILED,
     "tests/decoding/test_compiled.py::test_what_is_compiled_and_what_is_not": _COMPILED,
+    "tests/decoding/test_compiled.py::test_8_bits_and_early_exits_are_refused_together": _COMPILED,
     "tests/decoding/test_native.py::test_without_a_compiler_pytorch_does_it": _COMPILED,
     "tests/decoding/test_native.py::test_a_compiler_that_fails_is_told": _COMPILED,
     "tests/decoding/test_native.py::test_no_compiler_is_too_odd": _COMPILED,

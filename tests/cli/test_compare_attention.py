@@ -70,6 +70,8 @@ def test_images(transom: Call, tmp_path: Path) -> None:
     value = transom("compare-attention", tmp_path / "run", "--input", tmp_path / "digit.png", *QUICK, "--json").json
     assert any(cost["kind"] == "nystrom, 4 landmarks" for cost in value["kinds"])
     assert "give its file with --input" in transom("compare-attention", tmp_path / "run", "--text", "x").error
+    refused = transom("compare-attention", tmp_path / "run", "--input", tmp_path / "digit.png", "--too-long", "refuse").error
+    assert "expected --too-long with a model of texts, found it with one of images; leave it out" in refused
     (tmp_path / "no.png").write_text("no image")
     assert "no.png" in transom("compare-attention", tmp_path / "run", "--input", tmp_path / "no.png").error
 

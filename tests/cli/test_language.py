@@ -79,9 +79,14 @@ def test_a_text_that_outgrows_the_model_is_said(transom: Call, spoken: LanguageR
     assert "PROMPT:1: expected prompt and new text in model.max_seq_len = 16 tokens" in refused.error
 
 
-def test_early_exits_are_told(transom: Call, spoken: LanguageRun) -> None:
+def test_early_exits_are_told(transom: Call, spoken: LanguageRun, tmp_path: Path) -> None:
     early = transom("generate", spoken.folder, "the sun", "--exit-threshold", "0.5", "--precision", "fp32")
     assert early.code == 0 and "mean exit behind block 1.00 of 1; " in early.err and early.out.startswith("the sun")
+    assert "trained without training.exits: its blocks before the last never learned to answer" in early.err
+    fields = (*TINY, "training.exits=linear", "training.max_steps=1")
+    assert transom("train", "text-bpe", "--text", spoken.text, *sets(*fields), "--out", tmp_path / "run").code == 0
+    learned = transom("generate", tmp_path / "run", "the sun", "--exit-threshold", "0.5", "--precision", "fp32")
+    assert learned.code == 0 and "mean exit" in learned.err and "never learned" not in learned.err
     assert "mean exit" not in transom("generate", spoken.folder, "the sun", "--exit-threshold", "1", "--precision", "fp32").err
     assert "'--exit-threshold'" in transom("generate", spoken.folder, "the sun", "--exit-threshold", "1.5").error
 
@@ -90,7 +95,7 @@ def test_score_gives_a_line_a_text_and_the_totals(transom: Call, spoken: Languag
     whole = transom("score", spoken.folder, "--text", spoken.text, "--precision", "fp32")
     lines = whole.out.splitlines()
     assert whole.code == 0 and len(lines) == 26 and "bits a byte over" in lines[-1]
-    assert "25 of 25 texts are longer than the 16 tokens that the model reads: read in windows" in whole.err
+    assert "25 of 25 texts longer than the 15 tokens that the model reads: read in windows" in whole.err
     value = transom("score", spoken.folder, "--text", spoken.text, "--document", "line", "--precision", "fp32", "--json").json
     assert len(value["texts"]) == 75 and value["n_bytes"] == sum(len(path.read_bytes()) - 3 for path in spoken.text.iterdir())
     cut = transom("score", spoken.folder, "--text", spoken.text, "--too-long", "truncate")
@@ -110,6 +115,7 @@ def test_score_gives_a_line_a_text_and_the_totals(transom: Call, spoken: Languag
         (("score", "RUN"), "expected --source and --target for a translator, or --text for a language model"),
         (("score", "RUN", "--text", "nowhere"), "nowhere: no such file"),
         (("score", "RUN", "--text", "TEXT", "--overlap", "16"), "expected an overlap from 0 to 15"),
+        (("score", "RUN", "--text", "TEXT", "--overlap", "2", "--too-long", "truncate"), "expected an overlap with too_long = 'window'"),
         (("score", "RUN", "--text", "TEXT", "--start", "1"), "--start: start: expected a number less than 1, found 1.0"),
         (("translate", "RUN", "x"), "expected a run that transom translate can use, found one for transom generate"),
         (("train", "text-bpe", "--valid-text", "x"), "--valid-text needs --text beside it"),

@@ -7,10 +7,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from tests.decoding.models import tiny_model
+from tests.decoding.models import letter_tokenizers, tiny_model
 from tests.decoding.tables import EOS, FORBIDDEN, SOS
-from transom.config.data import Tokenizer as TokenizerConfig
-from transom.config.decoding import Sampling
 from transom.config.model import Decoder
 from transom.decoding.beam import Beam
 from transom.decoding.compiled import AFTER, KINDS, CompiledLanguageModel, CompiledSeq2Seq, Kind, Tiled, why_not
@@ -23,7 +21,6 @@ from transom.decoding.native import compiled, native, opened
 from transom.decoding.searcher import searcher_of
 from transom.errors import ConfigError
 from transom.inputs.batch import Sequences
-from transom.inputs.tokenizer import Tokenizer
 from transom.models.build import build_model
 from transom.models.decoder import DecoderTransformer
 from transom.models.seq2seq import Seq2SeqTransformer
@@ -279,12 +276,11 @@ def test_what_is_compiled_and_what_is_not() -> None:
 
 
 @needs_library
-def test_eight_bits_take_all_blocks_and_early_exits_are_refused() -> None:
-    tokenizer = Tokenizer.train(["abcdefgh"], TokenizerConfig(kind="char", vocab_size=VOCAB))
-    model = language_model(LANGUAGE_VARIANTS[0] | {"vocab_size": tokenizer.vocab_size}).float()
-    settings = Sampling(temperature=0.0, max_new_tokens=3)
-    kinds: tuple[Kind, Kind] = ("int8", "bf16")
-    eight, sixteen = (Generator(model, tokenizer, settings, None, CompiledLanguageModel(library(), model, kind)) for kind in kinds)
-    with pytest.raises(ConfigError, match=r"expected exit_threshold = 1 with precision int8, .* found 0.5; change one"):
-        eight.generate(["ab"], exit_threshold=0.5)
-    assert eight.generate(["ab"]) and sixteen.generate(["ab"], exit_threshold=0.5)
+def test_8_bits_and_early_exits_are_refused_together() -> None:
+    tokenizer = letter_tokenizers().source
+    model = language_model(LANGUAGE_VARIANTS[0] | {"vocab_size": tokenizer.vocab_size})
+    eight, wide = (Generator(model.bfloat16(), tokenizer, searcher=searcher_of(model, eight_bits=bits)) for bits in (True, False))
+    with pytest.raises(ConfigError, match=r"decoding\.exit_threshold = 0\.5: expected it with a precision other than int8"):
+        eight.generate(["abc"], exit_threshold=0.5)
+    assert eight.continuations(["abc"], exit_threshold=1.0, max_new_tokens=2) and eight.exits is None
+    assert wide.continuations(["abc"], exit_threshold=0.5, max_new_tokens=2) and wide.exits is not None

@@ -11,7 +11,7 @@ from transom.config.model import MaskedEncoder, TextClassifier
 from transom.decoding.classifier import Classified, Classifier, scored
 from transom.decoding.embedder import Embedder
 from transom.decoding.filler import Filler
-from transom.errors import DataError
+from transom.errors import ConfigError, DataError
 from transom.inputs.batch import LabelledBatch, MaskedBatch, Sequences
 from transom.inputs.pairs import Pairs
 from transom.inputs.special import EOS, UNK
@@ -76,7 +76,9 @@ def test_gaps_stand_for_a_word_with_its_space() -> None:
 
 def test_a_text_that_is_too_long_is_read_around_its_gaps_or_refused() -> None:
     answers, before, behind = filler(), "tree sky " * 5, " red house" * 5
-    whole = answers.fill([f"{before}[MASK]{behind}"])[0]
+    whole, n_left_out = answers.filled([f"{before}[MASK]{behind}"])[0]
+    assert n_left_out == 1 + len(WORD_LEVEL.encode(f"{before}{behind}")) + 1 - 8
+    assert (whole, 0) == (answers.fill([f"{before}[MASK]{behind}"])[0], answers.filled(["tree [MASK]"])[0].n_left_out)
     row = [*WORD_LEVEL.encode(before), 0, *WORD_LEVEL.encode(behind)]
     assert len(whole) == 1 and len(row) + 1 > 8
     mask = WORD_LEVEL.vocab_size
@@ -86,6 +88,8 @@ def test_a_text_that_is_too_long_is_read_around_its_gaps_or_refused() -> None:
     assert answers._window([EOS, *row[:9], mask], mask, "window")[-1] == mask
     with pytest.raises(DataError, match="expected a text of at most 8 tokens"):
         answers.fill([f"{before}[MASK]{behind}"], too_long="refuse")
+    with pytest.raises(ConfigError, match="too_long: expected 'window' or 'refuse', found 'truncate'"):
+        answers.fill(["tree [MASK]"], too_long="truncate")  # type: ignore[arg-type]
     with pytest.raises(DataError, match="gaps that are nearer"):
         answers.fill([f"[MASK]{behind}[MASK]"])
 
@@ -116,6 +120,8 @@ def test_a_long_text_is_truncated_read_in_windows_or_refused() -> None:
     assert windows.probabilities == {name: pytest.approx(p / sum(means.values())) for name, p in means.items()}
     with pytest.raises(DataError, match="text 2: expected at most 7 tokens, found 18"):
         answers.classify(["tree", long], too_long="refuse")
+    with pytest.raises(ConfigError, match="too_long: expected 'truncate', 'window' or 'refuse', found 'cut'"):
+        answers.classify(["tree"], too_long="cut")  # type: ignore[arg-type]
 
 
 def test_scores_count_what_was_found() -> None:
@@ -144,3 +150,19 @@ def test_vectors_are_means_of_real_tokens_in_batches_as_alone() -> None:
     assert torch.allclose(embedder.embed(TEXTS).norm(dim=1), torch.ones(5))
     with pytest.raises(DataError, match="expected a list of texts"):
         embedder.embed("one text")
+
+
+def test_the_vector_of_windows_is_the_mean_over_the_tokens_of_all() -> None:
+    model, long = classifier().model, " ".join(["tree sky red"] * 6)
+    embedder = Embedder(model, WORD_LEVEL)
+    cut, windows = (embedder.embedded(["tree", long], normalise=False, too_long=each) for each in ("truncate", "window"))
+    assert (cut.n_left_out, cut.windows, cut.n_longer) == ([0, 11], [1, 1], 1)
+    assert (windows.n_left_out, windows.windows, windows.n_longer) == ([0, 0], [1, 3], 1)
+    assert torch.equal(cut.vectors[0], windows.vectors[0]) and torch.equal(cut.vectors, embedder.embed(["tree", long], normalise=False))
+    row = WORD_LEVEL.encode(long)
+    with torch.no_grad():
+        states = [model.eval().encode(Sequences.pad([[EOS, *row[i : i + 7]]]))[0] for i in (0, 7, 14)]
+    assert torch.allclose(windows.vectors[1].double(), torch.cat(states).mean(0), atol=1e-6)
+    with pytest.raises(DataError, match="text 2: expected at most 7 tokens, found 18"):
+        embedder.embed(["tree", long], too_long="refuse")
+    assert embedder.embed([]).shape == (0, model.config.d_model)

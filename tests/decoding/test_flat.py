@@ -10,7 +10,6 @@ from tests.decoding.models import letter_tokenizers, tiny_model
 from tests.decoding.tables import EOS, FORBIDDEN, SOS
 from transom.config.brick import Brick
 from transom.config.model import Seq2Seq
-from transom.decoding.answers import Translation
 from transom.decoding.beam import Beam
 from transom.decoding.filters import Forbid
 from transom.decoding.flat import FlatSeq2Seq
@@ -125,7 +124,7 @@ def test_a_translator_answers_the_same_with_a_searcher() -> None:
     texts = ["a", "bad cab", "", "fed. abc!", "had a cab"]
     plain = Translator(model, tokenizers).n_best(texts, 3, beam_size=4, max_length=9)
     assert Translator(model, tokenizers, searcher=FlatSeq2Seq(model)).n_best(texts, 3, beam_size=4, max_length=9) == [
-        [Translation(t.text, pytest.approx(t.score), pytest.approx(t.log_p)) for t in of_text] for of_text in plain
+        [t._replace(score=pytest.approx(t.score), log_p=pytest.approx(t.log_p)) for t in of_text] for of_text in plain
     ]
     assert len({t.text for of_text in plain for t in of_text}) > 6
 

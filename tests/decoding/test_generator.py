@@ -188,6 +188,8 @@ def test_what_is_not_read_is_counted() -> None:
         GENERATOR.score(["abc", "abcdefgh" * 9], too_long="refuse", name="x")
     with pytest.raises(ConfigError, match="an overlap from 0 to 23"):
         GENERATOR.score(["abc"], 24)
+    with pytest.raises(ConfigError, match="expected an overlap with too_long = 'window', found 2 with 'truncate'"):
+        GENERATOR.score(["abc"], 2, too_long="truncate")
 
 
 def test_a_stop_text_is_seen_across_windows_and_behind_the_prompt() -> None:

@@ -115,6 +115,7 @@ def test_a_long_text_is_split_at_sentence_ends_and_rejoined() -> None:
     assert whole[0].text == " ".join(piece[0].text for piece in pieces)
     assert whole[1].text == " ".join(piece[1].text for piece in pieces)
     assert whole[0].log_p == pytest.approx(sum(piece[0].log_p for piece in pieces))
+    assert whole[0].pieces == len(pieces) > 1 and {piece[0].pieces for piece in pieces} == {1}
 
 
 def test_a_long_text_is_refused_when_asked() -> None:

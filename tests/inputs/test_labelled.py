@@ -108,7 +108,7 @@ def test_an_epoch_shows_each_text_once_with_its_class_and_any_position_goes_on(n
 
 
 def test_what_is_too_long_is_cut_or_left_out_and_counted() -> None:
-    cut, left = loader(max_seq_len=6), loader(max_seq_len=6, truncate=False)
+    cut, left = loader(max_seq_len=6), loader(max_seq_len=6, too_long="drop")
     longer = sum(len(text.split()) > 5 for text in TEXTS)
     assert (cut.n_longer, cut.n_samples) == (longer, 60) and (left.n_longer, left.n_samples) == (longer, 60 - longer)
     assert max(batch.source.tokens.shape[1] for _, slices in islice(cut.batches_from(0), 40) for batch in slices) == 6
@@ -116,7 +116,12 @@ def test_what_is_too_long_is_cut_or_left_out_and_counted() -> None:
     assert f"train: {longer} texts longer than the 6 tokens that the model reads; their beginning stands for them" in report.problems
     assert "they are left out" in " ".join(report_labelled(Splits(DATA, DATA), ("neg", "pos"), WORD_LEVEL, left).problems)
     with pytest.raises(DataError, match="expected texts of at most 2 tokens, found none"):
-        loader(max_seq_len=2, truncate=False)
+        loader(max_seq_len=2, too_long="drop")
+    with pytest.raises(
+        DataError, match=r"line \d+: expected at most model.max_seq_len = 6 tokens, .* set data.too_long = 'truncate' or 'drop'"
+    ):
+        loader(max_seq_len=6, too_long="refuse")
+    assert loader(max_seq_len=99, too_long="refuse").n_samples == 60
     with pytest.raises(ConfigError, match=r"training\.batch_tokens: expected at least 11"):
         loader(batch_tokens=10)
 

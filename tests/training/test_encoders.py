@@ -38,6 +38,14 @@ def test_a_classifier_leaves_tokens_of_training_texts_out(classes: Classificatio
     assert all(batch.source.lengths.min() == 5 for batch in task.valid_batches)
 
 
+def test_a_longer_text_is_refused_where_asked(classes: ClassificationRecipe, tmp_path: Path) -> None:
+    raw = classes.model_dump()
+    raw["data"] |= {"too_long": "refuse", "valid": {"file": str(tmp_path / "valid.tsv")}}
+    (tmp_path / "valid.tsv").write_text("a dog thing\tanimal\na" + " red" * 99 + "\tcolour\n")
+    with pytest.raises(DataError, match=r"valid\.tsv, line 2: expected at most model.max_seq_len = \d+ tokens, .* found 101; shorten it"):
+        sit(ClassificationRecipe.model_validate(raw), tmp_path / "refused")
+
+
 def test_a_classifier_learns_and_says_how_well(classes: ClassificationRecipe, tmp_path: Path) -> None:
     finished = sit(changed(classes, max_steps=60, select_by="accuracy", average="none"), tmp_path / "run")
     assert finished.best["accuracy"] == 100.0 and "perplexity" not in finished.best

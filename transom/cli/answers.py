@@ -23,7 +23,24 @@ def answer(value: Any, as_json: bool, lines: Iterable[str]) -> None:
 
 def note(line: str) -> None:
     """Tell a person something that is not the answer."""
-    print(line, file=sys.stderr, flush=True)
+    if sys.stderr is not None:
+        print(line, file=sys.stderr, flush=True)
+
+
+def note_longer(n_longer: int, n: int, what: str, most: int, fate: str, n_left_out: int = 0) -> None:
+    """Tell a person, once, how many were longer than the model reads and what became of them; nothing where there are none.
+
+    Args:
+        n_longer: how many were.
+        n: of how many.
+        what: they are, in the plural.
+        most: tokens that the model reads.
+        fate: what became of them.
+        n_left_out: tokens that were not read.
+    """
+    if n_longer:
+        left_out = f", {n_left_out:,} tokens left out" if n_left_out else ""
+        note(f"{n_longer:,} of {n:,} {what} longer than the {most:,} tokens that the model reads: {fate}{left_out}")
 
 
 def table(rows: Iterable[Iterable[str]]) -> list[str]:

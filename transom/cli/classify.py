@@ -2,21 +2,20 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from transom.cli.answers import Json, answer, note
+from transom.cli.answers import Json, answer, note_longer
 from transom.cli.imports import lasting_imports
-from transom.cli.options import Precision, Run
+from transom.cli.options import IN_WINDOWS, TRUNCATED, ClassifyTooLong, Precision, Run, refuse_with
 from transom.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from transom.decoding.classifier import Classified, Classifier, Scores
     from transom.decoding.image_classifier import ImageClassifier
     from transom.decoding.inference import Tell
-
-TooLong = Literal["truncate", "window", "refuse"]
+    from transom.decoding.long_texts import TooLong
 
 EXAMPLES = """
 transom classify runs/languages "¿Dónde está la casa?"
@@ -45,10 +44,7 @@ def classify(
             " CLASS/NAME.jpg.",
         ),
     ] = None,
-    too_long: Annotated[
-        TooLong,
-        typer.Option("--too-long", help="A text longer than the model reads: take its beginning, all of it in windows, or refuse."),
-    ] = "truncate",
+    too_long: ClassifyTooLong = None,
     precision: Precision = "auto",
     as_json: Json = False,
 ) -> None:
@@ -61,7 +57,9 @@ def classify(
         from transom.decoding.load import load_classifier
 
     classifier = load_classifier(run, precision)
-    of_texts = isinstance(classifier, Classifier)
+    of_texts, fate = isinstance(classifier, Classifier), too_long or "truncate"
+    if not of_texts:
+        refuse_with({"--too-long": too_long}, "a classifier of texts", "one of images")
     if labelled is not None:
         from transom.weights.run_folder import RunFolder
 
@@ -70,22 +68,30 @@ def classify(
         RunFolder.open(run).ledger.record(labelled, "classify")
         with counting("texts" if of_texts else "images", quiet=as_json) as tell:
             if isinstance(classifier, Classifier):
-                scores = _scores_of_texts(classifier, labelled, too_long, tell)
+                scores = _scores_of_texts(classifier, labelled, fate, tell)
             else:
                 scores = _scores(classifier, labelled, tell)
         rows = [f"{label}: found {one.recall:.1%} of {one.n:,}, right {one.precision:.1%}" for label, one in scores.classes]
         value = {"accuracy": scores.accuracy, "n": scores.n, "classes": {label: each._asdict() for label, each in scores.classes}}
+        if of_texts:
+            value |= {"n_longer": scores.n_longer, "n_left_out": scores.n_left_out}
         answer(value, as_json, [*rows, f"accuracy {scores.accuracy:.2f} % of {scores.n:,} {'texts' if of_texts else 'images'}"])
+        if isinstance(classifier, Classifier) and not as_json:
+            _note(classifier, scores.n_longer, scores.n, fate, scores.n_left_out)
         return
     items = _items(given, input_file)
     with counting("texts" if of_texts else "images", quiet=as_json or input_file is None) as tell:
-        found = classifier.classify(items, too_long, tell) if isinstance(classifier, Classifier) else classifier.classify(items, tell)
+        found = classifier.classify(items, fate, tell) if isinstance(classifier, Classifier) else classifier.classify(items, tell)
     records = [_record_of(item, each, of_texts) for item, each in zip(items, found, strict=True)]
     prefixes = [""] * len(items) if of_texts else [f"{item}\t" for item in items]
     answer(records, as_json, [f"{prefix}{each.label}\t{each.p:.4f}" for prefix, each in zip(prefixes, found, strict=True)])
-    if isinstance(classifier, Classifier) and not as_json and (cut := sum(each.n_left_out > 0 for each in found)):
-        most = classifier.model.config.max_seq_len - 1
-        note(f"{cut:,} of {len(found):,} texts were longer than the {most:,} tokens that the model reads: their beginning stands for them")
+    if isinstance(classifier, Classifier) and not as_json:
+        _note(classifier, sum(each.longer for each in found), len(found), fate, sum(each.n_left_out for each in found))
+
+
+def _note(classifier: "Classifier", n_longer: int, n: int, too_long: "TooLong", n_left_out: int) -> None:
+    most = classifier.model.config.max_seq_len - 1
+    note_longer(n_longer, n, "texts", most, TRUNCATED if too_long == "truncate" else IN_WINDOWS, n_left_out)
 
 
 def _items(given: Sequence[str] | None, input_file: Path | None) -> list[str]:
@@ -100,7 +106,7 @@ def _record_of(item: str, found: "Classified", of_texts: bool) -> dict[str, Any]
     return {"image": item, "label": found.label, "p": found.p, "probabilities": found.probabilities}
 
 
-def _scores_of_texts(classifier: "Classifier", labelled: Path, too_long: TooLong, tell: "Tell") -> "Scores":
+def _scores_of_texts(classifier: "Classifier", labelled: Path, too_long: "TooLong", tell: "Tell") -> "Scores":
     from transom.config.data import LabelledFiles
     from transom.decoding.classifier import scored
     from transom.inputs.labelled import read_labelled

@@ -8,7 +8,7 @@ import typer
 
 from transom.cli.answers import Json, answer, table
 from transom.cli.imports import lasting_imports
-from transom.cli.options import Source, Target, To
+from transom.cli.options import Source, Target, To, TranslateTooLong
 
 EXAMPLES = """
 transom compare runs/a runs/b --source test.en --target test.de
@@ -29,6 +29,7 @@ def compare(
     lowercase: Annotated[bool, typer.Option("--lowercase", help="Ignore case.")] = False,
     samples: Annotated[int, typer.Option("--samples", min=1, help="Test sets drawn with replacement.")] = 1000,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the draws.")] = 12345,
+    too_long: TranslateTooLong = "split",
     as_json: Json = False,
 ) -> None:
     """Paired bootstrap resampling (Koehn 2004) of BLEU on the same sentences; each model searches as its own recipe says.
@@ -36,8 +37,7 @@ def compare(
     --to is for those of the two that know several target languages.
     """
     with lasting_imports():
-        from transom.cli.progress import counting
-        from transom.cli.reading import read_test_set
+        from transom.cli.reading import read_test_set, translate_test_set
         from transom.decoding.load import load_as
         from transom.decoding.translator import Translator
         from transom.training.evaluation import compare as bootstrap
@@ -47,12 +47,18 @@ def compare(
     for translator in several or translators.values():
         translator.tokenizers.source.prefix(to)  # before the reading is noted
     pairs = read_test_set([a, b], source, target, "compare")
-    translations = {}
-    for run, translator in translators.items():
-        with counting(f"sentences by {run}", quiet=as_json) as tell:
-            translations[run] = translator.translate(pairs.source, tell=tell, to=to if translator in several else None)
-    result = bootstrap(translations[a], translations[b], pairs.target, lowercase=lowercase, n_samples=samples, seed=seed)
-    answer({"a_run": str(a), "b_run": str(b), **asdict(result)}, as_json, _lines(a, b, result))
+    found = {
+        run: translate_test_set(
+            *(translator, pairs.source, f"sentences by {run}", as_json),
+            to=to if translator in several else None,
+            too_long=too_long,
+            name=str(source),
+        )
+        for run, translator in translators.items()
+    }
+    result = bootstrap(found[a].lines, found[b].lines, pairs.target, lowercase=lowercase, n_samples=samples, seed=seed)
+    counts = {"a_n_longer": found[a].n_longer, "b_n_longer": found[b].n_longer}
+    answer({"a_run": str(a), "b_run": str(b), **asdict(result), **counts}, as_json, _lines(a, b, result))
 
 
 def _lines(a: Path, b: Path, result: Any) -> list[str]:

@@ -8,7 +8,7 @@ import typer
 
 from transom.cli.answers import Json, answer, table
 from transom.cli.imports import lasting_imports
-from transom.cli.options import Precision, Run
+from transom.cli.options import CompareTooLong, Precision, Run, refuse_with
 from transom.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -43,6 +43,7 @@ def compare_attention(
     rounds: Annotated[int, typer.Option("--rounds", min=1, max=1000, help="How often each is timed; the median counts.")] = 5,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Of the random features.")] = 1,
     out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Write all of it as an HTML page, each layer too.")] = None,
+    too_long: CompareTooLong = None,
     precision: Precision = "fp32",
     as_json: Json = False,
 ) -> None:
@@ -57,6 +58,7 @@ def compare_attention(
         raise ConfigError("expected --text or --input, found both or neither; give one of them")
     with lasting_imports():
         from transom.cli.progress import counting
+        from transom.decoding.image_classifier import ImageClassifier
         from transom.decoding.load import load
         from transom.inspection.comparison import Settings, compare
         from transom.inspection.comparison_page import comparison_page
@@ -65,8 +67,10 @@ def compare_attention(
         from transom.weights.durable import write_file
 
     loaded, threads = load(run, precision), choose_threads()
+    if isinstance(loaded, ImageClassifier):
+        refuse_with({"--too-long": too_long}, "a model of texts", "one of images")
     with using_threads(threads.count), counting("places", quiet=as_json) as tell:
-        read = given(loaded, text, input_file)
+        read = given(loaded, text, input_file, too_long or "truncate")
         found = compare(loaded.model, read.batch, Settings(**sizes, rounds=rounds, seed=seed), tell)
     notes = [*read.notes, *found.notes, threads.reason]
     if out is not None:
@@ -74,6 +78,7 @@ def compare_attention(
     value = {
         "run": str(run),
         "tokens": found.tokens,
+        "n_left_out": read.n_left_out,
         "kinds": [cost._asdict() for cost in found.kinds],
         "layers": {address: [cost._asdict() for cost in costs] for address, costs in found.layers.items()},
         "lengths": {str(length): [cost._asdict() for cost in costs] for length, costs in found.lengths.items()},

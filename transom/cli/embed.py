@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from transom.cli.answers import Json, answer, note
+from transom.cli.answers import Json, answer, note_longer
 from transom.cli.imports import lasting_imports
-from transom.cli.options import Precision, Run
+from transom.cli.options import IN_WINDOWS, TRUNCATED, EmbedTooLong, Precision, Run
 from transom.errors import ConfigError
 
 EXAMPLES = """
@@ -30,6 +30,7 @@ def embed(
         Path | None, typer.Option("--output", metavar="FILE", help="Write the vectors there as safetensors, under the name embeddings.")
     ] = None,
     raw: Annotated[bool, typer.Option("--raw", help="Leave the vectors as long as they are; else each has length 1.")] = False,
+    too_long: EmbedTooLong = "truncate",
     precision: Precision = "auto",
     as_json: Json = False,
 ) -> None:
@@ -46,18 +47,21 @@ def embed(
     embedder = load_embedder(run, precision)
     rows = read_lines(input_file, empty=True) if input_file is not None else [check_text(text, "TEXT") for text in texts or []]
     with counting("texts", quiet=as_json or input_file is None) as tell:
-        vectors, most = embedder.embed(rows, not raw, tell), embedder.model.config.max_seq_len - 1
-    if cut := sum(len(row) > most for row in embedder.tokenizer.encode_batch(rows)):
-        note(f"{cut:,} of {len(rows):,} texts were longer than the {most:,} tokens that the model reads: their beginning stands for them")
+        found = embedder.embedded(rows, not raw, too_long, tell)
+    vectors, most, fate = found.vectors, embedder.model.config.max_seq_len - 1, TRUNCATED if too_long == "truncate" else IN_WINDOWS
+    if not as_json:
+        note_longer(found.n_longer, len(rows), "texts", most, fate, sum(found.n_left_out))
     if output is not None:
         from transom.weights.durable import write_file
         from transom.weights.tensors import pack
 
         write_file(output, lambda: pack({"embeddings": vectors}))
-        answer({"file": str(output), "texts": len(rows), "d_model": vectors.shape[1]}, as_json, [f"wrote {output}: {len(rows):,} vectors"])
+        counts = {"texts": len(rows), "n_longer": found.n_longer, "n_left_out": sum(found.n_left_out)}
+        answer({"file": str(output), **counts, "d_model": vectors.shape[1]}, as_json, [f"wrote {output}: {len(rows):,} vectors"])
     elif as_json:
-        for text, vector in zip(rows, vectors.tolist(), strict=True):
-            json.dump({"text": text, "embedding": vector}, sys.stdout, ensure_ascii=False)
+        for text, vector, left_out, windows in zip(rows, vectors.tolist(), found.n_left_out, found.windows, strict=True):
+            record = {"text": text, "embedding": vector, "n_left_out": left_out, "windows": windows}
+            json.dump(record, sys.stdout, ensure_ascii=False)
             print()
     else:
         cosines = (vectors / vectors.norm(dim=1, keepdim=True).clamp_min(1e-12)) @ vectors.T

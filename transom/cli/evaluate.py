@@ -7,7 +7,7 @@ import typer
 
 from transom.cli.answers import Json, answer, table
 from transom.cli.imports import lasting_imports
-from transom.cli.options import Alpha, Beam, Run, SearchPrecision, Source, Target, To
+from transom.cli.options import Alpha, Beam, Run, SearchPrecision, Source, Target, To, TranslateTooLong
 
 EXAMPLES = """
 transom evaluate runs/en-de --source test.en --target test.de
@@ -32,12 +32,13 @@ def evaluate(
     ] = None,
     beam_size: Beam = None,
     length_penalty: Alpha = None,
+    too_long: TranslateTooLong = "split",
     precision: SearchPrecision = "auto",
     as_json: Json = False,
 ) -> None:
     """Each reading of a test file is noted in the run's ledger: choose by validation data, report test data once."""
     with lasting_imports():
-        from transom.cli.reading import read_test_set
+        from transom.cli.reading import read_test_set, translate_test_set
         from transom.decoding.load import load_as
         from transom.decoding.translator import Translator
         from transom.training import evaluation
@@ -46,7 +47,14 @@ def evaluate(
     translator = load_as(Translator, run, precision)
     translator.tokenizers.source.prefix(to)  # before the reading is noted
     pairs = read_test_set([run], source, target, "evaluate")
-    translations = _translated(translator, pairs.source, to, beam_size, length_penalty, as_json)
+    translations, n_longer = translate_test_set(
+        *(translator, pairs.source, "sentences", as_json),
+        to=to,
+        beam_size=beam_size,
+        length_penalty=length_penalty,
+        too_long=too_long,
+        name=str(source),
+    )
     if output_file is not None:
         write_file(output_file, "".join(f"{line}\n" for line in translations).encode())
     scores = {
@@ -62,20 +70,12 @@ def evaluate(
         "run": str(run),
         **({} if to is None else {"to": to}),
         "sentences": len(pairs),
+        "n_longer": n_longer,
         **{name: {"score": score.value, "signature": score.signature} for name, score in scores.items()},
         "exact_match": exact,
         "bleu_lc_by_length": [bucket._asdict() for bucket in buckets],
     }
     answer(value, as_json, _lines(scores, exact, buckets, len(pairs)))
-
-
-def _translated(
-    translator: Any, sources: list[str], to: str | None, beam_size: int | None, length_penalty: float | None, quiet: bool
-) -> list[str]:
-    from transom.cli.progress import counting
-
-    with counting("sentences", quiet) as tell:
-        return list(translator.translate(sources, to=to, beam_size=beam_size, length_penalty=length_penalty, tell=tell))
 
 
 def _lines(scores: dict[str, Any], exact: float, buckets: list[Any], n_sentences: int) -> list[str]:

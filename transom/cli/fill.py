@@ -1,13 +1,13 @@
 """``transom fill``: the words behind the masks of a text."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
-from transom.cli.answers import Json, answer
+from transom.cli.answers import Json, answer, note_longer
 from transom.cli.imports import lasting_imports
-from transom.cli.options import Precision, Run
+from transom.cli.options import FillTooLong, Precision, Run
 from transom.errors import ConfigError
 
 EXAMPLES = """
@@ -25,10 +25,7 @@ def fill(
     text: Annotated[str | None, typer.Argument(metavar="TEXT", help="A text with [MASK] where a word is missing.")] = None,
     input_file: Annotated[Path | None, typer.Option("--input", metavar="FILE", help="Texts, one a line (.gz too).")] = None,
     top: Annotated[int, typer.Option("--top", min=1, metavar="N", help="Guesses a gap.")] = 5,
-    too_long: Annotated[
-        Literal["window", "refuse"],
-        typer.Option("--too-long", help="A text longer than the model reads: take what is around its gaps, or refuse."),
-    ] = "window",
+    too_long: FillTooLong = "window",
     precision: Precision = "auto",
     as_json: Json = False,
 ) -> None:
@@ -44,10 +41,17 @@ def fill(
     texts = [check_text(text, "TEXT")] if text is not None else read_lines(input_file or Path())
     filler = load_as(Filler, run, precision)
     with counting("texts", quiet=as_json or input_file is None) as tell:
-        found = filler.fill(texts, top, too_long, tell)
-    records = [{"text": text, "gaps": [[each._asdict() for each in gap] for gap in gaps]} for text, gaps in zip(texts, found, strict=True)]
+        found = filler.filled(texts, top, too_long, tell)
+    records = [
+        {"text": text, "gaps": [[each._asdict() for each in gap] for gap in filled.gaps], "n_left_out": filled.n_left_out}
+        for text, filled in zip(texts, found, strict=True)
+    ]
     lines = []
-    for each, gaps in zip(texts, found, strict=True):
+    for each, (gaps, _) in zip(texts, found, strict=True):
         lines += [each] * (len(texts) > 1)
         lines += ["  ".join(f"{guess.text} {guess.p:.1%}" for guess in gap) for gap in gaps]
     answer(records, as_json, lines)
+    if not as_json:
+        n_left_out = [filled.n_left_out for filled in found]
+        most = filler.model.config.max_seq_len - 1
+        note_longer(sum(n > 0 for n in n_left_out), len(texts), "texts", most, "read around their gaps", sum(n_left_out))

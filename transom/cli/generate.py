@@ -1,16 +1,15 @@
 """``transom generate``: go on with a text, as it is drawn."""
 
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 
 from transom.cli.answers import Json, answer, note
 from transom.cli.imports import lasting_imports
-from transom.cli.options import Run, SearchPrecision
+from transom.cli.options import GenerateTooLong, Run, SearchPrecision
 from transom.errors import ConfigError
 
 EXAMPLES = """
@@ -40,9 +39,6 @@ Stop = Annotated[
     list[str] | None, typer.Option(metavar="TEXT", help="End at this text, which is left out; may be repeated; \\n is a new line.")
 ]
 Seed = Annotated[int | None, typer.Option(min=0, help="Of the draws; the same seed gives the same text.")]
-TooLong = Annotated[
-    Literal["window", "refuse"], typer.Option(help="When text outgrows the model: go on from its last half, and say so, or refuse.")
-]
 
 
 @app.command()
@@ -64,7 +60,7 @@ def generate(
     exit_threshold: ExitThreshold = None,
     stop: Stop = None,
     seed: Seed = None,
-    too_long: TooLong = "window",
+    too_long: GenerateTooLong = "window",
     precision: SearchPrecision = "auto",
     as_json: Json = False,
 ) -> None:
@@ -131,13 +127,15 @@ def _streamed(generator: Any, prompt: str, options: dict[str, Any]) -> None:
 
 
 def _outgrew(what: str, generator: Any, quiet: bool) -> None:
-    if not quiet and sys.stderr is not None:
+    if not quiet:
         most = generator.model.config.max_seq_len
         note(f"{what} outgrew the {most:,} tokens that the model reads: where they were full it went on from the last {most // 2:,}")
 
 
 def _exited(generator: Any, seconds: float, quiet: bool) -> None:
     """Tell how far tokens went and how fast, where they may stop early."""
-    if not quiet and sys.stderr is not None and (exits := generator.exits) is not None:
+    if not quiet and (exits := generator.exits) is not None:
         n_tokens, n_blocks = sum(tokens for tokens, _ in exits.passed), len(exits.model.decoder.blocks)
         note(f"mean exit behind block {exits.mean_exit:.2f} of {n_blocks}; {n_tokens / seconds:,.0f} tokens a second")
+        if not generator.exits_learned:
+            note("the model was trained without training.exits: its blocks before the last never learned to answer")

@@ -32,6 +32,55 @@ SearchPrecision = Annotated[
 ]
 
 
+def _too_long(about: str) -> Any:
+    """Make the option of what becomes of a text that is longer than the model reads."""
+    return typer.Option("--too-long", help=f"A text longer than the model reads: {about}")
+
+
+TranslateTooLong = Annotated[Literal["split", "refuse"], _too_long("split it at sentence ends, or refuse.")]
+ClassifyTooLong = Annotated[
+    Literal["truncate", "window", "refuse"] | None,
+    _too_long("take its beginning, all of it in windows, or refuse. Default: truncate; for texts alone."),
+]
+EmbedTooLong = Annotated[
+    Literal["truncate", "window", "refuse"], _too_long("take its beginning, the mean over all of it in windows, or refuse.")
+]
+ScoreTooLong = Annotated[
+    Literal["window", "truncate", "refuse"] | None,
+    _too_long("cut it into windows, leave out the rest, or refuse. Default: window; with --text alone."),
+]
+FillTooLong = Annotated[Literal["window", "refuse"], _too_long("take what is around its gaps, or refuse.")]
+GenerateTooLong = Annotated[Literal["window", "refuse"], _too_long("where it outgrows it, go on from its last half, or refuse.")]
+CompareTooLong = Annotated[
+    Literal["truncate", "refuse"] | None, _too_long("take its beginning, or refuse. Default: truncate; for texts alone.")
+]
+
+TRUNCATED = "their beginning stands for them"
+"""What becomes of texts that are truncated, for people."""
+
+IN_WINDOWS = "read in windows"
+"""What becomes of texts that are read in windows."""
+
+SPLIT = "split at sentence ends, or else in between"
+"""What becomes of texts that are split."""
+
+
+def refuse_with(given: Mapping[str, object], needed: str, found: str) -> None:
+    """Refuse flags that could have no effect on what is asked.
+
+    Args:
+        given: each one's value, None where it was not given.
+        needed: what they are for.
+        found: what is asked.
+
+    Raises:
+        ConfigError: one was given.
+    """
+    for flag, value in given.items():
+        if value is not None:
+            raise ConfigError(f"expected {flag} with {needed}, found it with {found}; leave it out")
+
+
 def _own(flag: str, metavar: str, about: str) -> Any:
     """Make an option that names files of the user's own."""
     return typer.Option(flag, metavar=metavar, help=about, rich_help_panel="Your own files, in place of the recipe's")

@@ -1,9 +1,14 @@
-"""Reading test files: noted in the ledger of every run that is judged by them."""
+"""Test files: noted in the ledger of every run that is judged by them, and translated."""
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import NamedTuple, Unpack
 
+from transom.cli.answers import note_longer
+from transom.cli.options import SPLIT
+from transom.cli.progress import counting
 from transom.config.data import PairFiles
+from transom.decoding.translator import Options, Translator
 from transom.errors import DataError
 from transom.inputs.pairs import Pairs, load_pairs
 from transom.weights.run_folder import RunFolder
@@ -29,3 +34,33 @@ def read_test_set(runs: Iterable[Path], source: Path, target: Path, verb: str) -
         for file in (source, target):
             folder.ledger.record(file, verb)
     return pairs
+
+
+class Translated(NamedTuple):
+    """A translated test set.
+
+    Attributes:
+        lines: one translation for each source sentence.
+        n_longer: sentences longer than the model reads, which were split.
+    """
+
+    lines: list[str]
+    n_longer: int
+
+
+def translate_test_set(translator: Translator, sources: list[str], what: str, quiet: bool, **options: Unpack[Options]) -> Translated:
+    """Translate a test set, and say how many of its sentences were longer than the model reads.
+
+    Args:
+        translator: a loaded run.
+        sources: source sentences.
+        what: they are called, for people.
+        quiet: say nothing.
+        options: of the search.
+    """
+    with counting(what, quiet) as options["tell"]:
+        found = translator.n_best(sources, 1, **options)
+    n_longer = sum(best[0].pieces > 1 for best in found if best)
+    if not quiet:
+        note_longer(n_longer, len(sources), what, translator.most(options.get("to")), SPLIT)
+    return Translated([best[0].text if best else "" for best in found], n_longer)

@@ -5,9 +5,9 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from transom.cli.answers import Json, answer, note
+from transom.cli.answers import Json, answer, note, note_longer
 from transom.cli.imports import lasting_imports
-from transom.cli.options import Precision, Run, To
+from transom.cli.options import IN_WINDOWS, TRUNCATED, Precision, Run, ScoreTooLong, To, refuse_with
 from transom.errors import ConfigError
 
 EXAMPLES = """
@@ -31,24 +31,28 @@ def score(
     ] = None,
     suffix: Annotated[list[str] | None, typer.Option("--suffix", help="Ending of the files to take out of folders, as .py.")] = None,
     document: Annotated[
-        Literal["file", "paragraph", "line"], typer.Option("--document", help="What one text is: a file, a paragraph or a line.")
-    ] = "file",
-    start: Annotated[float, typer.Option("--start", min=0, max=1, help="Where in the text to begin, as a share of its characters.")] = 0.0,
+        Literal["file", "paragraph", "line"] | None,
+        typer.Option("--document", help="What one text is: a file, a paragraph or a line. Default: file."),
+    ] = None,
+    start: Annotated[
+        float | None, typer.Option("--start", min=0, max=1, help="Where in the text to begin, as a share of its characters. Default: 0.")
+    ] = None,
     overlap: Annotated[
-        int, typer.Option("--overlap", min=0, help="Tokens that each further window of a long text sees again; validation has 0.")
-    ] = 0,
-    too_long: Annotated[
-        Literal["window", "truncate", "refuse"],
-        typer.Option("--too-long", help="A text longer than the model reads: cut it into windows, leave out the rest, or refuse."),
-    ] = "window",
+        int | None,
+        typer.Option("--overlap", min=0, help="Tokens that each further window of a long text sees again. Default: 0, as in validation."),
+    ] = None,
+    too_long: ScoreTooLong = None,
     precision: Precision = "auto",
     as_json: Json = False,
 ) -> None:
     """One line a pair or text, its log p in nats with the end symbol included; at the end the perplexity, and bits a byte of text."""
     if (text is None) == (source is None and target is None):
         raise ConfigError("expected --source and --target for a translator, or --text for a language model; give one of them")
-    if text is not None and to is not None:
-        raise ConfigError("expected --to with --source and --target, found it with --text; leave it out")
+    if text is not None:
+        refuse_with({"--to": to}, "--source and --target", "--text")
+    else:
+        of_text = {"--suffix": suffix, "--document": document, "--start": start, "--overlap": overlap, "--too-long": too_long}
+        refuse_with(of_text, "--text", "--source and --target")
     with lasting_imports():
         from transom.cli.progress import counting
         from transom.decoding.generator import Generator
@@ -66,14 +70,14 @@ def score(
     from transom.weights.run_folder import RunFolder
 
     folder, generator = RunFolder.open(run), load_as(Generator, run, precision)
-    raw = {"files": [str(path.absolute()) for path in text], "suffixes": suffix, "document": document, "start": start}
+    raw = {"files": [str(path.absolute()) for path in text], "suffixes": suffix, "document": document or "file", "start": start or 0.0}
     files = check(TextFiles, raw, lambda path: "--" + ".".join(path))
     documents = read_documents(files, Path.cwd())
     for path in files_of(files, Path.cwd()):
         folder.ledger.record(path, "score")
     with counting("tokens", quiet=as_json) as tell:
-        scores: list[Any] = generator.score(documents.texts, overlap, too_long=too_long, tell=tell)
-    _texts(scores, documents.places, generator.model.config.max_seq_len, as_json)
+        scores: list[Any] = generator.score(documents.texts, overlap or 0, too_long=too_long or "window", tell=tell)
+    _texts(scores, documents.places, generator.model.config.max_seq_len - 1, as_json)
 
 
 def _pairs(translator: Any, run: Path, source: Path, target: Path, to: str | None, as_json: bool) -> None:
@@ -103,13 +107,11 @@ def _texts(scores: list[Any], places: list[str], most: int, as_json: bool) -> No
         f"loss {loss:.4f} nats a token, perplexity {figures['perplexity']:.4f} over {n_tokens:,} tokens;"
         f" {figures['bits_per_byte']:.4f} bits a byte over {n_bytes:,} bytes of {len(scores):,} texts"
     )
-    answer({"texts": texts, **figures, "n_tokens": n_tokens, "n_bytes": n_bytes}, as_json, [*lines, total])
+    n_longer, n_left_out = sum(each.windows > 1 or each.n_left_out > 0 for each in scores), sum(each.n_left_out for each in scores)
+    counts = {"n_tokens": n_tokens, "n_bytes": n_bytes, "n_longer": n_longer, "n_left_out": n_left_out}
+    answer({"texts": texts, **figures, **counts}, as_json, [*lines, total])
     if as_json:
         return
-    if longer := sum(each.windows > 1 for each in scores):
-        note(f"{longer:,} of {len(scores):,} texts are longer than the {most:,} tokens that the model reads: read in windows")
+    note_longer(n_longer, len(scores), "texts", most, TRUNCATED if n_left_out else IN_WINDOWS, n_left_out)
     if unknown := sum(each.n_unknown for each in scores):
         note(f"{unknown:,} tokens are outside the vocabulary and count as one symbol: the bits a byte are too few")
-    if cut := sum(each.n_left_out > 0 for each in scores):
-        n_left_out = sum(each.n_left_out for each in scores)
-        note(f"{cut:,} of {len(scores):,} texts are longer than the {most:,} tokens that the model reads: {n_left_out:,} tokens left out")

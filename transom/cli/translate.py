@@ -4,13 +4,13 @@ import io
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 
-from transom.cli.answers import Json, answer, note
+from transom.cli.answers import Json, answer, note, note_longer
 from transom.cli.imports import lasting_imports
-from transom.cli.options import Alpha, Beam, Run, SearchPrecision, To
+from transom.cli.options import SPLIT, Alpha, Beam, Run, SearchPrecision, To, TranslateTooLong
 from transom.errors import ConfigError
 
 EXAMPLES = """
@@ -36,10 +36,7 @@ def translate(
     n_best: Annotated[int, typer.Option("--n-best", min=1, help="Translations a sentence: number ||| text ||| score ||| log p.")] = 1,
     min_length: Annotated[int | None, typer.Option("--min-length", min=0, help="Fewest tokens of a translation.")] = None,
     max_length: Annotated[int | None, typer.Option("--max-length", min=1, help="Most tokens of a translation.")] = None,
-    too_long: Annotated[
-        Literal["split", "refuse"],
-        typer.Option("--too-long", help="A line longer than the model reads: split it at sentence ends, or refuse."),
-    ] = "split",
+    too_long: TranslateTooLong = "split",
     precision: SearchPrecision = "auto",
     as_json: Json = False,
 ) -> None:
@@ -53,8 +50,9 @@ def translate(
         from transom.decoding.load import load_as
         from transom.decoding.translator import Translator
 
+    translator = load_as(Translator, run, precision)
     with counting("sentences", quiet=as_json or sentence is not None) as tell:
-        found = load_as(Translator, run, precision).n_best(
+        found = translator.n_best(
             texts,
             n_best,
             beam_size=beam_size,
@@ -67,7 +65,10 @@ def translate(
             to=to,
         )
     records = [{"source": text, "translations": [best._asdict() for best in of_text]} for text, of_text in zip(texts, found, strict=True)]
-    _give(records, n_best, output_file, as_json)
+    n_longer = sum(of_text[0].pieces > 1 for of_text in found if of_text)
+    _give(records, n_best, n_longer, output_file, as_json)
+    if not as_json:
+        note_longer(n_longer, len(texts), "sentences", translator.most(to), SPLIT)
 
 
 def _texts(sentence: str | None, input_file: Path | None) -> tuple[list[str], str]:
@@ -84,14 +85,14 @@ def _texts(sentence: str | None, input_file: Path | None) -> tuple[list[str], st
     return list(decode_lines(sys.stdin.buffer, "standard input")), "standard input"
 
 
-def _give(records: list[dict[str, Any]], n_best: int, output_file: Path | None, as_json: bool) -> None:
+def _give(records: list[dict[str, Any]], n_best: int, n_longer: int, output_file: Path | None, as_json: bool) -> None:
     if output_file is None:
         answer(records, as_json, _lines(records, n_best))
         return
     from transom.weights.durable import write_file
 
     write_file(output_file, "".join(f"{line}\n" for line in _lines(records, n_best)).encode())
-    answer({"sentences": len(records), "output": str(output_file)}, as_json, [])
+    answer({"sentences": len(records), "n_longer": n_longer, "output": str(output_file)}, as_json, [])
 
 
 def _lines(records: list[dict[str, Any]], n_best: int) -> Iterator[str]:

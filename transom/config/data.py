@@ -268,8 +268,10 @@ class LabelledData(Data):
     valid: LabelledFiles | None = Field(None, description="validation texts; left out, 10 % of train is split off by hash")
     test: LabelledFiles | None = Field(None, description="test texts: only the data report reads them, to tell which stand in train")
     generate: Phrasebook | None = Field(None, description="sentences of the built-in phrasebook, whose class is their language")
-    too_long: Literal["truncate", "drop"] = Field(
-        "truncate", description="a training text of more than model.max_seq_len tokens: its beginning stands for it, or it is left out"
+    too_long: Literal["truncate", "drop", "refuse"] = Field(
+        "truncate",
+        description="a training text of more than model.max_seq_len tokens: its beginning stands for it, it is left out, or it is"
+        " refused; of a validation text its beginning does, unless it is refused",
     )
 
     @property

@@ -14,11 +14,13 @@ class Translation(NamedTuple):
         text: one line.
         score: log p over the length penalty; of a text in several pieces, the sum.
         log_p: natural logarithm of p(translation | source); of a text in several pieces, the sum.
+        pieces: parts of the text that were translated each alone: several of one longer than the model reads, none of a blank one.
     """
 
     text: str
     score: float
     log_p: float
+    pieces: int = 1
 
 
 class PairScore(NamedTuple):
@@ -80,9 +82,11 @@ def perplexity(scores: Sequence[PairScore] | Sequence[TextScore]) -> float:
 def joined(pieces: list[list[Translation]]) -> list[Translation]:
     """Join the k-th best translations of a text's pieces, for every k that all have; a text without pieces gives the empty line."""
     if not pieces:
-        return [Translation("", 0.0, 0.0)]
+        return [Translation("", 0.0, 0.0, 0)]
     return [
-        Translation(" ".join(part.text for part in parts if part.text), sum(p.score for p in parts), sum(p.log_p for p in parts))
+        Translation(
+            " ".join(part.text for part in parts if part.text), sum(p.score for p in parts), sum(p.log_p for p in parts), len(parts)
+        )
         for parts in zip(*pieces, strict=False)
     ]
 

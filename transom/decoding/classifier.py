@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -11,15 +11,13 @@ from torch import Tensor
 
 from transom.config.decoding import Reading
 from transom.decoding.inference import Tell, evaluating, refuse_one, unheard
+from transom.decoding.long_texts import TooLong, windows_of
 from transom.decoding.loop import log_probabilities
-from transom.errors import DataError
 from transom.inputs.classes import Samples, numbered
 from transom.inputs.labelled import text_batches
 from transom.inputs.tokenizer import Tokenizer
 from transom.models.encoder import TextClassifierTransformer
 from transom.planning.precision import Precision
-
-TooLong = Literal["truncate", "window", "refuse"]
 
 
 class Classified(NamedTuple):
@@ -38,6 +36,11 @@ class Classified(NamedTuple):
     probabilities: dict[str, float]
     n_left_out: int = 0
     windows: int = 1
+
+    @property
+    def longer(self) -> bool:
+        """Whether the text was longer than the model reads."""
+        return self.n_left_out > 0 or self.windows > 1
 
 
 def ranked(classes: Sequence[str], log_p: Float[Tensor, "classes"]) -> Classified:
@@ -74,21 +77,15 @@ class Classifier:
             tell: is told how many windows are done.
 
         Raises:
+            ConfigError: ``too_long`` has no such value.
             DataError: a text is too long and is to be refused.
         """
         refuse_one(texts, "text")
-        rows, most = self.tokenizer.encode_batch(list(texts)), self.model.config.max_seq_len - 1
-        longer = [number for number, row in enumerate(rows) if len(row) > most]
-        if longer and too_long == "refuse":
-            raise DataError(f"text {longer[0] + 1}: expected at most {most:,} tokens, found {len(rows[longer[0]]):,}; shorten it")
-        starts = [range(0, max(len(row), 1), most) if too_long == "window" else range(1) for row in rows]
-        windows = [row[start : start + most] for row, of_text in zip(rows, starts, strict=True) for start in of_text]
-        log_p, found, end = self._log_probabilities(windows, tell), list[Classified](), 0
-        for row, of_text in zip(rows, starts, strict=True):
-            begin, end = end, end + len(of_text)
-            left_out = 0 if too_long == "window" else max(len(row) - most, 0)
-            answer = ranked(self.model.config.classes, log_probabilities(log_p[begin:end].mean(0)))
-            found.append(answer._replace(n_left_out=left_out, windows=len(of_text)))
+        read = windows_of(self.tokenizer.encode_batch(list(texts)), self.model.config.max_seq_len - 1, too_long)
+        of_texts, found = self._log_probabilities(read.rows, tell).split(read.counts), list[Classified]()
+        for log_p, left_out, count in zip(of_texts, read.n_left_out, read.counts, strict=True):
+            answer = ranked(self.model.config.classes, log_probabilities(log_p.mean(0)))
+            found.append(answer._replace(n_left_out=left_out, windows=count))
         return found
 
     @torch.inference_mode()
@@ -123,11 +120,15 @@ class Scores(NamedTuple):
         accuracy: texts whose class was found, in percent.
         n: all texts.
         classes: each class that occurs or was found.
+        n_longer: texts longer than the model reads: those cut or read in windows.
+        n_left_out: tokens of all texts that were not read.
     """
 
     accuracy: float
     n: int
     classes: list[tuple[str, OfClass]]
+    n_longer: int = 0
+    n_left_out: int = 0
 
 
 def scored(found: Sequence[Classified], known: Sequence[str], where: Samples, classes: Sequence[str]) -> Scores:
@@ -151,4 +152,5 @@ def scored(found: Sequence[Classified], known: Sequence[str], where: Samples, cl
         for label in classes
         if n_known[label] or n_found[label]
     ]
-    return Scores(100 * right.total() / len(known), len(known), of_classes)
+    n_longer, n_left_out = sum(each.longer for each in found), sum(each.n_left_out for each in found)
+    return Scores(100 * right.total() / len(known), len(known), of_classes, n_longer, n_left_out)

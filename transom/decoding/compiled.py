@@ -210,7 +210,7 @@ class CompiledDecoder:
 
     def __init__(self, library: ctypes.CDLL, kind: Kind, model: Seq2SeqTransformer | DecoderTransformer) -> None:
         """Lay out the decoder of ``model``, for which ``why_not`` tells nothing."""
-        self.library, self.kind = library, kind
+        self.library, self._kind = library, kind
         self._held: list[object] = []  # what the layout points to
         stack, embedding = model.decoder, _embedding(model)
         attention, rotary = stack.blocks[0].attn, embedding.position
@@ -280,7 +280,7 @@ class CompiledDecoder:
         assert len(linears) == len(maps)
         biases = [linear.bias.detach() for linear in linears if linear.bias is not None]
         weight = torch.cat([linear.weight.detach() for linear in linears])
-        tiled = Tiled(self.library, self.kind, weight, torch.cat(biases) if biases else None, after)
+        tiled = Tiled(self.library, self._kind, weight, torch.cat(biases) if biases else None, after)
         self._held.append(tiled)
         return tiled.layout
 
@@ -304,11 +304,15 @@ class CompiledSeq2Seq:
 
 
 class CompiledLanguageModel:
-    """A language model to search with: ``encode``, ``start`` and ``step`` give what those of ``DecoderTransformer`` give, nearly."""
+    """A language model to search with: ``encode``, ``start`` and ``step`` give what those of ``DecoderTransformer`` give, nearly.
+
+    Attributes:
+        kind: of its matrix products.
+    """
 
     def __init__(self, library: ctypes.CDLL, model: DecoderTransformer, kind: Kind) -> None:
         """Lay out the decoder of ``model``, which still reads the prompts and must stay as it is."""
-        self._model, self.encode = model, model.encode
+        self._model, self.encode, self.kind = model, model.encode, kind
         self.decoder = CompiledDecoder(library, kind, model)
         self.step = self.decoder.step
 

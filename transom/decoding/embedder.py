@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -10,10 +11,30 @@ from torch.nn import functional as F
 
 from transom.config.decoding import Reading
 from transom.decoding.inference import Tell, evaluating, refuse_one, unheard
+from transom.decoding.long_texts import TooLong, windows_of
 from transom.inputs.labelled import text_batches
 from transom.inputs.tokenizer import Tokenizer
 from transom.models.encoder import EncoderTransformer, mean_pooled
 from transom.planning.precision import Precision
+
+
+class Embedded(NamedTuple):
+    """Vectors of texts.
+
+    Attributes:
+        vectors: one of each text.
+        n_left_out: tokens of each text that were not read.
+        windows: pieces in which each text was read.
+    """
+
+    vectors: Float[Tensor, "texts d_model"]
+    n_left_out: list[int]
+    windows: list[int]
+
+    @property
+    def n_longer(self) -> int:
+        """Texts longer than the model reads."""
+        return sum(left_out > 0 or count > 1 for left_out, count in zip(self.n_left_out, self.windows, strict=True))
 
 
 @dataclass(frozen=True)
@@ -34,22 +55,41 @@ class Embedder:
     precision: Precision | None = None
     reader: EncoderTransformer | None = None
 
-    @torch.inference_mode()
-    def embed(self, texts: Sequence[str], normalise: bool = True, tell: Tell = unheard) -> Float[Tensor, "texts d_model"]:
+    def embed(
+        self, texts: Sequence[str], normalise: bool = True, too_long: TooLong = "truncate", tell: Tell = unheard
+    ) -> Float[Tensor, "texts d_model"]:
+        """Give each text a vector; see ``embedded``, which also counts what was too long."""
+        return self.embedded(texts, normalise, too_long, tell).vectors
+
+    def embedded(self, texts: Sequence[str], normalise: bool = True, too_long: TooLong = "truncate", tell: Tell = unheard) -> Embedded:
         """Give each text a vector: the mean of its tokens' last vectors (Reimers & Gurevych 2019, section 3).
 
         Args:
-            texts: any number; the beginning of one that is longer than the model reads stands for it.
+            texts: any number.
             normalise: make every vector of length 1, so that products of two are cosines.
-            tell: is told how many texts are done.
+            too_long: of a text of more tokens than the model reads, read the beginning, all of it in windows (the mean is then over
+                the tokens of all of them), or refuse it.
+            tell: is told how many windows are done.
+
+        Raises:
+            ConfigError: ``too_long`` has no such value.
+            DataError: a text is too long and is to be refused.
         """
         refuse_one(texts, "text")
-        model, rows = self.model, self.tokenizer.encode_batch(list(texts))
-        n_done, result = 0, torch.empty(len(rows), model.config.d_model)
+        read = windows_of(self.tokenizer.encode_batch(list(texts)), self.model.config.max_seq_len - 1, too_long)
+        sizes = torch.tensor([len(row) + 1.0 for row in read.rows])[:, None]  # the start symbol's vector is one of the mean
+        of_texts = zip(self._means(read.rows, tell).split(read.counts), sizes.split(read.counts), strict=True)
+        found = [(means * (n_tokens / n_tokens.sum())).sum(0) for means, n_tokens in of_texts]
+        vectors = torch.stack(found) if found else torch.empty(0, self.model.config.d_model)
+        return Embedded(F.normalize(vectors, dim=-1) if normalise else vectors, read.n_left_out, read.counts)
+
+    @torch.inference_mode()
+    def _means(self, rows: Sequence[Sequence[int]], tell: Tell) -> Float[Tensor, "windows d_model"]:
+        model, n_done, result = self.model, 0, torch.empty(len(rows), self.model.config.d_model)
         with evaluating(model):
             for batch in text_batches(rows, [0] * len(rows), model.config.max_seq_len, self.reading.batch_tokens):
                 source = batch.source.to(model.device)
                 result[list(batch.samples)] = mean_pooled((self.reader or model).encode(source), source).to(result)
                 n_done += len(batch.samples)
                 tell(n_done, len(rows))
-        return F.normalize(result, dim=-1) if normalise else result
+        return result

@@ -8,6 +8,7 @@ import torch
 
 from transom.config.decoding import Reading
 from transom.decoding.inference import Tell, evaluating, unheard
+from transom.decoding.long_texts import check_too_long
 from transom.decoding.loop import log_probabilities
 from transom.errors import DataError
 from transom.inputs.batch import MaskedBatch, Sequences
@@ -32,6 +33,18 @@ class Guess(NamedTuple):
     p: float
 
 
+class Filled(NamedTuple):
+    """A text's gaps.
+
+    Attributes:
+        gaps: of each gap the likeliest tokens, the best first.
+        n_left_out: tokens of the text that were not read, those farthest from its gaps.
+    """
+
+    gaps: list[list[Guess]]
+    n_left_out: int
+
+
 @dataclass(frozen=True)
 class Filler:
     """Names the tokens behind masks.
@@ -53,6 +66,12 @@ class Filler:
     def fill(
         self, texts: Sequence[str], top: int = 5, too_long: Literal["window", "refuse"] = "window", tell: Tell = unheard
     ) -> list[list[list[Guess]]]:
+        """Name the tokens behind the masks of texts; see ``filled``, which also counts what was too long."""
+        return [each.gaps for each in self.filled(texts, top, too_long, tell)]
+
+    def filled(
+        self, texts: Sequence[str], top: int = 5, too_long: Literal["window", "refuse"] = "window", tell: Tell = unheard
+    ) -> list[Filled]:
         """Name the tokens behind the masks of texts.
 
         Args:
@@ -61,27 +80,24 @@ class Filler:
             too_long: of a text of more tokens than the model reads take what is around its gaps, or refuse it.
             tell: is told how many texts are done.
 
-        Returns:
-            Of each text, of each of its gaps, the likeliest tokens, the best first.
-
         Raises:
+            ConfigError: ``too_long`` has no such value.
             DataError: a text has no gap, or is too long.
         """
-        found = []
+        check_too_long(too_long, "window", "refuse")
+        found = list[Filled]()
         for text in texts:
             found.append(self.fill_tokens(self._pieces(text), top, too_long))
             tell(len(found), len(texts))
         return found
 
     @torch.inference_mode()
-    def fill_tokens(
-        self, pieces: Sequence[Sequence[int]], top: int = 5, too_long: Literal["window", "refuse"] = "window"
-    ) -> list[list[Guess]]:
-        """Name the token between each piece of a text and the next; arguments as in ``fill``."""
-        mask, row = self.tokenizer.vocab_size, [EOS]
+    def fill_tokens(self, pieces: Sequence[Sequence[int]], top: int = 5, too_long: Literal["window", "refuse"] = "window") -> Filled:
+        """Name the token between each piece of a text and the next; arguments as in ``filled``."""
+        mask, whole = self.tokenizer.vocab_size, [EOS]
         for number, piece in enumerate(pieces):
-            row += [mask, *piece] if number else [*piece]
-        row = self._window(row, mask, too_long)
+            whole += [mask, *piece] if number else [*piece]
+        row = self._window(whole, mask, too_long)
         gaps = [place for place, token in enumerate(row) if token == mask]
         source = Sequences.pad([row])
         batch = MaskedBatch(source, source.tokens, source.tokens == mask, (0,)).to(self.model.device)
@@ -90,10 +106,11 @@ class Filler:
         logits[:, : UNK + 1] = -torch.inf
         logits[:, mask] = -torch.inf
         best = log_probabilities(logits).topk(min(top, mask - UNK - 1))
-        return [
+        guesses = [
             [Guess(self.tokenizer.decode([token]).removeprefix(" "), p) for token, p in zip(tokens, chances, strict=True)]
             for tokens, chances in zip(best.indices.tolist(), best.values.exp().tolist(), strict=True)
         ]
+        return Filled(guesses, len(whole) - len(row))
 
     def _pieces(self, text: str) -> list[list[int]]:
         """Cut a text at its gaps; a space before a gap is the hidden token's own."""

@@ -15,6 +15,7 @@ from transom.decoding.exits import EarlyExits
 from transom.decoding.filters import Forbid
 from transom.decoding.inference import Tell, evaluating, refuse_one, unheard
 from transom.decoding.limits import Limits
+from transom.decoding.long_texts import check_too_long
 from transom.decoding.loop import Search, log_probabilities, search, search_steps
 from transom.decoding.roles import Filter, StepModel
 from transom.decoding.sampling import Sample
@@ -122,6 +123,7 @@ class Generator:
     """A trained language model with its tokenizer and its way of drawing.
 
     Attributes:
+        exits_learned: whether the blocks before the last learned to answer too; where not, early exits ask what was never trained.
         exits: how far tokens went in the last call that asked for early exits, in ``exits.mean_exit``; None otherwise.
     """
 
@@ -133,6 +135,7 @@ class Generator:
         precision: Precision | None = None,
         searcher: StepModel[Any, Any] | None = None,
         answering: bool = False,
+        exits_learned: bool = True,
     ) -> None:
         """Join what is needed to go on with texts.
 
@@ -144,8 +147,9 @@ class Generator:
             searcher: the model laid out for steps; left out, the model itself, which may still be learning.
             answering: the model learned to answer: the symbol at which answers begin is put behind each prompt, and the answer is a text of
                 its own.
+            exits_learned: the blocks before the last learned to answer too, or nobody knows (training.exits).
         """
-        self.answering = answering
+        self.answering, self.exits_learned = answering, exits_learned
         self._searcher: StepModel[Any, Any] = searcher or model
         self.model, self.tokenizer, self.precision = model, tokenizer, precision
         self.sampling = sampling or Sampling()
@@ -229,15 +233,16 @@ class Generator:
             tell: is told how many tokens are done.
 
         Raises:
-            ConfigError: the overlap leaves a window nothing new to read.
+            ConfigError: the overlap leaves a window nothing new to read, or there are no windows to overlap.
             DataError: a text is too long and ``too_long`` is "refuse".
         """
         refuse_one(texts, "text")
-        if too_long not in ("window", "truncate", "refuse"):
-            raise ConfigError(f"too_long: expected 'window', 'truncate' or 'refuse', found {too_long!r}")
+        check_too_long(too_long, "window", "truncate", "refuse")
         most = self.model.config.max_seq_len
         if not 0 <= overlap < most:
             raise ConfigError(f"expected an overlap from 0 to {most - 1}, below model.max_seq_len, found {overlap}")
+        if overlap and too_long != "window":
+            raise ConfigError(f"expected an overlap with too_long = 'window', found {overlap} with {too_long!r}; leave it out")
         rows = self.tokenizer.encode_batch(list(texts))
         longer = [number for number, row in enumerate(rows) if len(row) >= most]
         if longer and too_long == "refuse":
@@ -271,14 +276,14 @@ class Generator:
             raise ConfigError(f"decoding: expected at least 1 text a prompt, found {n}")
         if (rows := options.get("batch_rows")) is not None and rows < 1:
             raise ConfigError(f"decoding: batch_rows: expected at least 1, found {rows}")
-        if (too_long := options.get("too_long")) not in (None, "window", "refuse"):
-            raise ConfigError(f"decoding: too_long: expected 'window' or 'refuse', found {too_long!r}")
-        self.exits = EarlyExits.of(self.model, settings.exit_threshold) if settings.exit_threshold < 1 else None
-        if self.exits and isinstance(self._searcher, CompiledLanguageModel) and self._searcher.decoder.kind == "int8":
+        if (too_long := options.get("too_long")) is not None:
+            check_too_long(too_long, "window", "refuse")
+        if settings.exit_threshold < 1 and isinstance(self._searcher, CompiledLanguageModel) and self._searcher.kind == "int8":
             raise ConfigError(
-                "decoding: expected exit_threshold = 1 with precision int8, whose steps pass all blocks, found"
-                f" {settings.exit_threshold:g}; change one of them"
+                f"decoding.exit_threshold = {settings.exit_threshold:g}: expected it with a precision other than int8, which multiplies in"
+                " 8 bits only in tokens that pass all blocks; take precision auto, or set exit_threshold to 1"
             )
+        self.exits = EarlyExits.of(self.model, settings.exit_threshold) if settings.exit_threshold < 1 else None
         return settings
 
     def _prompts(self, prompts: Sequence[str], settings: Sampling, options: Options) -> list[list[int]]:

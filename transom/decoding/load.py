@@ -64,12 +64,16 @@ def load(folder: str | Path, precision: PrecisionName = "auto") -> Answer:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     chosen = choose_precision("auto" if precision == "int8" else precision, device)
     prepare(model, chosen.dtype, device)
-    settings = load_recipe(run.path / RECIPE)[0].decoding if (run.path / RECIPE).exists() else None
+    recipe = load_recipe(run.path / RECIPE)[0] if (run.path / RECIPE).exists() else None
+    settings = recipe.decoding if recipe is not None else None
     match model, settings, tokenizers:
         case LanguageNetwork(), Replying(), Tokenizers(source=tokenizer):
-            return Generator(model, tokenizer, settings, chosen, searcher_of(model, eight_bits=eight_bits), answering=True)
+            return Generator(
+                model, tokenizer, settings, chosen, searcher_of(model, eight_bits=eight_bits), answering=True, exits_learned=False
+            )
         case LanguageNetwork(), Sampling() | None, Tokenizers(source=tokenizer):
-            return Generator(model, tokenizer, settings, chosen, searcher_of(model, eight_bits=eight_bits))
+            exits_learned = not isinstance(recipe, LanguageRecipe) or recipe.training.exits.kind != "none"
+            return Generator(model, tokenizer, settings, chosen, searcher_of(model, eight_bits=eight_bits), exits_learned=exits_learned)
         case Seq2SeqNetwork(), Decoding() | None, Tokenizers():
             return Translator(model, tokenizers, settings, chosen, searcher_of(model, eight_bits=eight_bits))
         case MaskedEncoderTransformer(), Reading() | None, Tokenizers(source=tokenizer):

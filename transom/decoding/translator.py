@@ -15,6 +15,7 @@ from transom.decoding.greedy import Greedy
 from transom.decoding.hypothesis import Hypothesis
 from transom.decoding.inference import Tell, evaluating, refuse_one, unheard
 from transom.decoding.limits import limits_of
+from transom.decoding.long_texts import check_too_long
 from transom.decoding.loop import Search, log_probabilities, search
 from transom.decoding.roles import StepModel
 from transom.decoding.sentences import split_text
@@ -148,13 +149,21 @@ class Translator:
                 tell(n_done, len(sources))
         return scores
 
+    def most(self, to: str | None = None) -> int:
+        """Count the tokens of a text that the model reads beside its special symbols.
+
+        Args:
+            to: tag of the target language, where the model knows several.
+        """
+        return self.model.config.max_seq_len - 1 - len(self.tokenizers.source.prefix(to))
+
     def _settings(self, n: int, options: Options) -> Decoding:
         """Lay the options over the recipe's settings and check them."""
         decoding = settled(self.decoding, options, Options.__annotations__)
         if (batch_tokens := options.get("batch_tokens")) is not None and batch_tokens < 1:
             raise ConfigError(f"decoding: batch_tokens: expected at least 1, found {batch_tokens}")
-        if (too_long := options.get("too_long")) not in (None, "split", "refuse"):
-            raise ConfigError(f"decoding: too_long: expected 'split' or 'refuse', found {too_long!r}")
+        if (too_long := options.get("too_long")) is not None:
+            check_too_long(too_long, "split", "refuse")
         if not 1 <= n <= decoding.beam_size:
             raise ConfigError(
                 f"decoding: expected n_best from 1 to beam_size = {decoding.beam_size}, found {n}; raise beam_size or ask for fewer"

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
@@ -81,6 +82,25 @@ def text_batches(rows: Sequence[Sequence[int]], labels: Sequence[int], max_seq_l
     ]
 
 
+def refuse_longer(texts: Pairs, rows: Sequence[Sequence[int]], max_seq_len: int) -> None:
+    """Refuse texts that are longer than the model reads.
+
+    Args:
+        texts: each with its class.
+        rows: the same as tokens, without special symbols.
+        max_seq_len: most tokens of a text, special symbols included.
+
+    Raises:
+        DataError: there is one.
+    """
+    for sample, row in enumerate(rows):
+        if len(row) + 1 > max_seq_len:
+            raise DataError(
+                f"{texts.place(sample)}: expected at most model.max_seq_len = {max_seq_len} tokens, special symbols included, found"
+                f" {len(row) + 1}; shorten it, or set data.too_long = 'truncate' or 'drop'"
+            )
+
+
 class LabelledLoader:
     """Training batches without end, from any position.
 
@@ -103,7 +123,7 @@ class LabelledLoader:
         max_seq_len: int,
         batch_tokens: int,
         seed: int,
-        truncate: bool = True,
+        too_long: Literal["truncate", "drop", "refuse"] = "truncate",
         token_dropout: float = 0.0,
         slicing: Slicing = WHOLE,
     ) -> None:
@@ -116,20 +136,22 @@ class LabelledLoader:
             max_seq_len: most tokens of a text, special symbols included.
             batch_tokens: most tokens of a batch, padding included, over all shards and slices.
             seed: of the order, and of what is left out.
-            truncate: keep the beginning of what is longer; else it is left out.
+            too_long: what becomes of a longer text: its beginning is kept, it is left out, or it is refused.
             token_dropout: probability that a token is left out, drawn in each epoch anew.
             slicing: of every batch.
 
         Raises:
-            DataError: no text is left.
+            DataError: no text is left, or one is too long and to be refused.
             ConfigError: a text is longer than a batch.
         """
         rows = encode(tokenizer, texts.source)
         self.texts, self.max_seq_len = texts, max_seq_len
         self.lengths = lengths_of(rows)
+        if too_long == "refuse":
+            refuse_longer(texts, rows, max_seq_len)
         longer = self.lengths + 1 > max_seq_len
         self.n_longer = int(longer.sum())
-        self._kept = list(range(len(rows))) if truncate else np.flatnonzero(~longer).tolist()
+        self._kept = list(range(len(rows))) if too_long == "truncate" else np.flatnonzero(~longer).tolist()
         self.n_samples = len(self._kept)
         if not self._kept:
             raise DataError(f"{texts.name}: expected texts of at most {max_seq_len} tokens, found none; raise model.max_seq_len")

@@ -1,7 +1,7 @@
 """What a loaded model reads of a person's own text or image, as a batch of one row."""
 
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -9,6 +9,7 @@ import torch
 from transom.decoding.generator import Generator
 from transom.decoding.image_classifier import ImageClassifier
 from transom.decoding.load import Answer
+from transom.decoding.long_texts import windows_of
 from transom.decoding.translator import Translator
 from transom.errors import DataError
 from transom.inputs.batch import ImageBatch, LabelledBatch, LanguageBatch, Sequences, TranslationBatch, translation_batch
@@ -24,14 +25,16 @@ class Given(NamedTuple):
     Attributes:
         batch: what the model reads.
         notes: what was left out or added, for people.
+        n_left_out: tokens of the text that are not in the batch.
     """
 
     batch: Any
     notes: list[str]
+    n_left_out: int = 0
 
 
-def given(answer: Answer, text: str | None, file: Path | None) -> Given:
-    """Make a batch of a text, of its beginning if it is longer than the model reads, or of an image.
+def given(answer: Answer, text: str | None, file: Path | None, too_long: Literal["truncate", "refuse"] = "truncate") -> Given:
+    """Make a batch of a text or of an image.
 
     A translator reads its own translation of the text beside it.
 
@@ -39,9 +42,10 @@ def given(answer: Answer, text: str | None, file: Path | None) -> Given:
         answer: a loaded run.
         text: the text; None for that of the file.
         file: a text, or an image for a classifier of images.
+        too_long: of a text of more tokens than the model reads, read the beginning, or refuse it.
 
     Raises:
-        DataError: there is nothing to read, or no image.
+        DataError: there is nothing to read, or no image, or the text is too long and is to be refused.
     """
     device = answer.model.device
     if isinstance(answer, ImageClassifier):
@@ -51,8 +55,8 @@ def given(answer: Answer, text: str | None, file: Path | None) -> Given:
     row, most = tokenizer.encode(whole), answer.model.config.max_seq_len - 1
     if not row:
         raise DataError(f"{file or '--text'}: expected a text of at least one token, found none")
-    cut, notes = row[:most], list[str]()
-    if len(row) > most:
+    ((cut, *_), _, (n_left_out,)), notes = windows_of([row], most, too_long), list[str]()
+    if n_left_out:
         notes.append(f"the text has {len(row):,} tokens, of which the model reads the first {most:,}")
     batch: TranslationBatch | LanguageBatch | LabelledBatch
     if isinstance(answer, Translator):
@@ -64,7 +68,7 @@ def given(answer: Answer, text: str | None, file: Path | None) -> Given:
         batch = LanguageBatch(read, read.tokens, (0,))
     else:
         batch = label_batch([cut], [0], [0])
-    return Given(batch.to(device), notes)
+    return Given(batch.to(device), notes, n_left_out)
 
 
 def _image(answer: ImageClassifier, file: Path | None) -> ImageBatch:

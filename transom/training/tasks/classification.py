@@ -10,7 +10,7 @@ from transom.config.recipe import ClassificationRecipe
 from transom.decoding.classifier import Classifier
 from transom.inputs.batch import LabelledBatch
 from transom.inputs.classes import classes_of, numbered
-from transom.inputs.labelled import LabelledLoader, load_labelled, text_batches
+from transom.inputs.labelled import LabelledLoader, load_labelled, refuse_longer, text_batches
 from transom.inputs.pairs import Pairs, fingerprint
 from transom.inputs.reports.labelled import LabelledReport, report_labelled
 from transom.inputs.tokenizer import Tokenizer, Tokenizers
@@ -66,17 +66,19 @@ class ClassificationTask:
             max_seq_len=max_seq_len,
             batch_tokens=training.batch_tokens,
             seed=training.seed,
-            truncate=recipe.data.too_long == "truncate",
+            too_long=recipe.data.too_long,
             token_dropout=training.token_dropout,
             slicing=reader.slicing(training),
         )
-        labels = numbered(splits.valid.target, classes, splits.valid)
+        labels, rows = numbered(splits.valid.target, classes, splits.valid), tokenizer.encode_batch(splits.valid.source)
+        if recipe.data.too_long == "refuse":
+            refuse_longer(splits.valid, rows, max_seq_len)
         return cls(
             recipe=recipe,
             tokenizer=tokenizer,
             loader=loader,
             valid=splits.valid,
-            valid_batches=text_batches(tokenizer.encode_batch(splits.valid.source), labels, max_seq_len, training.batch_tokens),
+            valid_batches=text_batches(rows, labels, max_seq_len, training.batch_tokens),
             report=report_labelled(splits, classes, tokenizer, loader),
             data=fingerprint(splits.train, splits.valid),
         )

@@ -96,7 +96,7 @@ class MaskedTask:
             row = self.tokenizer.encode(text[: 8 * SHOWN_TOKENS])[:SHOWN_TOKENS]
             gap = len(row) // 2
             with autocast:
-                (best, *_) = filler.fill_tokens([row[:gap], row[gap + 1 :]], top=1)[0]
+                (best, *_) = filler.fill_tokens([row[:gap], row[gap + 1 :]], top=1).gaps[0]
             before, behind = (self.tokenizer.decode(part) for part in (row[:gap], row[gap + 1 :]))
             samples.append({"text": f"{before} [MASK]{behind}", "filled": best.text, "was": self.tokenizer.decode(row[gap : gap + 1])})
         return figures, tuple(samples)

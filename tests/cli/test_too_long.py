@@ -1,0 +1,162 @@
+"""Texts longer than the model reads: every verb asks what becomes of them, counts them, and says it once."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from tests.cli.conftest import Call, Trained
+from tests.cli.test_encoders import classifying, filling, labelled
+from tests.cli.test_language import LanguageRun, spoken
+from transom.cli.verbs import VERBS
+from transom.decoding.load import load_as
+from transom.decoding.translator import Translator
+
+__all__ = ["classifying", "filling", "labelled", "spoken"]
+AB, SUN = "ab " * 400, "the sun of 3 is a sun " * 9
+
+
+class Case(NamedTuple):
+    """How a verb is asked of one short and one long text, or of the long one where it takes only one.
+
+    Attributes:
+        arguments: of the verb; capitals are places.
+        said: the line on standard error, or on standard output where a verb has notes there.
+        counted: whether its JSON counts the long text.
+    """
+
+    arguments: tuple[str, ...]
+    said: str
+    counted: Callable[[Any], bool]
+
+
+PAIRS = ("--source", "SOURCE", "--target", "TARGET")
+CASES = {
+    "translate": Case(
+        ("TRANSLATING", "--input", "SOURCE"),
+        "1 of 2 sentences longer than the MOST tokens that the model reads: split at sentence ends",
+        lambda value: [record["translations"][0]["pieces"] > 1 for record in value] == [False, True],
+    ),
+    "translate --output": Case(
+        ("TRANSLATING", "--input", "SOURCE", "--output", "OUT"),
+        "1 of 2 sentences longer than the MOST tokens that the model reads: split",
+        lambda value: value["n_longer"] == 1,
+    ),
+    "evaluate": Case(
+        ("TRANSLATING", *PAIRS),
+        "1 of 2 sentences longer than the MOST tokens that the model reads: split",
+        lambda value: value["n_longer"] == 1,
+    ),
+    "compare": Case(
+        ("TRANSLATING", "TRANSLATING", *PAIRS, "--samples", "5"),
+        "longer than the MOST tokens that the model reads: split",
+        lambda value: (value["a_n_longer"], value["b_n_longer"]) == (1, 1),
+    ),
+    "generate": Case(
+        ("GENERATING", "--input", "TEXTS", "--max-new-tokens", "2"),
+        "1 texts outgrew the 16 tokens that the model reads",
+        lambda value: [record["continuations"][0]["windows"] > 0 for record in value] == [False, True],
+    ),
+    "score": Case(
+        ("GENERATING", "--text", "TEXTS", "--document", "line"),
+        "1 of 2 texts longer than the 15 tokens that the model reads: read in windows",
+        lambda value: value["n_longer"] == 1 and value["texts"][1]["windows"] > 1,
+    ),
+    "score --too-long truncate": Case(
+        ("GENERATING", "--text", "TEXTS", "--document", "line", "--too-long", "truncate"),
+        "1 of 2 texts longer than the 15 tokens that the model reads: their beginning stands for them, ",
+        lambda value: value["n_longer"] == 1 and value["n_left_out"] == value["texts"][1]["n_left_out"] > 0,
+    ),
+    "classify": Case(
+        ("CLASSIFYING", "--input", "TEXTS"),
+        "1 of 2 texts longer than the 15 tokens that the model reads: their beginning stands for them, ",
+        lambda value: [record["n_left_out"] > 0 for record in value] == [False, True],
+    ),
+    "classify --labelled": Case(
+        ("CLASSIFYING", "--labelled", "LABELLED"),
+        "1 of 2 texts longer than the 15 tokens that the model reads: their beginning stands for them, ",
+        lambda value: value["n_longer"] == 1 and value["n_left_out"] > 0,
+    ),
+    "classify --labelled --too-long window": Case(
+        ("CLASSIFYING", "--labelled", "LABELLED", "--too-long", "window"),
+        "1 of 2 texts longer than the 15 tokens that the model reads: read in windows\n",
+        lambda value: (value["n_longer"], value["n_left_out"]) == (1, 0),
+    ),
+    "fill": Case(
+        ("FILLING", "--input", "GAPS"),
+        "1 of 2 texts longer than the 15 tokens that the model reads: read around their gaps, ",
+        lambda value: [record["n_left_out"] > 0 for record in value] == [False, True],
+    ),
+    "embed": Case(
+        ("FILLING", "--input", "TEXTS", "--output", "OUT"),
+        "1 of 2 texts longer than the 15 tokens that the model reads: their beginning stands for them, ",
+        lambda value: value["n_longer"] == 1 and value["n_left_out"] > 0,
+    ),
+    "embed --too-long window": Case(
+        ("FILLING", "--input", "TEXTS", "--output", "OUT", "--too-long", "window"),
+        "1 of 2 texts longer than the 15 tokens that the model reads: read in windows\n",
+        lambda value: (value["n_longer"], value["n_left_out"]) == (1, 0),
+    ),
+    "compare-attention": Case(
+        ("GENERATING", "--input", "LONG", "--rounds", "1", "--features", "8", "--ranks", "4", "--windows", "4"),
+        "of which the model reads the first 15",
+        lambda value: value["n_left_out"] > 0,
+    ),
+}
+"""Each verb that reads texts with a model; a test sees that none is left out."""
+
+
+@pytest.fixture
+def places(trained: Trained, spoken: LanguageRun, classifying: Path, filling: Path, tmp_path: Path) -> dict[str, Path]:
+    """Write a short and a long text in every form that is read."""
+    files = {
+        "SOURCE": f"ab ba\n{AB}\n",
+        "TARGET": "ba\nab\n",
+        "TEXTS": f"the sun\n{SUN}\n",
+        "LONG": f"{SUN}\n",
+        "GAPS": f"the [MASK] of 3\n{SUN} [MASK]\n",
+        "LABELLED": f"a wolf\twild\n{SUN}\tpet\n",
+    }
+    found = {name: tmp_path / f"{name.lower()}.{'tsv' if name == 'LABELLED' else 'txt'}" for name in files}
+    for name, content in files.items():
+        found[name].write_text(content)
+    runs = {"TRANSLATING": trained.folder, "GENERATING": spoken.folder, "CLASSIFYING": classifying, "FILLING": filling}
+    return {**found, **runs, "OUT": tmp_path / "out"}
+
+
+def test_every_verb_that_reads_texts_is_here() -> None:
+    assert {name.split()[0] for name in CASES} == set(VERBS) - {"train", "recipes", "tokenizer", "demo"}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_it_is_asked_counted_and_said(name: str, transom: Call, places: dict[str, Path]) -> None:
+    case, most = CASES[name], load_as(Translator, places["TRANSLATING"], "fp32").most()
+    verb, *_ = name.split()
+    command = [verb, *(places.get(each, each) for each in case.arguments), *(() if verb == "compare" else ("--precision", "fp32"))]
+    told = transom(*command)
+    assert told.code == 0, told
+    shown = told.out if verb == "compare-attention" else told.err
+    assert shown.count(case.said.replace("MOST", str(most))) == 1, shown
+    counted = transom(*command, "--json")
+    assert case.counted(counted.json), counted
+    assert "longer than" not in counted.err and "outgrew" not in counted.err, "what counts has said it"
+    if "--too-long" not in name:
+        refused = transom(*command, "--too-long", "refuse").error
+        assert "tokens" in refused and "expected" in refused
+
+
+def test_a_text_that_fits_is_not_spoken_of(transom: Call, places: dict[str, Path]) -> None:
+    for verb, run in (("translate", "TRANSLATING"), ("generate", "GENERATING"), ("classify", "CLASSIFYING"), ("embed", "FILLING")):
+        told = transom(verb, places[run], "ab", *(("--max-new-tokens", "1") if verb == "generate" else ()), "--precision", "fp32")
+        assert told.code == 0 and "longer than" not in told.err and "outgrew" not in told.err
+    record = transom("embed", places["FILLING"], SUN, "--json", "--too-long", "window").json
+    assert record["windows"] > 1 and record["n_left_out"] == 0
+
+
+@pytest.mark.parametrize(
+    "flag", [("--suffix", ".py"), ("--document", "line"), ("--start", "0"), ("--overlap", "0"), ("--too-long", "refuse")]
+)
+def test_flags_of_texts_are_refused_with_pairs(flag: tuple[str, str], transom: Call, places: dict[str, Path]) -> None:
+    refused = transom("score", places["TRANSLATING"], "--source", places["SOURCE"], "--target", places["TARGET"], *flag).error
+    assert f"expected {flag[0]} with --text, found it with --source and --target; leave it out" in refused
