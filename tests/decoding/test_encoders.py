@@ -11,6 +11,7 @@ from transom.config.model import MaskedEncoder, TextClassifier
 from transom.decoding.classifier import Classified, Classifier, scored
 from transom.decoding.embedder import Embedder
 from transom.decoding.filler import Filler
+from transom.decoding.long_texts import check_too_long
 from transom.errors import ConfigError, DataError
 from transom.inputs.batch import LabelledBatch, MaskedBatch, Sequences
 from transom.inputs.pairs import Pairs
@@ -88,8 +89,6 @@ def test_a_text_that_is_too_long_is_read_around_its_gaps_or_refused() -> None:
     assert answers._window([EOS, *row[:9], mask], mask, "window")[-1] == mask
     with pytest.raises(DataError, match="expected a text of at most 8 tokens"):
         answers.fill([f"{before}[MASK]{behind}"], too_long="refuse")
-    with pytest.raises(ConfigError, match="too_long: expected 'window' or 'refuse', found 'truncate'"):
-        answers.fill(["tree [MASK]"], too_long="truncate")  # type: ignore[arg-type]
     with pytest.raises(DataError, match="gaps that are nearer"):
         answers.fill([f"[MASK]{behind}[MASK]"])
 
@@ -121,7 +120,7 @@ def test_a_long_text_is_truncated_read_in_windows_or_refused() -> None:
     with pytest.raises(DataError, match="text 2: expected at most 7 tokens, found 18"):
         answers.classify(["tree", long], too_long="refuse")
     with pytest.raises(ConfigError, match="too_long: expected 'truncate', 'window' or 'refuse', found 'cut'"):
-        answers.classify(["tree"], too_long="cut")  # type: ignore[arg-type]
+        check_too_long("cut", "truncate", "window", "refuse")
 
 
 def test_scores_count_what_was_found() -> None:
