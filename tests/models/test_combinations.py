@@ -229,6 +229,15 @@ def test_it_is_saved_whole(fields: dict[str, Any]) -> None:
     assert type(config).model_validate(config.model_dump()) == config
 
 
+@pytest.mark.parametrize("fields", SET_TEXTS, ids=[f"{i} {fields['kind']}" for i, fields in enumerate(SET_TEXTS)])
+@torch.no_grad()
+def test_float32_is_near_float64_in_all_elements(fields: dict[str, Any]) -> None:
+    config = described(fields)
+    model, batch = built(config), batch_for(config)
+    exact = model(batch)
+    assert (model.float()(batch) - exact).abs().max() <= 1e-5 * exact.abs().max().clamp(min=1.0)
+
+
 ROWS = [[2, 5, 8, 4], [2, 7], [2, 3, 3, 6, 5]]
 
 

@@ -195,6 +195,16 @@ def test_it_is_saved_whole(fields: dict[str, Any]) -> None:
     assert type(config).model_validate(config.model_dump()) == config
 
 
+@pytest.mark.parametrize("fields", SET_NETWORKS, ids=[f"{i} {fields['kind']}" for i, fields in enumerate(SET_NETWORKS)])
+@torch.no_grad()
+def test_float32_is_near_float64_in_all_elements(fields: dict[str, Any]) -> None:
+    config = described(fields)
+    model, batch = built(config), batch_of(config)
+    exact = model(batch)
+    found = model.float()(ImageBatch(batch.pixels.float(), batch.labels, batch.samples))
+    assert (found - exact).abs().max() <= 1e-5 * exact.abs().max().clamp(min=1.0)
+
+
 def test_every_choice_that_a_schema_has_is_in_the_set_combinations() -> None:
     assert choices(VisionTransformer, ConvolutionalNetwork) <= set().union(*(chosen(described(fields)) for fields in SET_NETWORKS))
 
