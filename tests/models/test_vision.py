@@ -25,6 +25,7 @@ from tests.models.combinations import (
     chosen,
     each,
     fitting,
+    passing_first,
     set_bricks,
     with_approximation,
 )
@@ -106,8 +107,7 @@ def seeing_all(fields: dict[str, Any]) -> dict[str, Any]:
     """Let all patches see each other, so that every one has a part in the logits of a narrow network, whatever is pooled."""
     if fields["kind"] == "convolutional":
         return fields
-    depth = "full" if fields["depth"] == "full" else fields["depth"] | {"every": 2}  # so that every token passes the first block
-    return fields | {"attention": fields["attention"] | {"pattern": "full"}, "depth": depth}
+    return passing_first(fields | {"attention": fields["attention"] | {"pattern": "full"}})
 
 
 def batch_of(config: ImageClassifier, n: int = 3) -> ImageBatch:
