@@ -1,3 +1,5 @@
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -6,20 +8,22 @@ from transom.config.data import PairTokenizer as TokenizerConfig
 from transom.config.model import Seq2Seq
 from transom.config.recurrent import RecurrentSeq2Seq
 from transom.errors import ConfigError, DataError
+from transom.inputs.batch import translation_batch
 from transom.inputs.pairs import Pairs
 from transom.inputs.tokenizer import Tokenizers
 from transom.inspection.alignment import align, clearest_layer, cross_attention, merge
+from transom.inspection.names import Recorder
 from transom.models.build import build_model
 
 PAIRS = Pairs(["the red house", "a house and the red cat"] * 2, ["das rote Haus", "ein Haus und die rote Katze"] * 2, "made up")
 
 
-def tiny(tokenizers: Tokenizers, **fields: int) -> nn.Module:
+def tiny(tokenizers: Tokenizers, **fields: Any) -> nn.Module:
     """Build a random model for these tokenizers."""
     torch.manual_seed(4)
     vocabulary = {"source_vocab_size": tokenizers.source.vocab_size, "target_vocab_size": tokenizers.target.vocab_size}
     sizes = {"d_model": 8, "n_heads": 2, "d_ff": 12, "n_encoder_layers": 1, "n_decoder_layers": 3} | fields
-    return build_model(Seq2Seq(**sizes, **vocabulary, tie="decoder")).eval()
+    return build_model(Seq2Seq.model_validate(sizes | vocabulary | {"tie": "decoder"})).eval()
 
 
 def recurrent(tokenizers: Tokenizers, attention: object) -> nn.Module:
@@ -131,3 +135,22 @@ def test_the_clearest_layer_finds_every_source_symbol() -> None:
     blurred = 0.5 * one_to_one + 0.5 * spread
     assert clearest_layer(torch.stack([sink, spread, one_to_one, blurred])) == 2
     assert clearest_layer(torch.stack([sink, blurred, spread])) == 1
+
+
+@pytest.mark.parametrize("shift", [-9.0, -1.0, 9.0], ids=["none", "some", "all"])
+def test_tokens_that_pass_a_block_by_attend_to_nothing_there(shift: float) -> None:
+    """Of a mixture of depths: their rows are 0, the others' are what the block computes, whoever chooses it."""
+    tokenizers = trained()
+    model = tiny(tokenizers, depth={"kind": "mixture", "every": 2})
+    router = model.decoder.blocks[1].depth
+    torch.nn.init.normal_(router.map.weight)
+    torch.nn.init.constant_(router.map.bias, shift)
+    recorder = Recorder(["decoder.blocks.1.depth.score"])
+    source, target = tokenizers.source.encode("the red house"), tokenizers.target.encode("das rote Haus")
+    model(translation_batch([source], [target], [0]), recorder.taps)
+    chosen = recorder.kept["decoder.blocks.1.depth.score"][0] > 0
+    weights = cross_attention(model, source, target)
+    assert weights.shape == (3, 2, len(target) + 1, len(source) + 1)
+    assert torch.allclose(weights[1].sum(-1), chosen.float().expand(2, -1)) and torch.allclose(weights[[0, 2]].sum(-1), torch.tensor(1.0))
+    assert {-9.0: not chosen.any(), -1.0: chosen.any() and not chosen.all(), 9.0: chosen.all()}[shift]
+    assert align(model, tokenizers, "the red house", "das rote Haus", layer=1).weights.shape == (4, 4)

@@ -126,6 +126,6 @@ def test_what_cannot_be_drawn_is_said(config: Any, length: int, message: str) ->
 
 
 def test_every_pattern_of_the_combinations_is_drawn() -> None:
-    for pattern in PATTERNS.elements:  # type: ignore[attr-defined]
+    for pattern in PATTERNS:
         for view in pattern_views(text(pattern, "decoder"), 12):
             assert isinstance(view, PatternView) and torch.equal(filled(pattern_picture(view), "pairs"), view.visible)

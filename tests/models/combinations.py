@@ -337,6 +337,11 @@ def batch_for(config: TextNetwork, target: Sequences = TARGET, source: Sequences
             return LanguageBatch(target, LABELS, (0, 1))
 
 
+def passing_first(fields: dict[str, Any]) -> dict[str, Any]:
+    """Let every token pass the first block, so that each sees what the family lets it see."""
+    return fields if fields["depth"] == "full" else fields | {"depth": fields["depth"] | {"every": 2}}
+
+
 def prompt_for(config: TextNetwork) -> Sequences:
     """Give what ``encode`` reads before the first step: the source, or of a text the first token, which the first step reads."""
     return SOURCE if isinstance(config, TwoSided) else Sequences.pad(TARGET.tokens[:, :1].tolist())

@@ -48,7 +48,7 @@ def brick_for(config: Architecture, seed: int, dropout: float = 0.0) -> Lora:
     return Lora.model_validate({"rank": 1 + seed % 3, "alpha": 5.0, "on": chosen, "dropout": dropout})
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(EVERY, st.integers(0, 2**31))
 @torch.no_grad()
 def test_it_starts_as_it_was_and_amounts_to_a_plain_model(fields: dict[str, Any], seed: int) -> None:
@@ -75,7 +75,7 @@ def test_it_starts_as_it_was_and_amounts_to_a_plain_model(fields: dict[str, Any]
     assert config.depth.kind == "mixture" or all("experts" in address for address in idle)
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(EVERY, st.integers(0, 2**31), st.sampled_from(["adam", "adamw"]))
 def test_only_low_rank_maps_learn_and_they_are_counted(fields: dict[str, Any], seed: int, optimizer: str) -> None:
     config, batch = read(fields)

@@ -27,6 +27,7 @@ from tests.models.combinations import (
     combinations,
     described,
     noisy,
+    passing_first,
     prompt_for,
     recurrent,
     with_tokens,
@@ -147,8 +148,7 @@ def test_steps_equal_the_whole_pass_in_the_model_and_in_what_searches(fields: di
 @given(combinations(ENCODERS))
 @torch.no_grad()
 def test_an_encoder_sees_all_of_its_text_and_no_padding(fields: dict[str, Any]) -> None:
-    depth = "full" if fields["depth"] == "full" else fields["depth"] | {"every": 2}  # so that every token passes the first block
-    config = described(fields | {"attention": fields["attention"] | {"pattern": "full"}, "depth": depth})
+    config = described(passing_first(fields | {"attention": fields["attention"] | {"pattern": "full"}}))
     model = built(config)
     whole = model(batch_for(config))
     real = batch_for(config).counted if isinstance(config, MaskedEncoder) else slice(None)
@@ -227,6 +227,15 @@ def test_it_is_saved_whole(fields: dict[str, Any]) -> None:
     batch = batch_for(config)
     assert torch.equal(model(batch), other(batch))
     assert type(config).model_validate(config.model_dump()) == config
+
+
+@pytest.mark.parametrize("fields", SET_TEXTS, ids=[f"{i} {fields['kind']}" for i, fields in enumerate(SET_TEXTS)])
+@torch.no_grad()
+def test_float32_is_near_float64_in_all_elements(fields: dict[str, Any]) -> None:
+    config = described(fields)
+    model, batch = built(config), batch_for(config)
+    exact = model(batch)
+    assert (model.float()(batch) - exact).abs().max() <= 1e-5 * exact.abs().max().clamp(min=1.0)
 
 
 ROWS = [[2, 5, 8, 4], [2, 7], [2, 3, 3, 6, 5]]

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tests.models.combinations import FAMILIES, SOURCE, TARGET, batch_for, combinations, described
+from tests.models.combinations import FAMILIES, SOURCE, TARGET, batch_for, combinations, described, passing_first
 from tests.models.test_combinations import CLOSE, built
 from tests.models.test_patterns import LENGTH, fields, text
 from transom.inputs.batch import LanguageBatch, Sequences
@@ -60,7 +60,7 @@ def test_it_sees_what_a_mask_written_out_lets_it_see(drawn: dict[str, Any]) -> N
 @given(PREFIXED)
 @torch.no_grad()
 def test_a_prefix_is_seen_both_ways_and_what_follows_looks_back(drawn: dict[str, Any]) -> None:
-    config = described(drawn | {"attention": drawn["attention"] | {"pattern": "full"}})
+    config = described(passing_first(drawn | {"attention": drawn["attention"] | {"pattern": "full"}}))
     model, batch = built(config), batch_of(ROWS, PREFIXES)
     whole = model(batch)
     in_prefix, behind = model(changed(batch, 0, 3)), model(changed(batch, 0, 4))

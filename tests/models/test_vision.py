@@ -25,6 +25,7 @@ from tests.models.combinations import (
     chosen,
     each,
     fitting,
+    passing_first,
     set_bricks,
     with_approximation,
 )
@@ -106,8 +107,7 @@ def seeing_all(fields: dict[str, Any]) -> dict[str, Any]:
     """Let all patches see each other, so that every one has a part in the logits of a narrow network, whatever is pooled."""
     if fields["kind"] == "convolutional":
         return fields
-    depth = "full" if fields["depth"] == "full" else fields["depth"] | {"every": 2}  # so that every token passes the first block
-    return fields | {"attention": fields["attention"] | {"pattern": "full"}, "depth": depth}
+    return passing_first(fields | {"attention": fields["attention"] | {"pattern": "full"}})
 
 
 def batch_of(config: ImageClassifier, n: int = 3) -> ImageBatch:
@@ -193,6 +193,16 @@ def test_it_is_saved_whole(fields: dict[str, Any]) -> None:
         load_into(other, file)
     assert torch.equal(model(batch_of(config)), other(batch_of(config)))
     assert type(config).model_validate(config.model_dump()) == config
+
+
+@pytest.mark.parametrize("fields", SET_NETWORKS, ids=[f"{i} {fields['kind']}" for i, fields in enumerate(SET_NETWORKS)])
+@torch.no_grad()
+def test_float32_is_near_float64_in_all_elements(fields: dict[str, Any]) -> None:
+    config = described(fields)
+    model, batch = built(config), batch_of(config)
+    exact = model(batch)
+    found = model.float()(ImageBatch(batch.pixels.float(), batch.labels, batch.samples))
+    assert (found - exact).abs().max() <= 1e-5 * exact.abs().max().clamp(min=1.0)
 
 
 def test_every_choice_that_a_schema_has_is_in_the_set_combinations() -> None:

@@ -43,8 +43,9 @@ class MixtureOfDepths(DepthBrick):
         "A routed block costs its capacity's share of a block, so deeper models for the same time; the paper's best is every second block"
         " and 12.5 %. Training is not causal in its choices, evaluation is. How many tokens evaluation takes is learnt, not given:"
         " metrics.jsonl has it (depth_alone) beside the share that training takes (depth_share). Answering skips a block where no row of"
-        " the batch chose it, so one text at a time gains most. Not with a mixture of experts or approximated attention; masks are"
-        " written out, however sparse."
+        " the batch chose it, so one text at a time gains most. Where one token is classified (pool = start or"
+        " cls) it may pass the last block by, which then does nothing for it; pool = mean has no such token. Not with a mixture of experts"
+        " or approximated attention; masks are written out, however sparse."
     )
     kind: Literal["mixture"] = "mixture"
     capacity: float = Field(0.125, gt=0, le=1, description="share of each row's tokens that a routed block takes in training, rounded up")

@@ -1,6 +1,6 @@
 """Alignments: which source symbols each target symbol attended to."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -8,13 +8,15 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from transom.config.architecture import Transformer
 from transom.errors import ConfigError, DataError
-from transom.inputs.batch import translation_batch
+from transom.inputs.batch import TranslationBatch, translation_batch
 from transom.inputs.special import EOS
 from transom.inputs.tokenizer import Tokenizer, Tokenizers
 from transom.inspection.names import Recorder
 from transom.inspection.recompute import attention_pattern
 from transom.layers.attention import Attends
+from transom.layers.depth import DepthRouter
 from transom.models.network import Seq2SeqNetwork
 
 
@@ -25,7 +27,8 @@ class Alignment:
     Attributes:
         source: the source's symbols, the end symbol among them unless it was left out.
         target: the target's symbols; a row's weights are those with which its symbol was predicted.
-        weights: attention from each target symbol to each source symbol; a full row sums to 1.
+        weights: attention from each target symbol to each source symbol; a full row sums to 1, or to 0 where the
+            symbol's token passed the block by.
         origin: where the weights come from, in words.
     """
 
@@ -45,6 +48,7 @@ def cross_attention(model: Seq2SeqNetwork, source: Sequence[int], target: Sequen
     """Read the weights of each of ``cross_attentions`` for one sentence pair.
 
     Row t holds the weights with which target token t is predicted from those before it; the last row and column are the end symbol's.
+    In a block that only chosen tokens pass (a mixture of depths), the others attend to nothing: their rows are 0.
 
     Args:
         model: an encoder-decoder in evaluation mode.
@@ -54,9 +58,28 @@ def cross_attention(model: Seq2SeqNetwork, source: Sequence[int], target: Sequen
     assert not model.training, "dropout would change what is looked at; call model.eval()"
     batch = translation_batch([source], [target], [0]).to(model.device)
     attentions = cross_attentions(model)
-    recorder = Recorder(f"{attention}.{site}" for attention in attentions for site in ("q", "k"))
+    routed = [block for block, module in model.named_modules() if isinstance(getattr(module, "depth", None), DepthRouter)]
+    sites = [f"{attention}.{site}" for attention in attentions for site in ("q", "k")]
+    recorder = Recorder(sites + [f"{block}.depth.score" for block in routed])
     model(batch, recorder.taps)
-    return torch.cat([attention_pattern(model, attention, recorder.kept, batch).float().cpu() for attention in attentions])
+    return torch.stack([_of_every_token(model, attention, recorder.kept, batch).float().cpu() for attention in attentions])
+
+
+def _of_every_token(
+    model: Seq2SeqNetwork, attention: str, kept: Mapping[str, Tensor], batch: TranslationBatch
+) -> Float[Tensor, "n_heads target source"]:
+    """Give the weights of the batch's one pair, with rows of 0 for the tokens that pass the block by."""
+    block = attention.rpartition(".")[0]
+    router = getattr(model.get_submodule(block), "depth", None)
+    if not isinstance(router, DepthRouter):
+        return attention_pattern(model, attention, kept, batch)[0]
+    assert isinstance(model.config, Transformer)
+    (real,) = model.tokens(f"{block}.attn", batch)
+    chosen = router.choose(kept[f"{block}.depth.score"], real)[0]
+    weights = torch.zeros(model.config.n_heads, batch.target.tokens.shape[1], batch.source.tokens.shape[1], device=model.device)
+    if chosen.any():  # what no token chooses has no queries
+        weights[:, chosen] = attention_pattern(model, attention, kept, batch)[0].to(weights)
+    return weights
 
 
 def clearest_layer(weights: Float[Tensor, "n_layers n_heads target source"]) -> int:
