@@ -5,7 +5,7 @@
 Every brick of docs/bricks.md has a model of its own, beside the base of its family, of one seed: a decoder of Shakespeare's characters; for
 what a decoder cannot have, masked characters of the same text, recurrent networks, digits, and exercises. A record has the loss on
 validation in nats, processor milliseconds of a training step (the median; other work on the machine hardly matters), and parameters. A
-record that is there for the same settings is kept, so that what was stopped goes on. One thread; about half an hour of one processor.
+record that is there for the same settings is kept, so that what was stopped goes on. One thread; about an hour and a half of one processor.
 Training is short, and of one seed; the bases have three, to tell what a seed alone changes.
 """
 
@@ -31,7 +31,7 @@ from transom.planning.precision import choose_threads
 from transom.training.events import Event, Stepped
 from transom.weights.run_folder import RunFolder
 
-STEPS = 200
+STEPS = 400
 """Of a text model; the families take shares of them."""
 
 WIDTHS = ("model.d_model=128", "model.n_heads=4", "model.max_seq_len=128", "model.dropout=0.0")

@@ -163,7 +163,7 @@ def test_a_step_gathers_its_few_keys() -> None:
     position = position_of("alibi")
     narrow = LOOKING_BACK & pattern({"kind": "window", "size": 3})
     wide = LOOKING_BACK & pattern({"kind": "window", "size": 8})
-    few, many, all_of_them = look_back(position, [narrow, wide, LOOKING_BACK], 9, 1, torch.device("cpu"))
+    few, many, all_of_them = look_back(position, [narrow, wide, LOOKING_BACK], 9, torch.zeros(1, 1, dtype=torch.long))
     assert few.seen is not None and few.seen.tolist() == [7, 8, 9] and few.mask is None
     assert few.bias is not None and few.bias.shape == (1, 4, 1, 3)
     assert many.seen is None and many.mask is not None and many.mask.flatten().tolist() == [False] * 2 + [True] * 8

@@ -13,6 +13,7 @@ from transom.inspection.recompute import attention_pattern
 from transom.layers import sight
 from transom.layers.attention import per_query_head
 from transom.models.build import build_model
+from transom.models.decoder import DecoderTransformer
 from transom.planning import flops
 from transom.planning.flops import count_flops
 
@@ -51,6 +52,19 @@ def fields(kind: str, pattern: Any, **more: Any) -> dict[str, Any]:
         "decoder": {"n_layers": 2, "vocab_size": 9},
     }
     return SIZES | {"kind": kind, "attention": {"pattern": pattern}} | families[kind] | more
+
+
+@pytest.mark.parametrize("position", ["rotary", "alibi", "relative"])
+def test_prompts_are_read_side_by_side_as_alone(position: str) -> None:
+    """Several prompts, or several answers to one, share their places; each row has tiles of its own."""
+    torch.manual_seed(1)
+    model = build_model(described(fields("decoder", PATTERNS["bigbird"], position=position))).double().eval()
+    assert isinstance(model, DecoderTransformer)
+    prompts = torch.randint(1, 9, (3, LENGTH))
+    with torch.no_grad():
+        together = model.step(prompts[:, -1:], model.start(Sequences.pad(prompts.tolist()), 1, 1))
+        alone = [model.step(row[None, -1:], model.start(Sequences.pad([row.tolist()]), 1, 1)) for row in prompts]
+    assert torch.allclose(together, torch.cat(alone), rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize("position", ["rotary", "alibi", "relative"])

@@ -17,14 +17,13 @@ from transom.errors import ConfigError
 from transom.inspection.names import Recorder
 from transom.layers.approximate import build_approximation
 from transom.layers.approximation import Approximation
-from transom.layers.attention import Attention, Terms, attend, attend_explicit, attend_fused, attend_tiles, pattern, scores
+from transom.layers.attention import Attention, Terms, attend, attend_explicit, attend_fused, attend_visible, pattern, scores
 from transom.layers.block import Block, ParallelBlock
 from transom.layers.linear_attention import Performer as PerformerLayer
 from transom.layers.low_rank import Linformer as LinformerLayer
 from transom.layers.low_rank import runs
 from transom.layers.rule import LOOKING_BACK, SAME_SEGMENT, Distance, Places
 from transom.layers.sight import Reach, Sight, visible_tiles
-from transom.layers.tiles import Tiles
 from transom.models.network import Network
 
 EXPLICIT = "exact, written out"
@@ -166,11 +165,11 @@ def _window(of: Tapped, size: int) -> System:
     rule = (LOOKING_BACK if of.causal else SAME_SEGMENT) & Distance(1 - size, size - 1)
     near = rule.matrix(places, places)
     terms = of.terms._replace(mask=near if of.terms.mask is None else near & of.terms.mask)
-    parts = visible_tiles(rule, places, places) if terms.bias is None else None
-    if parts is None:
+    tiles = visible_tiles(rule, places, places) if terms.bias is None else None
+    if tiles is None:
         return System(lambda: attend(q, k, v, terms), lambda: pattern(scores(q, k, terms), terms))
-    tiles, plain = Tiles(parts, lambda *_: None), terms._replace(mask=None)
-    return System(lambda: attend_tiles(q, k, v, tiles, plain), lambda: pattern(scores(q, k, terms), terms))
+    plain = terms._replace(mask=None)
+    return System(lambda: attend_visible(q, k, v, tiles, plain), lambda: pattern(scores(q, k, terms), terms))
 
 
 @torch.no_grad()

@@ -12,6 +12,7 @@ from transom.config.architecture import Transformer
 from transom.layers.cache import BlockCache, KeyValueCache, KeyValues, Remembered, RoutedCache, SumsCache
 from transom.layers.dropout import dropout as dropped
 from transom.layers.dropout import keep_mask, rounded
+from transom.layers.flex import NARROWEST, Blocks, over_blocks
 from transom.layers.norm import build_norm
 from transom.layers.position import turn
 from transom.layers.sight import EVERYTHING, Sight
@@ -199,6 +200,31 @@ def attend_tiles(
     return over_tiles(attend, q, k, v, tiles, terms.sinks)
 
 
+def attend_blocks(
+    q: Float[Tensor, "batch n_heads query d_head"],
+    k: Float[Tensor, "batch kv_heads key d_head"],
+    v: Float[Tensor, "batch kv_heads key d_value"],
+    blocks: Blocks,
+    terms: Terms = PLAIN,
+) -> Float[Tensor, "batch n_heads query d_value"]:
+    """Attend over the visible blocks of a mask; all pairs where FlexAttention cannot: dropped weights, narrow heads, float64."""
+    if not terms.dropout and min(q.shape[3], v.shape[3]) >= NARROWEST and q.dtype != torch.float64:
+        return over_blocks(q, k, v, blocks, terms.softcap, terms.sinks)
+    mask, bias = blocks.written_out()
+    return attend(q, k, v, terms._replace(mask=mask, bias=bias))
+
+
+def attend_visible(
+    q: Float[Tensor, "batch n_heads query d_head"],
+    k: Float[Tensor, "batch kv_heads key d_head"],
+    v: Float[Tensor, "batch kv_heads key d_value"],
+    tiles: Tiles | Blocks,
+    terms: Terms = PLAIN,
+) -> Float[Tensor, "batch n_heads query d_value"]:
+    """Attend over the visible tiles of a mask, as the device has them."""
+    return attend_tiles(q, k, v, tiles, terms) if isinstance(tiles, Tiles) else attend_blocks(q, k, v, tiles, terms)
+
+
 def attend(
     q: Float[Tensor, "batch n_heads query d_head"],
     k: Float[Tensor, "batch kv_heads key d_head"],
@@ -284,7 +310,7 @@ class Attention(nn.Module):
         if sight.seen is not None:
             k, v = k.index_select(2, sight.seen), v.index_select(2, sight.seen)
         terms = self.terms(sight)
-        return attend(q, k, v, terms) if sight.tiles is None else attend_tiles(q, k, v, sight.tiles, terms)
+        return attend(q, k, v, terms) if sight.tiles is None else attend_visible(q, k, v, sight.tiles, terms)
 
     def remember(self, memory: Float[Tensor, "batch key d_model"], segments: Int[Tensor, "batch key"]) -> Remembered:
         """Keep what all steps of decoding need of another sequence; where ``segments`` is 0 it is padding."""

@@ -19,6 +19,9 @@ from transom.config.architecture import Architecture, Transformer
 from transom.config.vision import Sinusoidal2d as Sinusoidal2dBrick
 from transom.config.vision import VisionTransformer
 
+OneBias = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""The bias of a head between the positions of a query and a key, each a single number; it holds tensors and no module."""
+
 
 class Rotation(NamedTuple):
     """Cosines and sines of the angles by which the pairs of a head's columns are turned at each position."""
@@ -56,6 +59,10 @@ class Position(nn.Module):
         self, queries: Int[Tensor, "#batch query"], keys: Int[Tensor, "#batch key"], *learned: Tensor
     ) -> Float[Tensor, "#batch n_heads query key"] | None:
         """Return what is added to the scores between these positions, or None for nothing; a function of ``learned`` alone."""
+        return None
+
+    def one_bias(self) -> OneBias | None:
+        """Return the bias as a function of single numbers, for kernels that are compiled, or None for nothing."""
         return None
 
 
@@ -244,6 +251,24 @@ class Alibi(Position):
         distance = (queries[:, None, :, None] - keys[:, None, None, :]).abs()
         return -self.slopes[:, None, None] * distance
 
+    def one_bias(self) -> OneBias:
+        """Penalise a distance."""
+        slopes = self.slopes
+        return lambda head, query, key: -slopes[head] * (query - key).abs()
+
+
+def bucket(offsets: Int[Tensor, "*axes"], n_buckets: int, max_distance: int, causal: bool) -> Int[Tensor, "*axes"]:
+    """Number the buckets of ``offsets``, key minus query: exact up to half of a side's buckets, logarithmic up to ``max_distance``."""
+    n, first = n_buckets, torch.zeros_like(offsets)
+    if causal:
+        distance = (-offsets).clamp(min=0)
+    else:
+        n //= 2
+        first, distance = (offsets > 0).long() * n, offsets.abs()
+    exact = n // 2
+    far = torch.log(distance.clamp(min=1).float() / exact) / math.log(max_distance / exact) * (n - exact)
+    return first + torch.where(distance < exact, distance, (exact + far.long()).clamp(max=n - 1))
+
 
 class Relative(Position):
     """Relative biases: a learned number a head and bucket of distance on the scores (Raffel et al. 2020, section 2.1)."""
@@ -255,18 +280,6 @@ class Relative(Position):
         self.n_buckets, self.max_distance, self.causal = config.position.n_buckets, config.position.max_distance, causal
         self.table = nn.Embedding(self.n_buckets, config.n_heads)
 
-    def buckets(self, offsets: Int[Tensor, "*axes"]) -> Int[Tensor, "*axes"]:
-        """Number the buckets of ``offsets``, key minus query: exact up to half of a side's buckets, logarithmic up to ``max_distance``."""
-        n, first = self.n_buckets, torch.zeros_like(offsets)
-        if self.causal:
-            distance = (-offsets).clamp(min=0)
-        else:
-            n //= 2
-            first, distance = (offsets > 0).long() * n, offsets.abs()
-        exact = n // 2
-        far = torch.log(distance.clamp(min=1).float() / exact) / math.log(self.max_distance / exact) * (n - exact)
-        return first + torch.where(distance < exact, distance, (exact + far.long()).clamp(max=n - 1))
-
     @property
     def learned(self) -> tuple[Tensor, ...]:
         """The table."""
@@ -277,7 +290,13 @@ class Relative(Position):
     ) -> Float[Tensor, "#batch n_heads query key"]:
         """Look up each head's bias."""
         (table,) = learned
-        return F.embedding(self.buckets(keys[:, None, :] - queries[:, :, None]), table).permute(0, 3, 1, 2)
+        buckets = bucket(keys[:, None, :] - queries[:, :, None], self.n_buckets, self.max_distance, self.causal)
+        return F.embedding(buckets, table).permute(0, 3, 1, 2)
+
+    def one_bias(self) -> OneBias:
+        """Look up one head's bias."""
+        table, sizes = self.table.weight, (self.n_buckets, self.max_distance, self.causal)
+        return lambda head, query, key: table[bucket(key - query, *sizes), head]
 
 
 POSITIONS: dict[str, Callable[[Transformer, bool], Position]] = {

@@ -85,7 +85,7 @@ class Rule:
         raise AssertionError("each rule has its own")
 
     def judge(self, queries: Places, keys: Places) -> Verdict:
-        """Judge tiles of queries and keys, (batch, tiles, TILE) each."""
+        """Judge tiles of queries and keys, (batch, tiles, tile) each."""
         raise AssertionError("each rule has its own")
 
     def group(self, places: Places) -> Int[Tensor, "..."]:
@@ -388,7 +388,7 @@ class RandomBlocks(Rule):
     def judge(self, queries: Places, keys: Places) -> Verdict:
         """Look at all the blocks that tiles reach into, if they are few; a tile with several texts in it may reach into many."""
         q, k = _bounds(queries.positions // self.size, keys.positions // self.size)
-        reach = min((TILE - 2) // self.size + 2, MOST_BLOCKS)  # blocks that neighbours in one text can lie in
+        reach = min((queries.positions.shape[-1] - 2) // self.size + 2, MOST_BLOCKS)  # blocks that neighbours in one text can lie in
         many = (q.high - q.low >= reach) | (k.high - k.low >= reach)
         pairs = [
             self._joined(torch.minimum(q.low + i, q.high), torch.minimum(k.low + j, k.high)) for i in range(reach) for j in range(reach)

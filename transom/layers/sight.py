@@ -7,13 +7,14 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from transom.layers.flex import Blocks, available, plan_blocks
 from transom.layers.position import Position, Rotation
 from transom.layers.rule import BOTH_WAYS_IN_PREFIX, LOOKING_BACK, Places, Rule, Unwritten
-from transom.layers.tiles import Part, Tiles, plan
+from transom.layers.tiles import Tiles, plan
 from transom.layers.values import Values
 
 LONG = 1024
-"""From this many queries on, a CPU looks for tiles that it need not compute: below, all of them take less time than a choice."""
+"""From this many queries on, tiles are looked for that need not be computed: below, all of them take less time than a choice."""
 
 MOST = 0.4
 """Most tiles of a mask, as a share of all, with which to leave out the others pays: what is gathered takes twice a dense kernel's time a
@@ -45,7 +46,7 @@ class Sight(NamedTuple):
         bias: added to the scores.
         rotation: how the queries, and those keys that are new in this pass, are turned.
         real: True at queries that are tokens, False at padding; None where all are tokens.
-        tiles: mask and bias by visible tiles, in place of both.
+        tiles: mask and bias by visible tiles, in place of both; on a GPU by visible blocks.
         seen: numbers of the only keys that any query sees; None for all.
         reach: in place of a mask, for attention that needs no matrix; None for everywhere.
         values: what becomes of the values of what is seen; None where they stay as they are.
@@ -55,7 +56,7 @@ class Sight(NamedTuple):
     bias: Float[Tensor, "..."] | None = None
     rotation: Rotation | None = None
     real: Bool[Tensor, "#batch query"] | None = None
-    tiles: Tiles | None = None
+    tiles: Tiles | Blocks | None = None
     seen: Int[Tensor, "seen"] | None = None
     reach: Reach | None = None
     values: Values | None = None
@@ -65,7 +66,9 @@ EVERYTHING = Sight()
 """All of it, without order."""
 
 
-def look(position: Position, queries: Places, keys: Places, rules: Sequence[Rule], written_out: bool = False) -> list[Sight]:
+def look(
+    position: Position, queries: Places, keys: Places, rules: Sequence[Rule], written_out: bool = False, n_rows: int = 1
+) -> list[Sight]:
     """Let tokens see those of their own sequence that rules allow, as the position brick has it.
 
     Args:
@@ -74,6 +77,7 @@ def look(position: Position, queries: Places, keys: Places, rules: Sequence[Rule
         keys: where those stand that they may see.
         rules: of the first, second, ... block, and again from the first.
         written_out: give masks and biases as matrices, however long.
+        n_rows: sequences that share places of one row.
 
     Returns:
         What the blocks see in turn.
@@ -82,13 +86,11 @@ def look(position: Position, queries: Places, keys: Places, rules: Sequence[Rule
     real = queries.segments > 0
     if isinstance(rules[0], Unwritten) and not written_out:
         return [Sight(rotation=rotation, real=real, reach=Reach(queries.segments, keys.segments, rules[0].rule == LOOKING_BACK))]
-    parts = [None if written_out else visible_tiles(rule, queries, keys) for rule in rules]
-    bias = None if all(parts) else position.bias(queries.positions, keys.positions, *position.learned)
+    found = [None if written_out else visible_tiles(rule, queries, keys, position, n_rows) for rule in rules]
+    bias = None if all(found) else position.bias(queries.positions, keys.positions, *position.learned)
     return [
-        Sight(rotation=rotation, real=real, tiles=Tiles(visible, position.bias, position.learned))
-        if visible
-        else Sight(rule.matrix(queries, keys), bias, rotation, real)
-        for rule, visible in zip(rules, parts, strict=True)
+        Sight(rotation=rotation, real=real, tiles=tiles) if tiles else Sight(rule.matrix(queries, keys), bias, rotation, real)
+        for rule, tiles in zip(rules, found, strict=True)
     ]
 
 
@@ -96,8 +98,7 @@ def look_back(
     position: Position,
     rules: Sequence[Rule],
     n_read: int,
-    n_new: int,
-    device: torch.device,
+    tokens: Int[Tensor, "rows new"],
     n_prefix: int = 0,
     written_out: bool = False,
 ) -> list[Sight]:
@@ -107,19 +108,20 @@ def look_back(
         position: the brick.
         rules: of the first, second, ... block, and again from the first.
         n_read: tokens that were read before.
-        n_new: tokens that are read now.
-        device: where they are.
+        tokens: read now.
         n_prefix: tokens at the start that are the sequences' prefix.
         written_out: give masks and biases as matrices, however long.
 
     Returns:
         What the blocks see in turn.
     """
-    positions = torch.arange(n_read + n_new, device=device)[None]
+    n_rows, n_new = tokens.shape
+    positions = torch.arange(n_read + n_new, device=tokens.device)[None]
     every = Places(positions, torch.ones_like(positions), positions < n_prefix)
     new = every.each(lambda x: x[:, n_read:])
     if n_new > 1 or isinstance(rules[0], Unwritten):
-        return [sight._replace(real=None) for sight in look(position, new, every, rules, written_out)]  # all are tokens, in every row
+        sights = look(position, new, every, rules, written_out, n_rows)
+        return [sight._replace(real=None) for sight in sights]  # all are tokens, in every row
     rotation = position.rotation(new.positions)
     return [_last(position, rule, new, every, rotation) for rule in rules]
 
@@ -135,14 +137,30 @@ def _last(position: Position, rule: Rule, new: Places, every: Places, rotation: 
     return Sight(mask, position.bias(new.positions, keys, *position.learned), rotation, seen=seen)
 
 
-def visible_tiles(rule: Rule, queries: Places, keys: Places) -> list[Part] | None:
-    """Find the visible tiles of a mask, if to leave out the others pays."""
-    length = queries.segments.shape[1]
-    if length < LONG or queries.segments.device.type != "cpu" or torch.compiler.is_compiling():
+def visible_tiles(rule: Rule, queries: Places, keys: Places, position: Position | None = None, n_rows: int = 1) -> Tiles | Blocks | None:
+    """Find the visible tiles of a mask, if to leave out the others pays.
+
+    Args:
+        rule: the mask.
+        queries: where the queries stand.
+        keys: where the keys stand.
+        position: the brick whose bias is added to the scores there.
+        n_rows: sequences that share places of one row.
+    """
+    device = queries.segments.device
+    if queries.segments.shape[1] < LONG or torch.compiler.is_compiling():
         return None
-    parts = plan(rule, queries, keys)
+    if n_rows > 1:
+        queries, keys = (places.each(lambda x: x.expand(n_rows, -1)) for places in (queries, keys))
+    found: Tiles | Blocks
+    if available(device):
+        found = plan_blocks(rule, queries, keys, position)
+    elif device.type == "cpu":
+        found = Tiles(plan(rule, queries, keys), *(() if position is None else (position.bias, position.learned)))
+    else:
+        return None
     whole = queries.segments.numel() * keys.segments.shape[1]
-    return parts if 0 < sum(part.pairs for part in parts) <= MOST * whole else None
+    return found if 0 < found.pairs <= MOST * whole else None
 
 
 def of_block(sights: Sequence[Sight], attention: str) -> Sight:

@@ -62,10 +62,17 @@ class Side(NamedTuple):
         """Tiles a row."""
         return self.places.positions.shape[1]
 
+    def arrange(self, x: Float[Tensor, "batch heads length width"]) -> Float[Tensor, "batch heads length width"]:
+        """Put vectors into the order."""
+        return x if self.order is None else x.gather(2, self.order[:, None, :, None].expand_as(x))
+
+    def put_back(self, x: Float[Tensor, "batch heads length width"]) -> Float[Tensor, "batch heads length width"]:
+        """Put vectors back from the order."""
+        return x if self.order is None else torch.empty_like(x).scatter(2, self.order[:, None, :, None].expand_as(x), x)
+
     def lay(self, x: Float[Tensor, "batch heads length width"]) -> Float[Tensor, "batch heads tiles tile width"]:
         """Cut vectors into tiles."""
-        if self.order is not None:
-            x = x.gather(2, self.order[:, None, :, None].expand_as(x))
+        x = self.arrange(x)
         missing = -self.length % TILE
         if missing:
             x = torch.cat([x, x.new_zeros(*x.shape[:2], missing, x.shape[3])], 2)
@@ -73,8 +80,7 @@ class Side(NamedTuple):
 
     def take_up(self, x: Float[Tensor, "batch heads tiles tile width"]) -> Float[Tensor, "batch heads length width"]:
         """Put tiles together again."""
-        x = x.flatten(2, 3)[:, :, : self.length]
-        return x if self.order is None else torch.empty_like(x).scatter(2, self.order[:, None, :, None].expand_as(x), x)
+        return self.put_back(x.flatten(2, 3)[:, :, : self.length])
 
 
 class Part(NamedTuple):
@@ -119,7 +125,7 @@ def plan(rule: Rule, queries: Places, keys: Places) -> list[Part]:
         queries: where the queries stand.
         keys: where the keys stand.
     """
-    parts = [_part(each, _side(queries, order), _side(keys, order)) for each, order in parts_of(rule)]
+    parts = [_part(each, side_of(queries, order), side_of(keys, order)) for each, order in parts_of(rule)]
     return [part for part in parts if part.chunks]
 
 
@@ -134,7 +140,8 @@ def visible_pairs(parts: Sequence[Part]) -> int:
     return pairs
 
 
-def _side(places: Places, by: Rule | None) -> Side:
+def side_of(places: Places, by: Rule | None, tile: int = TILE) -> Side:
+    """Cut places into tiles, those of each group of ``by`` side by side."""
     shape = torch.broadcast_shapes(*(x.shape for x in places if x is not None))
     places = places.each(lambda x: x.expand(shape))
     length, order = places.positions.shape[1], None
@@ -143,8 +150,8 @@ def _side(places: Places, by: Rule | None) -> Side:
         order = group.argsort(dim=1, stable=True)
         order = order.gather(1, places.segments.gather(1, order).argsort(dim=1, stable=True))
         places = places.each(lambda x: x.gather(1, order))
-    missing = -length % TILE
-    tiled = places.each(lambda x: torch.cat([x, x[:, -1:].expand(-1, missing)], 1).unflatten(1, (-1, TILE)))
+    missing = -length % tile
+    tiled = places.each(lambda x: torch.cat([x, x[:, -1:].expand(-1, missing)], 1).unflatten(1, (-1, tile)))
     return Side(tiled, order, length)
 
 
@@ -201,8 +208,13 @@ class Tiles(NamedTuple):
     """
 
     parts: list[Part]
-    bias: Callable[..., Tensor | None]
+    bias: Callable[..., Tensor | None] = lambda *_: None
     learned: Sequence[Tensor] = ()
+
+    @property
+    def pairs(self) -> int:
+        """Scores that are computed a head."""
+        return sum(part.pairs for part in self.parts)
 
 
 def over_tiles(
@@ -213,17 +225,21 @@ def over_tiles(
     tiles: Tiles,
     sinks: Float[Tensor, "n_heads"] | None = None,
 ) -> Float[Tensor, "batch n_heads query d_value"]:
-    """Attend over the visible tiles.
-
-    With Z_p and L_p what part p alone gives and the logarithm of its sum of exponentials, Z = sum_p softmax_p(L) Z_p. A sink is a part
-    that gives 0.
-    """
+    """Attend over the visible tiles."""
     assert tiles.parts, "something is seen"
     found = []
     for part in tiles.parts:
         sides = part.queries.lay(q), part.keys.lay(k), part.keys.lay(v)
         gathered: tuple[Tensor, ...] = _Gathered.apply(attend, part, tiles.bias, *sides, *tiles.learned)  # type: ignore[no-untyped-call]
-        found.append([part.queries.take_up(x) for x in gathered])
+        found.append(tuple(part.queries.take_up(x) for x in gathered))
+    return joined(found, sinks).to(v.dtype)
+
+
+def joined(found: Sequence[tuple[Tensor, ...]], sinks: Float[Tensor, "n_heads"] | None) -> Float[Tensor, "batch n_heads query d_value"]:
+    """Join what the parts of a mask gave, each with the logarithm of its sum of exponentials, which one alone need not have.
+
+    With Z_p and L_p what part p alone gives and that logarithm, Z = sum_p softmax_p(L) Z_p. A sink is a part that gives 0.
+    """
     if len(found[0]) == 1:
         assert len(found) == 1 and sinks is None, "parts and sinks are joined by their sums of exponentials"
         return found[0][0]
@@ -231,8 +247,7 @@ def over_tiles(
     if sinks is not None:
         logs.append(sinks.to(logs[0].dtype)[:, None, None].expand_as(logs[0]))
     shares = torch.cat(logs, -1).softmax(-1)
-    z = torch.stack([z * shares[..., i : i + 1] for i, (z, _) in enumerate(found)]).sum(0)
-    return z.to(v.dtype)
+    return torch.stack([z * shares[..., i : i + 1] for i, (z, _) in enumerate(found)]).sum(0)
 
 
 def _slabs(numbers: Int[Tensor, "tiles *axes"], n_tiles: int, heads: int) -> Int[Tensor, "tiles heads *axes"]:

@@ -111,7 +111,7 @@ class DecoderTransformer(LanguageNetwork):
         """Embed the next tokens; tell what they see."""
         read, new = cache.length, tokens.shape[1]
         now = torch.arange(read, read + new, device=tokens.device)[None]
-        seen = look_back(self.embedding.position, self.rules, read, new, tokens.device, cache.n_prefix, self.decoder.routed)
+        seen = look_back(self.embedding.position, self.rules, read, tokens, cache.n_prefix, self.decoder.routed)
         return self.embedding(tokens, now), seen
 
     def _read(self, tokens: Int[Tensor, "rows new"], cache: DecoderCache) -> Float[Tensor, "rows new d_model"]:

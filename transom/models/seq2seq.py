@@ -106,6 +106,6 @@ class Seq2SeqTransformer(Seq2SeqNetwork):
         read, new = cache.length, tokens.shape[1]
         x = self.target_embedding(tokens, torch.arange(read, read + new, device=tokens.device)[None])
         position, written_out = self.target_embedding.position, self.decoder.routed
-        sight = look_back(position, self.target_rules, read, new, tokens.device, written_out=written_out)
+        sight = look_back(position, self.target_rules, read, tokens, written_out=written_out)
         x = self.decoder(x, sight, cache.memories, Sight(cache.memory_mask), cache.blocks)
         return self.unembedding(x)

@@ -17,7 +17,6 @@ from transom.layers.sight import EVERYTHING, Sight, of_block, visible_tiles
 from transom.layers.stack import Stack
 from transom.layers.stem import Pixels, Stem
 from transom.layers.tap import Scope, scope, tap
-from transom.layers.tiles import Tiles
 from transom.models.network import Network
 
 
@@ -61,11 +60,9 @@ class VisionTransformer(Network):
     def image_sight(self, batch: Batch, written_out: bool = False) -> list[Sight]:
         """Let patches see what the pattern allows."""
         places = image_places(self.config, batch.pixels.device)
-        every_row = places.each(lambda x: x.expand(len(batch.pixels), -1))
         sights = []
         for rule in self.rules:
-            parts = None if written_out or rule == EVERYWHERE else visible_tiles(rule, every_row, every_row)
-            tiles = Tiles(parts, self.embedding.position.bias) if parts else None
+            tiles = None if written_out or rule == EVERYWHERE else visible_tiles(rule, places, places, n_rows=len(batch.pixels))
             sights.append(Sight(None if tiles or rule == EVERYWHERE else rule.matrix(places, places), tiles=tiles))
         return sights
 

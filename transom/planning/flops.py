@@ -151,5 +151,5 @@ def _recurrent(c: RecurrentSeq2Seq, batch: int, source: int, target: int) -> dic
 def _pairs(rule: Rule, length: int, image: VisionTransformer | None = None) -> int:
     """Count the pairs of a query and a key of one sequence, or of one image, that are computed."""
     places = Places.of_text(length) if image is None or not length else image_places(image)
-    parts = visible_tiles(rule, places, places)
-    return length**2 if parts is None else sum(part.pairs for part in parts)
+    tiles = visible_tiles(rule, places, places)
+    return length**2 if tiles is None else tiles.pairs
