@@ -14,8 +14,10 @@ from transom.config.reading import parse_toml
 from transom.config.recipe import packaged_presets
 from transom.config.vision import Cbam, Convolutional, ConvolutionalNetwork, SqueezeExcitation, VisionTransformer
 from transom.inputs.batch import ImageBatch
+from transom.inspection.names import Recorder
 from transom.layers.channel_attention import build_channel_attention
 from transom.models.build import build_model
+from transom.models.vision import VisionTransformer as Vit
 from transom.planning.parameters import count_parameters
 from transom.training.loss import cross_entropy, mixed_cross_entropy
 
@@ -188,6 +190,18 @@ def test_presets_have_their_size(preset: str, n_classes: int, counted: int) -> N
     fields = parse_toml(packaged_presets()[preset], preset)
     config = VisionTransformer.model_validate(fields | {"classes": [str(i) for i in range(n_classes)]})
     assert count_parameters(config).total == counted
+
+
+def test_the_example_reads_an_image_of_its_size() -> None:
+    """224 pixels a side, patches of 16, twelve layers of width 64 with the norm behind: the article's own."""
+    fields = parse_toml(packaged_presets()["vit-small-example"], "vit-small-example")
+    config = VisionTransformer.model_validate(fields | {"classes": [str(i) for i in range(10)]})
+    model = build_model(config).eval()
+    assert isinstance(model, Vit) and len(model.encoder.blocks) == 12 and config.norm_placement == "post" and config.pool == "mean"
+    recorder = Recorder(["embedding*", "encoder.blocks.11.attn.q"])
+    logits = model.unembedding(model.hidden(ImageBatch(torch.rand(2, 3, 224, 224), torch.tensor([0, 1]), (0, 1)), recorder.taps))
+    assert logits.shape == (2, 10) and bool(logits.isfinite().all())
+    assert recorder.kept["encoder.blocks.11.attn.q"].shape == (2, 8, 196, 8)
 
 
 def test_the_example_counts_as_its_keras_layers_do() -> None:

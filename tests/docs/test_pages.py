@@ -1,12 +1,17 @@
 """What the pages show, runs."""
 
 import doctest
+import inspect
 import re
+from typing import Any
 
 import pytest
 
+from tests.agreement import test_bricks
 from tests.size import ROOT
 from tests.test_architecture import ROOMS
+from transom.config import bricks
+from transom.layers import norm
 
 
 @pytest.mark.parametrize("page", sorted(path.name for path in (ROOT / "docs").glob("*.md")))
@@ -32,3 +37,20 @@ def test_files_that_are_named_exist(page: str) -> None:
     text = (ROOT / page).read_text(encoding="utf-8")
     missing = [target for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text) if not ((ROOT / page).parent / target).exists()]
     assert not missing
+
+
+def test_the_example_of_a_new_brick_has_the_size_that_is_told() -> None:
+    """CONTRIBUTING counts the lines of dynamic tanh: its classes, and every line elsewhere that names it."""
+
+    def lines(thing: Any) -> int:
+        return len(inspect.getsource(thing).splitlines())
+
+    def naming(path: str) -> int:
+        return len(re.findall(r"^.*(?:\bDynamicTanh\(|\"dyt\").*$", (ROOT / path).read_text(encoding="utf-8"), re.MULTILINE))
+
+    schema, layer = lines(bricks.DynamicTanh) + 1, lines(norm.DynamicTanh) + 1
+    tested = naming("tests/layers/test_gradients.py") + naming("tests/models/combinations.py")
+    counts = [schema, layer, lines(test_bricks.test_dynamic_tanh_is_its_formula), tested]
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    assert [int(n) for n in re.findall(r"^\| `.*\| (\d+) \|$", text, re.MULTILINE)] == counts
+    assert f"took, {schema + layer} lines beside its tests" in text

@@ -56,7 +56,7 @@ def both_ways(rule: Rule, places: Places, position: str, fields: dict[str, Any])
     return results
 
 
-@settings(max_examples=6, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(patterns(), SEQUENCES, SEQUENCES, st.sampled_from(FAMILIES), st.sampled_from(["none", "alibi"]), TERMS)
 def test_blocks_equal_the_reference(
     fields: dict[str, Any], first: Any, second: Any, family: Rule, position: str, terms: dict[str, Any]
@@ -79,7 +79,7 @@ def test_the_traced_kernel_equals_the_reference(position: str, monkeypatch: pyte
         assert same(both_ways(LOOKING_BACK & pattern(fields), places, position, terms), 1e-10)
 
 
-@settings(max_examples=6)
+@settings(max_examples=20)
 @given(patterns(), SEQUENCES, SEQUENCES, st.sampled_from(FAMILIES))
 def test_every_pair_that_is_seen_is_in_a_block_that_is_listed(fields: dict[str, Any], first: Any, second: Any, family: Rule) -> None:
     """Blocks seen in part are asked again, so they may be too many, never too few; those listed as seen whole are."""

@@ -1,4 +1,4 @@
-"""Fine-tuning: a run that starts from another has its tokenizer and weights, says what stayed fresh, and goes on by itself after a stop."""
+"""Fine-tuning: a run of any family starts from another, whole or by low-rank maps; what it takes, what stays fresh, how it goes on."""
 
 from pathlib import Path
 from typing import Any
@@ -6,13 +6,14 @@ from typing import Any
 import pytest
 import torch
 
-from tests.training.conftest import changed, sit
+from tests.training.conftest import TRAINING, changed, sit
 from tests.training.test_run import Killed, kill_at, same
-from transom.config.recipe import ClassificationRecipe, LanguageRecipe, MaskedRecipe
+from transom.config.recipe import ClassificationRecipe, LanguageRecipe, MaskedRecipe, Recipe
+from transom.decoding.load import load
 from transom.errors import CheckpointError, ConfigError
 from transom.training.events import Started, Stepped
 from transom.training.setup import set_up
-from transom.weights.run_folder import TOKENIZER, WEIGHTS, RunFolder
+from transom.weights.run_folder import ADAPTER, BASE, TOKENIZER, WEIGHTS, RunFolder
 from transom.weights.tensors import read_tensors
 
 
@@ -59,6 +60,53 @@ def test_the_other_run_decides_widths_and_bricks_and_the_recipe_the_rest(
     model = RunFolder.open(tmp_path / "tuned").load_config()
     assert (model.d_model, model.n_layers, model.norm_placement, model.dropout, model.pool) == (16, 1, "post", 0.25, "start")  # type: ignore[attr-defined]
     sit(changed(other, max_steps=12), tmp_path / "tuned")  # resumed by the same recipe
+
+
+@pytest.fixture
+def family(request: pytest.FixtureRequest, tmp_path: Path) -> Recipe:
+    """A small recipe of a family."""
+    if request.param in ("masked", "classes", "pairs", "languages", "vision", "convolutional"):
+        recipe: Recipe = request.getfixturevalue(request.param)
+        return recipe
+    if request.param == "recurrent-seq2seq":
+        recipe = request.getfixturevalue("languages")
+        return type(recipe).model_validate(recipe.model_dump() | {"model": {"kind": "recurrent-seq2seq", "d_model": 16, "dropout": 0.1}})
+    masked = request.getfixturevalue("masked")
+    model = {"d_model": 16, "n_layers": 1, "max_seq_len": 16} | ({"n_heads": 2} if request.param == "decoder" else {})
+    training = {name: masked.training.model_dump()[name] for name in TRAINING}
+    raw = {"data": masked.data, "tokenizer": masked.tokenizer, "training": training, "model": model | {"kind": request.param}}
+    return LanguageRecipe.model_validate(raw)
+
+
+TRANSFORMERS = ["masked", "classes", "pairs", "languages", "vision", "decoder"]
+
+
+@pytest.mark.parametrize("family", [*TRANSFORMERS, "convolutional", "recurrent-seq2seq", "recurrent-decoder"], indirect=True)
+def test_every_family_starts_from_a_run(family: Recipe, tmp_path: Path) -> None:
+    """A run that hardly moves ends where the other ended, and nowhere near where it would have begun by itself."""
+    alone = changed(family, average="none", max_steps=4)
+    sit(alone, tmp_path / "first")
+    still = {"learning_rate": 1e-9, "max_steps": 1, "seed": 2}
+    sit(changed(alone, start_from=str(tmp_path / "first"), **still), tmp_path / "tuned")
+    sit(changed(alone, **still), tmp_path / "fresh")
+    first, tuned, fresh = (read_tensors(tmp_path / name / WEIGHTS) for name in ("first", "tuned", "fresh"))
+    learned = [name for name in first if "running" not in name and "num_batches" not in name]
+    assert all(torch.allclose(tuned[name], first[name], rtol=0, atol=1e-6) for name in learned)
+    assert not all(torch.allclose(fresh[name], first[name], rtol=0, atol=1e-2) for name in learned)
+    load(tmp_path / "tuned")
+
+
+@pytest.mark.parametrize("family", TRANSFORMERS, indirect=True)
+def test_every_transformer_is_tuned_by_low_rank_maps(family: Recipe, tmp_path: Path) -> None:
+    sit(changed(family, average="none", max_steps=4), tmp_path / "first")
+    sit(changed(family, average="none", max_steps=6, start_from=str(tmp_path / "first"), adapter={"rank": 2}), tmp_path / "tuned")
+    first, base, whole = (read_tensors(tmp_path / at) for at in (f"first/{WEIGHTS}", f"tuned/{BASE}", f"tuned/{WEIGHTS}"))
+    assert all(torch.equal(x, first[name]) for name, x in base.items())
+    maps = {name.removesuffix(".lora_a") + ".weight" for name in read_tensors(tmp_path / "tuned" / ADAPTER) if name.endswith(".lora_a")}
+    assert maps and all(not torch.equal(whole[name], first[name]) for name in maps)
+    kept = base.keys() - maps
+    assert kept and all(torch.equal(whole[name], first[name]) for name in kept)
+    load(tmp_path / "tuned")
 
 
 def test_what_does_not_fit_is_named(classes: ClassificationRecipe, pretrained: Path, tmp_path: Path) -> None:
