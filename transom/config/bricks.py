@@ -41,7 +41,7 @@ class RmsNorm(Brick):
 class DynamicTanh(Brick):
     """A bounded curve instead of statistics (Zhu et al. 2025, eq. 1): gamma * tanh(alpha * x) + beta, with one learned alpha."""
 
-    advice: ClassVar[str] = "No sums over the vector; near LayerNorm's quality where alpha's start suits the depth. For experiments."
+    advice: ClassVar[str] = "No sums over the vector; slow to learn where alpha's start does not suit the depth. For experiments."
     kind: Literal["dyt"] = "dyt"
     alpha: float = Field(0.5, gt=0, description="alpha before training")
 
@@ -378,7 +378,7 @@ class FeedForward(FeedForwardBrick):
     (squared-relu, So et al. 2021).
     """
 
-    advice: ClassVar[str] = "2 d_model d_ff weights, two thirds of a block; relu is the fastest, gelu the usual one of GPT-2, BERT and ViT."
+    advice: ClassVar[str] = "2 d_model d_ff weights, two thirds of a block; all take about the same time. gelu: GPT-2, BERT and ViT."
     kind: Literal["relu", "gelu", "gelu-tanh", "silu", "squared-relu"] = "relu"
     bias: bool = Field(True, description="biases on W_1 and W_2")
 
