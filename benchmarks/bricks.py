@@ -3,7 +3,8 @@
     python -m benchmarks.bricks [--root DIR] [--only WORD ...] [--steps N] [--list] [--out runs/bricks] [--results FILE]
 
 Every brick of docs/bricks.md has a model of its own, beside the base of its family, of one seed: a decoder of Shakespeare's characters; for
-what a decoder cannot have, masked characters of the same text, recurrent networks, digits, and exercises. A record has the loss on
+what a decoder cannot have, masked characters of the same text, recurrent networks, digits, and exercises; for what fine-tunes, exercises
+from the decoder's base. A record has the loss on
 validation in nats, processor milliseconds of a training step (the median; other work on the machine hardly matters), and parameters. A
 record that is there for the same settings is kept, so that what was stopped goes on. One thread; about an hour and a half of one processor.
 Training is short, and of one seed; the bases have three, to tell what a seed alone changes.
@@ -45,13 +46,13 @@ class Family(NamedTuple):
         recipe: packaged.
         fields: of the recipe that all have.
         steps: as a share of those asked for.
-        figure: of validation.
+        start: the family whose base its models start from.
     """
 
     recipe: str
     fields: tuple[str, ...]
     steps: float = 1.0
-    figure: str = "loss"
+    start: str | None = None
 
 
 FAMILIES = {
@@ -72,6 +73,7 @@ FAMILIES = {
     "vision": Family("digits-vit", ("training.batch_images=64",)),
     "instructions": Family("exercises", ("model.mask=causal", "training.batch_tokens=1024"), 2.0),
     "translator": Family("phrasebook-lstm", ("model.d_model=96", "training.validate_bleu=0", "training.batch_tokens=1024")),
+    "tuned": Family("exercises", (*WIDTHS, "model.mask=causal", "training.batch_tokens=1024"), start="decoder"),
 }
 """What every family's base is trained with."""
 
@@ -80,6 +82,7 @@ HOMES = {
     "model.stem.attention": "vision",
     "model.mask": "instructions",
     "model.cell": "recurrent",
+    "training.adapter": "tuned",
 }
 """The families of the fields that a decoder's base does not show."""
 
@@ -134,12 +137,6 @@ NEEDED: dict[tuple[str, str], tuple[str, ...]] = {
 }
 """What a value needs beside its name, at these lengths and of equal size; all else is FIELD=KIND."""
 
-UNTRAINED = {
-    "lora": "starts from a trained run; docs/bricks.md has its numbers by formula",
-}
-"""Kinds without a model here, and why."""
-
-
 class Model(NamedTuple):
     """A model to train: ``name`` in the record, its family, and what differs from the family's base."""
 
@@ -147,6 +144,9 @@ class Model(NamedTuple):
     family: str
     fields: tuple[str, ...]
 
+
+ALL_MAPS = ["attn.q", "attn.k", "attn.v", "attn.o", "ff.gate", "ff.up", "ff.down"]
+"""Of a gated block."""
 
 SEEDS = (2, 3)
 """Of the bases besides the first, to tell what a difference is worth."""
@@ -160,6 +160,9 @@ MORE = (
     *(Model(f"approximation {kind}", "encoder", (f"model.attention.approximation={kind}",)) for kind in ("linear", "performer")),
     Model("luong, dot", "translator", ('model.attention={kind="luong", score="dot"}',)),
     Model("luong, no input feeding", "translator", ('model.attention={kind="luong", input_feeding=false}',)),
+    Model("nothing to start from", "tuned", ("training.start_from=none",)),
+    Model("adapter lora, rate 1e-2", "tuned", ("training.adapter=lora", "training.learning_rate=1e-2")),
+    Model("adapter lora, rate 1e-2, all maps", "tuned", (f'training.adapter={{kind="lora", on={ALL_MAPS}}}', "training.learning_rate=1e-2")),
 )
 """Settings that no name of a brick says."""
 
@@ -176,12 +179,11 @@ def models() -> Iterator[Model]:
         yield from (Model(f"base, seed {seed}", family, (f"training.seed={seed}",)) for seed in SEEDS)
     for table in TABLES:
         for kind in kinds(table):
-            if kind not in UNTRAINED:
-                family = "translator" if table.title == RECURRENT_ATTENTION else ELSEWHERE.get(kind, HOMES.get(table.field, "decoder"))
-                if (table.field, kind) == ("model.attention.pattern", "prefix"):
-                    family = "instructions"
-                default = () if table.field == "model.attention" and kind == "multihead" else (f"{table.field}={kind}",)
-                yield Model(f"{table.field.removeprefix('model.')} {kind}", family, NEEDED.get((table.field, kind), default))
+            family = "translator" if table.title == RECURRENT_ATTENTION else ELSEWHERE.get(kind, HOMES.get(table.field, "decoder"))
+            if (table.field, kind) == ("model.attention.pattern", "prefix"):
+                family = "instructions"
+            default = () if table.field == "model.attention" and kind == "multihead" else (f"{table.field}={kind}",)
+            yield Model(f"{table.field.removeprefix('model.')} {kind}", family, NEEDED.get((table.field, kind), default))
     yield from MORE
 
 
@@ -208,14 +210,17 @@ def settings(model: Model, steps: int, root: str) -> list[str]:
 
 
 def trained(model: Model, fields: list[str], folder: Path) -> Record:
-    """Train a model and say what it learnt and took."""
+    """Train a model and say what it learnt and took; a family that starts from another's base finds that one's run beside the folder."""
+    family = FAMILIES[model.family]
+    if family.start:
+        fields = [f"training.start_from={(folder.parent / family.start).resolve()}", *fields]
     clock = list[float]()
 
     def watch(event: Event) -> None:
         if isinstance(event, Stepped):
             clock.append(time.process_time())
 
-    run = transom.train(FAMILIES[model.family].recipe, folder, fields, overwrite=True, observers=[watch])
+    run = transom.train(family.recipe, folder, fields, overwrite=True, observers=[watch])
     if run.reason == "stopped":
         print("stopped; what was recorded is kept, and the same command goes on", file=sys.stderr)
         sys.exit(run.exit_code)
@@ -286,6 +291,9 @@ def main(arguments: list[str] | None = None) -> None:
     pending = [(model, fields, names) for model, fields, names in wanted if (model.family, fields) not in kept]
     command = "python -m benchmarks.bricks " + " ".join(arguments if arguments is not None else sys.argv[1:])
     result["facts"] = facts(command.strip(), choose_threads().count, measure_peak())
+    for start in {family for model, _, _ in pending if (family := FAMILIES[model.family].start)}:
+        base = Model("base", start, ())
+        trained(base, settings(base, asked.steps, asked.root), asked.out / start)
     start = time.monotonic()
     for n, (model, fields, names) in enumerate(pending, 1):
         record = {"family": model.family, "names": names, **trained(model, fields, asked.out / "run")}

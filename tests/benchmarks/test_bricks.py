@@ -15,8 +15,7 @@ def test_every_value_of_the_catalogue_has_a_model_and_differs_from_the_base_unle
     names = [name for _, _, names in found for name in names]
     for table in TABLES:
         for kind in bricks.kinds(table):
-            assert kind in bricks.UNTRAINED or f"{table.field.removeprefix('model.')} {kind}" in names, kind
-    assert set(bricks.UNTRAINED) <= {kind for table in TABLES for kind in bricks.kinds(table)}
+            assert f"{table.field.removeprefix('model.')} {kind}" in names, kind
     shared = {name for model, _, names in found for name in names if model.name == "base"}
     assert {"norm rmsnorm", "position rotary", "feed_forward swiglu", "training.exits none", "cell lstm", "stem convolutional"} < shared
     assert not {"norm dyt", "model n_kv_heads", "training.exits linear", "stem none", "mask prefix"} & shared
@@ -26,12 +25,13 @@ def test_every_value_of_the_catalogue_has_a_model_and_differs_from_the_base_unle
 def test_bricks_are_trained_once_and_laid_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "input.txt").write_text("".join(random.Random(1).choices("to be or not\n", k=90_000)))
     asked = ["--root", str(tmp_path), "--out", str(tmp_path / "runs"), "--results", str(tmp_path / "bricks.json"), "--steps", "3"]
-    only = ["--only", "exits none", "exits linear", "stem.attention se"]
+    only = ["--only", "exits none", "exits linear", "stem.attention se", "adapter lora"]
     bricks.main([*asked, *only])
-    assert "1 of 3: decoder, base" in capsys.readouterr().out
+    assert "1 of 6: decoder, base" in capsys.readouterr().out
     written = (tmp_path / "bricks.json").read_text()
     rows = {row["names"][0]: row for row in json.loads(written)["rows"]}
     base, early, se = rows["base"], rows["training.exits linear"], rows["stem.attention se"]
+    assert rows["training.adapter lora"]["family"] == "tuned", "it learnt instructions beside the decoder's base"
     assert base["parameters"] == early["parameters"] and base["n_steps"] == se["n_steps"] == 3 and "exits" not in base
     assert all(row["milliseconds_a_step"] > 0 and row["validation"]["loss"] > 0 for row in rows.values())
     passed = [each["blocks"] for each in early["exits"]]

@@ -72,6 +72,13 @@ def test_generate_takes_prompts_from_a_file_and_several_samples(transom: Call, s
     assert not {"\n", "i"} & set(stopped[0]["continuations"][0]["text"])
 
 
+def test_what_a_draw_would_need_is_told_where_nothing_is_drawn(transom: Call, spoken: LanguageRun) -> None:
+    greedy = transom("generate", spoken.folder, "the", "--temperature", "0", "--top-k", "5", "--samples", "2", "--precision", "fp32")
+    assert greedy.code == 0 and "likeliest token, so nothing hangs on --top-k, --samples\n" in greedy.err
+    for asked in (["--temperature", "0"], ["--temperature", "0.5", "--top-k", "5"]):
+        assert "likeliest token" not in transom("generate", spoken.folder, "the", *asked, "--precision", "fp32").err
+
+
 def test_a_text_that_outgrows_the_model_is_said(transom: Call, spoken: LanguageRun) -> None:
     grown = transom("generate", spoken.folder, "the", "--max-new-tokens", "60", "--min-new-tokens", "59")
     assert grown.code == 0 and "outgrew the 16 tokens that the model reads: where they were full it went on from the last 8" in grown.err

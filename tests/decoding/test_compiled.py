@@ -231,17 +231,23 @@ def rounded(x: torch.Tensor) -> torch.Tensor:
     return torch.where(scale > 0, (x.double() / scale).round(), 0.0) * scale
 
 
+NO_MATRIX_UNIT = ("-mno-amx-tile", "-mno-amx-int8", "-mno-amx-bf16")
+
+
 @needs_library
-def test_without_the_matrix_unit_the_numbers_are_the_same() -> None:
+@pytest.mark.parametrize("flags", [NO_MATRIX_UNIT, (*NO_MATRIX_UNIT, "-mno-avx512bf16")], ids=["no matrix unit", "no bfloat16 either"])
+def test_on_lesser_processors_the_numbers_are_the_same(flags: tuple[str, ...]) -> None:
     compiler = shutil.which("g++") or shutil.which("c++")
     assert compiler is not None
-    plain = opened(compiled(compiler, "-mno-amx-tile", "-mno-amx-int8", "-mno-amx-bf16"))
+    lesser = opened(compiled(compiler, *flags))
     draw = torch.Generator().manual_seed(1)
-    weight, x = torch.randn(37, 200, generator=draw), torch.randn(19, 200, generator=draw)
-    with_tiles, without = (product(x, "int8", weight, lib=lib) for lib in (library(), plain))
-    assert torch.equal(with_tiles, without)
-    with_tiles, without = (product(x, "bf16", weight, lib=lib) for lib in (library(), plain))
-    assert torch.allclose(with_tiles, without, rtol=0, atol=1e-4)
+    weight, x = torch.randn(37, 200, generator=draw), torch.randn(83, 200, generator=draw)
+    for n in (*range(1, 20), 83):  # as many rows at once as there are forms of the product, and more
+        ours, theirs = (product(x[:n], "int8", weight, lib=lib) for lib in (library(), lesser))
+        assert torch.equal(ours, theirs)
+        ours, theirs = (product(x[:n], "bf16", weight, lib=lib) for lib in (library(), lesser))
+        assert torch.allclose(ours, theirs, rtol=0, atol=1e-4)
+        assert torch.equal(theirs[-1:], product(x[n - 1 : n], "bf16", weight, lib=lesser)), "a row is the same beside any others"
 
 
 @needs_library

@@ -114,7 +114,11 @@ def test_what_is_too_long_is_cut_or_left_out_and_counted() -> None:
     assert max(batch.source.tokens.shape[1] for _, slices in islice(cut.batches_from(0), 40) for batch in slices) == 6
     report = report_labelled(Splits(DATA, DATA), ("neg", "pos"), WORD_LEVEL, cut)
     assert f"train: {longer} texts longer than the 6 tokens that the model reads; their beginning stands for them" in report.problems
-    assert "they are left out" in " ".join(report_labelled(Splits(DATA, DATA), ("neg", "pos"), WORD_LEVEL, left).problems)
+    dropped = report_labelled(Splits(DATA, DATA), ("neg", "pos"), WORD_LEVEL, left)
+    assert f"train: {longer} texts longer than the 6 tokens that the model reads; they are left out" in dropped.problems
+    for each in (report, dropped):
+        assert f"valid: {longer} texts longer than the 6 tokens that the model reads; their beginning stands for them" in each.problems
+    assert dropped.longer == {"train": {"texts": longer, "left out": longer}, "valid": {"texts": longer, "left out": 0}}
     with pytest.raises(DataError, match="expected texts of at most 2 tokens, found none"):
         loader(max_seq_len=2, too_long="drop")
     with pytest.raises(

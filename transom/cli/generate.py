@@ -92,6 +92,8 @@ def generate(
         "name": "PROMPT" if input_file is None else str(input_file),
     }
     generator = load_as(Generator, run, precision)
+    if not as_json:
+        _undrawn(generator, options, samples)
     start = time.perf_counter()
     if input_file is None and samples == 1 and not as_json:
         _streamed(generator, prompts[0], options)
@@ -101,6 +103,17 @@ def generate(
         found = generator.continuations(prompts, samples, **options, tell=tell)
     _told(prompts, found, generator, as_json)
     _exited(generator, time.perf_counter() - start, as_json)
+
+
+OF_THE_DRAW = ("top_k", "top_p", "min_p", "typical_p", "seed")
+
+
+def _undrawn(generator: Any, options: dict[str, Any], samples: int) -> None:
+    """Tell that nothing is drawn at temperature 0, where something was asked of the draw."""
+    temperature = generator.sampling.temperature if options["temperature"] is None else options["temperature"]
+    asked = [f"--{name.replace('_', '-')}" for name in OF_THE_DRAW if options[name] is not None] + ["--samples"] * (samples > 1)
+    if temperature == 0 and asked:
+        note(f"temperature 0 takes always the likeliest token, so nothing hangs on {', '.join(asked)}")
 
 
 def _told(prompts: Sequence[str], found: Sequence[Sequence[Any]], generator: Any, as_json: bool) -> None:

@@ -159,9 +159,9 @@ void begin_products() {
 
 void end_products() { _tile_release(); }
 
-// Multiply up to four tiles of rows with one block of 16 outputs; accumulators are tiles 0 to 3.
+// Multiply up to four tiles of rows with one block of 16 outputs; accumulators are tiles 0 to 3. Rows that are not there are zeros.
 template <Kind kind, int N>
-void multiply(const uint8_t* a, int stride, const uint8_t* b, int n_tiles, void* sums) {
+void multiply_tiles(const uint8_t* a, int stride, const uint8_t* b, int n_tiles, void* sums) {
     _tile_zero(0);
     if constexpr (N > 1) _tile_zero(1);
     if constexpr (N > 2) _tile_zero(2);
@@ -184,37 +184,68 @@ void multiply(const uint8_t* a, int stride, const uint8_t* b, int n_tiles, void*
     if constexpr (N > 3) _tile_stored(3, to + 3 * TILE, 64);
 }
 
+template <Kind kind>
+void multiply(const uint8_t* a, int stride, const uint8_t* b, int n_tiles, int rows, void* sums) {
+    switch (up_to(rows, LANES) / LANES) {
+        case 1: return multiply_tiles<kind, 1>(a, stride, b, n_tiles, sums);
+        case 2: return multiply_tiles<kind, 2>(a, stride, b, n_tiles, sums);
+        case 3: return multiply_tiles<kind, 3>(a, stride, b, n_tiles, sums);
+        default: return multiply_tiles<kind, 4>(a, stride, b, n_tiles, sums);
+    }
+}
+
 #else
 
 bool may_multiply() { return true; }
 void begin_products() {}
 void end_products() {}
 
+constexpr int AT_ONCE = 8;  // rows that share one reading of the weights
+
+// Multiply the pairs of two bfloat16 in each lane and add them up; one is the upper half of a float.
+inline __m512 add_pairs(__m512 sum, __m512i x, __m512i w) {
+#if defined(__AVX512BF16__)
+    return _mm512_dpbf16_ps(sum, (__m512bh)x, (__m512bh)w);
+#else
+    const __m512i upper = _mm512_set1_epi32(int32_t(0xffff0000));
+    sum = _mm512_fmadd_ps(_mm512_castsi512_ps(_mm512_slli_epi32(x, 16)), _mm512_castsi512_ps(_mm512_slli_epi32(w, 16)), sum);
+    return _mm512_fmadd_ps(_mm512_castsi512_ps(_mm512_and_si512(x, upper)), _mm512_castsi512_ps(_mm512_and_si512(w, upper)), sum);
+#endif
+}
+
+// Multiply some rows with one block of 16 outputs; a row's sum is the same beside any others.
 template <Kind kind, int N>
-void multiply(const uint8_t* a, int stride, const uint8_t* b, int n_tiles, void* sums) {
-    for (int row = 0; row < N * LANES; row++) {
-        const uint8_t* x = a + size_t(row) * stride;
-        if constexpr (kind == INT8) {
-            __m512i sum = _mm512_setzero_si512(), offset = _mm512_setzero_si512();
-            for (int k = 0; k < n_tiles * LANES; k++) {  // the instruction wants unsigned times signed: x + 128, and 128 times the weights back
-                __m512i w = _mm512_loadu_si512(b + k * 64);
-                int32_t four;
-                std::memcpy(&four, x + 4 * k, 4);
-                sum = _mm512_dpbusd_epi32(sum, _mm512_set1_epi32(four ^ int32_t(0x80808080)), w);
-                offset = _mm512_dpbusd_epi32(offset, _mm512_set1_epi8(char(128)), w);
-            }
-            _mm512_storeu_si512((int32_t*)sums + row * LANES, _mm512_sub_epi32(sum, offset));
-        } else {
-            __m512 sum = _mm512_setzero_ps();
-            for (int k = 0; k < n_tiles * LANES; k++) {  // two inputs at a time: a bfloat16 is the upper half of a float
-                uint32_t two;
-                std::memcpy(&two, x + 4 * k, 4);
-                __m512i w = _mm512_loadu_si512(b + k * 64), upper = _mm512_set1_epi32(int32_t(0xffff0000));
-                sum = _mm512_fmadd_ps(_mm512_castsi512_ps(_mm512_set1_epi32(two << 16)), _mm512_castsi512_ps(_mm512_slli_epi32(w, 16)), sum);
-                sum = _mm512_fmadd_ps(_mm512_castsi512_ps(_mm512_set1_epi32(two & 0xffff0000)), _mm512_castsi512_ps(_mm512_and_si512(w, upper)), sum);
-            }
-            _mm512_storeu_ps((float*)sums + row * LANES, sum);
+void multiply_rows(const uint8_t* a, int stride, const uint8_t* b, int n_tiles, uint8_t* sums) {
+    __m512 sum[N] = {};  // in 8 bits the bits of whole numbers
+    const __m512i signs = _mm512_set1_epi32(int32_t(0x80808080));
+    __m512i offset = _mm512_setzero_si512();  // the instruction wants unsigned times signed: x + 128, and 128 times the weights back
+    for (int k = 0; k < n_tiles * LANES; k++, a += 4, b += 64) {
+        _mm_prefetch((const char*)b + 8 * TILE, _MM_HINT_T0);
+        const __m512i w = _mm512_loadu_si512(b);
+        if constexpr (kind == INT8) offset = _mm512_dpbusd_epi32(offset, signs, w);
+        for (int row = 0; row < N; row++) {
+            int32_t inputs;
+            std::memcpy(&inputs, a + size_t(row) * stride, 4);
+            const __m512i x = _mm512_set1_epi32(inputs);
+            if constexpr (kind == BFLOAT16) sum[row] = add_pairs(sum[row], x, w);
+            else sum[row] = _mm512_castsi512_ps(_mm512_dpbusd_epi32(_mm512_castps_si512(sum[row]), _mm512_xor_si512(x, signs), w));
         }
+    }
+    for (int row = 0; row < N; row++, sums += 64) {
+        if constexpr (kind == BFLOAT16) _mm512_storeu_ps(sums, sum[row]);
+        else _mm512_storeu_si512(sums, _mm512_sub_epi32(_mm512_castps_si512(sum[row]), offset));
+    }
+}
+
+template <Kind kind>
+void multiply(const uint8_t* a, int stride, const uint8_t* b, int n_tiles, int rows, void* sums) {
+    auto* to = (uint8_t*)sums;
+    for (; rows >= AT_ONCE; rows -= AT_ONCE, a += size_t(AT_ONCE) * stride, to += AT_ONCE * 64)
+        multiply_rows<kind, AT_ONCE>(a, stride, b, n_tiles, to);
+    switch (rows) {
+#define ROWS(n) case n: return multiply_rows<kind, n>(a, stride, b, n_tiles, to);
+        ROWS(1) ROWS(2) ROWS(3) ROWS(4) ROWS(5) ROWS(6) ROWS(7)
+#undef ROWS
     }
 }
 
@@ -234,12 +265,7 @@ void product(const Linear& map, const Rows& x, int rows, int begin, int end, flo
         for (int from = 0; from < rows; from += STRIP * LANES) {
             const uint8_t* a = x.bytes.data() + size_t(from) * x.stride;
             int here = rows - from < STRIP * LANES ? rows - from : STRIP * LANES;
-            switch (up_to(here, LANES) / LANES) {
-                case 1: multiply<kind, 1>(a, x.stride, b, n_tiles, sums); break;
-                case 2: multiply<kind, 2>(a, x.stride, b, n_tiles, sums); break;
-                case 3: multiply<kind, 3>(a, x.stride, b, n_tiles, sums); break;
-                default: multiply<kind, 4>(a, x.stride, b, n_tiles, sums);
-            }
+            multiply<kind>(a, x.stride, b, n_tiles, here, sums);
             for (int row = 0; row < here; row++) {
                 __m512 sum;
                 if constexpr (kind == INT8)

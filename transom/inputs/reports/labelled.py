@@ -32,14 +32,14 @@ class LabelledReport(Report):
         texts: for each split its size, origin and doubles.
         classes: for each split the number of texts of each class.
         tokens: for each split the distribution of lengths in tokens, without special symbols.
-        longer: training texts of more tokens than the model reads, and what becomes of them.
+        longer: for training and validation the texts of more tokens than the model reads, and how many of them are left out.
         unseen: for each split but training's, the symbols that training never shows.
     """
 
     texts: dict[str, Row]
     classes: dict[str, dict[str, int]]
     tokens: dict[str, Distribution]
-    longer: dict[str, int]
+    longer: dict[str, Row]
     unseen: dict[str, Row]
 
     def figures(self) -> list[str]:
@@ -68,18 +68,25 @@ def report_labelled(splits: Splits[Pairs], classes: Sequence[str], tokenizer: To
     rows = {name: encode(tokenizer, part.source) for name, part in parts.items()}
     seen = {token for row in rows["train"] for token in row}
     counts = class_counts({name: part.target for name, part in parts.items()}, classes)
-    fate = "their beginning stands for them" if loader.n_samples == len(train) else "they are left out"
-    longer = f"train: {counted(loader.n_longer, 'text')} longer than the {loader.max_seq_len} tokens that the model reads; {fate}"
+    longer: dict[str, Row] = {
+        "train": {"texts": loader.n_longer, "left out": len(train) - loader.n_samples},
+        "valid": {"texts": sum(len(row) + 1 > loader.max_seq_len for row in rows["valid"]), "left out": 0},
+    }
     return LabelledReport(
         problems=[
             *contradictions(train.source, train.target, train.line, "text", "class than the same text before, lines"),
-            *([longer] if loader.n_longer else []),
+            *(
+                f"{name}: {counted(int(of_part['texts']), 'text')} longer than the {loader.max_seq_len} tokens that the model reads;"
+                f" {'they are left out' if of_part['left out'] else 'their beginning stands for them'}"
+                for name, of_part in longer.items()
+                if of_part["texts"]
+            ),
             *overlaps({name: part.source for name, part in parts.items()}, "text"),
             *rare_classes(counts["train"], "text"),
         ],
         texts={name: {"texts": len(part), "from": part.name, "doubles": len(part) - len(set(part.source))} for name, part in parts.items()},
         classes=counts,
         tokens={name: distribution(of_part) for name, of_part in rows.items()},
-        longer={"texts": loader.n_longer, "left out": len(train) - loader.n_samples},
+        longer=longer,
         unseen={name: unseen(tokenizer, of_part, seen) for name, of_part in rows.items() if name != "train"},
     )
