@@ -10,8 +10,9 @@ from transom.config.approximations import AnyApproximation, Linear, Linformer, N
 from transom.config.model import Decoder, MaskedEncoder
 from transom.layers.approximate import ApproximateAttention, build_approximation, build_attention
 from transom.layers.approximation import Approximation
-from transom.layers.attention import Attention, per_query_head
+from transom.layers.attention import Attention
 from transom.layers.cache import KeyValues, Sums, SumsCache
+from transom.layers.lean import per_query_head
 from transom.layers.linear_attention import BOUND, CHUNK, KernelAttention
 from transom.layers.linear_attention import Performer as PerformerLayer
 from transom.layers.sight import Reach, Sight

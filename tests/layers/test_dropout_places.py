@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from transom.config import bricks
 from transom.config.model import Seq2Seq
 from transom.inputs.batch import translation_batch
-from transom.layers import attention, dropout
+from transom.layers import dropout, lean
 from transom.layers.attention import Attention, Terms, attend_fused
 from transom.layers.block import ParallelBlock
 from transom.layers.embedding import Embedding
@@ -40,7 +40,7 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list[tuple[float, torch.Size]]:
         return mask(x, p)
 
     monkeypatch.setattr(dropout, "keep_mask", known)
-    monkeypatch.setattr(attention, "keep_mask", known)
+    monkeypatch.setattr(lean, "keep_mask", known)
     return draws
 
 

@@ -15,7 +15,7 @@ from transom.layers.attention import Attention, Terms, attend_explicit, attend_t
 from transom.layers.position import Position, build_position
 from transom.layers.rule import LOOKING_BACK, SAME_SEGMENT, Places, Rule
 from transom.layers.sight import Sight, look, look_back
-from transom.layers.tiles import TILE, Tiles, over_tiles, plan, visible_pairs
+from transom.layers.tiles import TILE, Tiles, joined, plan, visible_pairs
 
 BIGBIRD = {
     "kind": "any",
@@ -197,8 +197,6 @@ def test_the_layer_attends_by_tiles_or_seen_keys_alike() -> None:
 
 
 def test_parts_without_their_sums_cannot_be_joined() -> None:
-    places = packed([64], 0)
-    tiles = Tiles(plan(SAME_SEGMENT & pattern(SPARSE), places, places), position_of("none").bias)
-    q = drawn(1, 2, 64, 4)
+    z = torch.zeros(1, 2, 3, 4)
     with pytest.raises(AssertionError, match="joined"):
-        over_tiles(lambda q, k, v, mask, bias: (attend_explicit(q, k, v, Terms(mask, bias)),), q, q, q, tiles)
+        joined([(z,), (z,)], None)

@@ -43,7 +43,8 @@ from transom.inputs.batch import Batch, LanguageBatch, MaskedBatch, Sequences
 from transom.inputs.windows import language_batch
 from transom.inspection.names import Recorder, sites
 from transom.inspection.recompute import attention_pattern
-from transom.layers.attention import Attends, per_query_head
+from transom.layers.attention import Attends
+from transom.layers.lean import per_query_head
 from transom.layers.norm import BatchNorm
 from transom.models.build import build_model
 from transom.models.network import Network

@@ -11,7 +11,7 @@ from transom.inputs.batch import LanguageBatch, Sequences, TranslationBatch
 from transom.inspection.names import Recorder
 from transom.inspection.recompute import attention_pattern
 from transom.layers import sight
-from transom.layers.attention import per_query_head
+from transom.layers.lean import per_query_head
 from transom.models.build import build_model
 from transom.models.decoder import DecoderTransformer
 from transom.planning import flops

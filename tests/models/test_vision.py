@@ -37,7 +37,7 @@ from transom.inputs.batch import ImageBatch, Mixed
 from transom.inspection.names import Recorder, sites
 from transom.inspection.recompute import attention_pattern
 from transom.layers import sight
-from transom.layers.attention import per_query_head
+from transom.layers.lean import per_query_head
 from transom.layers.patches import patches
 from transom.layers.position import build_position, resized_grid, sinusoids
 from transom.models.build import build_model

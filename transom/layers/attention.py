@@ -1,18 +1,18 @@
 """Attention: one scores function, a readable reference, fast paths, and the multi-head module around them."""
 
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from transom.config.architecture import Transformer
 from transom.layers.cache import BlockCache, KeyValueCache, KeyValues, Remembered, RoutedCache, SumsCache
 from transom.layers.dropout import dropout as dropped
-from transom.layers.dropout import keep_mask, rounded
+from transom.layers.dropout import rounded
 from transom.layers.flex import NARROWEST, Blocks, over_blocks
+from transom.layers.lean import Lean, attend_lean, per_query_head
 from transom.layers.norm import build_norm
 from transom.layers.position import turn
 from transom.layers.sight import EVERYTHING, Sight
@@ -44,11 +44,6 @@ class Terms(NamedTuple):
 
 PLAIN = Terms()
 """Nothing beside them."""
-
-
-def per_query_head(x: Float[Tensor, "batch kv_heads *places width"], n_heads: int) -> Float[Tensor, "batch n_heads *places width"]:
-    """Give each query head the key or value head of its group: heads 0 to g - 1 the first, and so on (Ainslie et al. 2023)."""
-    return x if x.shape[1] == n_heads else x.repeat_interleave(n_heads // x.shape[1], 1)
 
 
 def scores(
@@ -111,45 +106,6 @@ def attend_fused(
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=terms.dropout)
 
 
-class _Short(torch.autograd.Function):
-    """``attend_explicit`` with its gradient written out; ``bias`` gets none.
-
-    With P = softmax(S), D the dropout mask, Z = (P D) V and G the gradient of Z:
-    dV = (P D)^T G, dP = D (G V^T), dS = P (dP - rowsum(P dP)), dQ = dS K / sqrt(d_k), dK = dS^T Q / sqrt(d_k).
-    The softmax works in float32 inside and keeps P in the type of the products: at these sizes time goes into passes over memory.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, bias: Tensor | None, dropout: float) -> Tensor:
-        q, k, v = (x.contiguous() for x in (q, k, v))
-        q = q * q.shape[-1] ** -0.5
-        s = q @ k.transpose(-2, -1)
-        if bias is not None:
-            s = s + bias.to(s.dtype)
-        blind = None if mask is None else ~mask.any(-1, keepdim=True)
-        if mask is not None and blind is not None:
-            s.add_(torch.zeros(mask.shape, dtype=s.dtype, device=s.device).masked_fill_(~(mask | blind), -torch.inf))
-        p = s.softmax(-1)
-        drop = keep_mask(p, dropout) if dropout else None
-        z = (p if drop is None else p * drop) @ v
-        ctx.save_for_backward(q, k, v, p, drop, blind)
-        return z if blind is None else z.masked_fill_(blind, 0.0)  # a row that sees nothing gives 0, never NaN
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, p, drop, blind = ctx.saved_tensors
-        if blind is not None:
-            grad = grad.masked_fill(blind, 0.0)
-        grad_p = grad @ v.transpose(-2, -1)
-        if drop is not None:
-            grad_p.mul_(drop)
-        grad_v = (p if drop is None else p * drop).transpose(-2, -1) @ grad
-        grad_s = torch._softmax_backward_data(grad_p, p, -1, p.dtype)
-        grad_q = (grad_s @ k).mul_(q.shape[-1] ** -0.5)
-        return grad_q, grad_s.transpose(-2, -1) @ q, grad_v, None, None, None
-
-
 def attend_short(
     q: Float[Tensor, "batch n_heads query d_head"],
     k: Float[Tensor, "batch kv_heads key d_head"],
@@ -158,28 +114,10 @@ def attend_short(
 ) -> Float[Tensor, "batch n_heads query d_value"]:
     """Attend explicitly with a lean gradient: the fastest way to train on short sequences on a CPU.
 
-    The same function as ``attend_explicit`` where scores are neither bounded nor sunk; the bias gets no gradient.
+    The same function as ``attend_explicit`` where scores are not sunk; the bias gets no gradient.
     """
-    assert terms.softcap is None and terms.sinks is None, "the lean gradient knows no softcap and no sinks"
-    k, v = per_query_head(k, q.shape[1]), per_query_head(v, q.shape[1])
-    z: Tensor = _Short.apply(q, k, v, terms.mask, terms.bias, rounded(terms.dropout))  # type: ignore[no-untyped-call]
-    return z
-
-
-def attend_part(
-    q: Float[Tensor, "batch n_heads query d_head"],
-    k: Float[Tensor, "batch kv_heads key d_head"],
-    v: Float[Tensor, "batch kv_heads key d_value"],
-    terms: Terms = PLAIN,
-) -> tuple[Float[Tensor, "batch n_heads query d_value"], Float[Tensor, "batch n_heads query 1"]]:
-    """Attend explicitly to a part of the keys; also give the logarithm of each query's sum of exponentials, by which parts are joined."""
-    s = scores(q, k, terms)
-    s = s.to(torch.promote_types(s.dtype, torch.float32))
-    if terms.mask is not None:
-        s = s.masked_fill(~terms.mask, torch.finfo(s.dtype).min)
-    log = s.logsumexp(-1, keepdim=True)
-    z = dropped((s - log).exp(), terms.dropout, True).to(v.dtype) @ per_query_head(v, q.shape[1])
-    return z if terms.mask is None else z.masked_fill(~terms.mask.any(-1, keepdim=True), 0.0), log
+    assert terms.sinks is None, "the lean gradient of short sequences knows no sinks"
+    return attend_lean(q, k, v, terms.mask, terms.bias, lean(terms))
 
 
 def attend_tiles(
@@ -190,14 +128,12 @@ def attend_tiles(
     terms: Terms = PLAIN,
 ) -> Float[Tensor, "batch n_heads query d_value"]:
     """Attend over the visible tiles of a mask: the same function as ``attend_explicit`` with its mask and bias written out."""
-    lean = len(tiles.parts) == 1 and terms.softcap is None and terms.sinks is None and not tiles.learned
-    plain = terms._replace(sinks=None)
+    return over_tiles(q, k, v, tiles, lean(terms), terms.sinks)
 
-    def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, bias: Tensor | None) -> tuple[Tensor, ...]:
-        here = plain._replace(mask=mask, bias=bias)
-        return (attend_short(q, k, v, here),) if lean else attend_part(q, k, v, here)
 
-    return over_tiles(attend, q, k, v, tiles, terms.sinks)
+def lean(terms: Terms) -> Lean:
+    """Give the lean gradient what it needs of the terms."""
+    return Lean(rounded(terms.dropout), terms.softcap)
 
 
 def attend_blocks(

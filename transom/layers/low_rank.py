@@ -6,7 +6,8 @@ from torch import Tensor, nn
 
 from transom.config import approximations
 from transom.layers.approximation import Approximation
-from transom.layers.attention import Terms, pattern, per_query_head, scores
+from transom.layers.attention import Terms, pattern, scores
+from transom.layers.lean import per_query_head
 
 
 class Linformer(Approximation):

@@ -1,8 +1,8 @@
 """Attention over the visible tiles of a mask only: exact, forward and back, in time and memory that grow with what is seen.
 
 Tokens are cut into tiles, each tile of queries gathers the tiles of keys that any of its queries may see, and attention is computed among
-them by the same functions as elsewhere; backward it is computed again, so that no weights are kept. Where tokens that see each other lie
-in groups far apart (strided patterns), they are first laid side by side. A union of patterns that want different orders is computed in
+them by the formulas for short sequences; backward the weights are computed again, so that none are kept. Where tokens that see each other
+lie in groups far apart (strided patterns), they are first laid side by side. A union of patterns that want different orders is computed in
 disjoint parts, each a softmax of its own, which are joined by the sums of their exponentials.
 """
 
@@ -17,17 +17,17 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
+from transom.layers.lean import Lean, gradients
 from transom.layers.rule import TILE, And, Or, Places, Rule
 
-PAIRS_AT_ONCE = 2**17
-"""Most scores a head that are held at once, unless one tile of queries has more: what the processor's cache holds is fastest."""
+PAIRS_AT_ONCE = 2**15
+"""Most scores a head that are held at once, unless one tile of queries has more: more take no less time, and memory."""
 
 WASTE = 0.2
 """Most of a chunk's keys that may be filled up, so that its tiles of queries have equally many."""
 
-Attend = Callable[[Tensor, Tensor, Tensor, Tensor | None, Tensor | None], tuple[Tensor, ...]]
-"""Attends with queries, keys, values, mask and bias; gives what each query gathered and, if parts are to be joined, the logarithm of its
-sum of exponentials, (batch, n_heads, query, 1)."""
+Bias = Callable[..., Tensor | None]
+"""Gives what is added to the scores between positions of queries and keys, from what is learned; None for nothing."""
 
 
 class Chunk(NamedTuple):
@@ -68,7 +68,7 @@ class Side(NamedTuple):
 
     def put_back(self, x: Float[Tensor, "batch heads length width"]) -> Float[Tensor, "batch heads length width"]:
         """Put vectors back from the order."""
-        return x if self.order is None else torch.empty_like(x).scatter(2, self.order[:, None, :, None].expand_as(x), x)
+        return x if self.order is None else torch.empty_like(x).scatter_(2, self.order[:, None, :, None].expand_as(x), x)
 
     def lay(self, x: Float[Tensor, "batch heads length width"]) -> Float[Tensor, "batch heads tiles tile width"]:
         """Cut vectors into tiles."""
@@ -89,6 +89,11 @@ class Part(NamedTuple):
     queries: Side
     keys: Side
     chunks: list[Chunk]
+
+    @property
+    def sides(self) -> tuple[Side, Side, Side]:
+        """How queries, keys and values are laid."""
+        return self.queries, self.keys, self.keys
 
     @property
     def pairs(self) -> int:
@@ -208,7 +213,7 @@ class Tiles(NamedTuple):
     """
 
     parts: list[Part]
-    bias: Callable[..., Tensor | None] = lambda *_: None
+    bias: Bias = lambda *_: None
     learned: Sequence[Tensor] = ()
 
     @property
@@ -218,21 +223,17 @@ class Tiles(NamedTuple):
 
 
 def over_tiles(
-    attend: Attend,
     q: Float[Tensor, "batch n_heads query d_head"],
     k: Float[Tensor, "batch kv_heads key d_head"],
     v: Float[Tensor, "batch kv_heads key d_value"],
     tiles: Tiles,
+    lean: Lean,
     sinks: Float[Tensor, "n_heads"] | None = None,
 ) -> Float[Tensor, "batch n_heads query d_value"]:
     """Attend over the visible tiles."""
     assert tiles.parts, "something is seen"
-    found = []
-    for part in tiles.parts:
-        sides = part.queries.lay(q), part.keys.lay(k), part.keys.lay(v)
-        gathered: tuple[Tensor, ...] = _Gathered.apply(attend, part, tiles.bias, *sides, *tiles.learned)  # type: ignore[no-untyped-call]
-        found.append(tuple(part.queries.take_up(x) for x in gathered))
-    return joined(found, sinks).to(v.dtype)
+    z: Tensor = _OverTiles.apply(tiles, lean, q, k, v, sinks, *tiles.learned)  # type: ignore[no-untyped-call]
+    return z
 
 
 def joined(found: Sequence[tuple[Tensor, ...]], sinks: Float[Tensor, "n_heads"] | None) -> Float[Tensor, "batch n_heads query d_value"]:
@@ -243,11 +244,15 @@ def joined(found: Sequence[tuple[Tensor, ...]], sinks: Float[Tensor, "n_heads"] 
     if len(found[0]) == 1:
         assert len(found) == 1 and sinks is None, "parts and sinks are joined by their sums of exponentials"
         return found[0][0]
-    logs = [log for _, log in found]
+    shares = shares_of([log for _, log in found], sinks)
+    return torch.stack([z * share for (z, _), share in zip(found, shares, strict=False)]).sum(0)
+
+
+def shares_of(logs: list[Tensor], sinks: Float[Tensor, "n_heads"] | None) -> Sequence[Float[Tensor, "batch n_heads query 1"]]:
+    """Give each part's share of a query's weights, that of the sinks last."""
     if sinks is not None:
-        logs.append(sinks.to(logs[0].dtype)[:, None, None].expand_as(logs[0]))
-    shares = torch.cat(logs, -1).softmax(-1)
-    return torch.stack([z * shares[..., i : i + 1] for i, (z, _) in enumerate(found)]).sum(0)
+        logs = [*logs, sinks.to(logs[0].dtype)[:, None, None].expand_as(logs[0])]
+    return torch.cat(logs, -1).softmax(-1).split(1, -1)
 
 
 def _slabs(numbers: Int[Tensor, "tiles *axes"], n_tiles: int, heads: int) -> Int[Tensor, "tiles heads *axes"]:
@@ -257,50 +262,99 @@ def _slabs(numbers: Int[Tensor, "tiles *axes"], n_tiles: int, heads: int) -> Int
     return (row * heads + head) * n_tiles + tile
 
 
-class _Gathered(torch.autograd.Function):
-    """Attention of tiles of queries with the tiles of keys that each sees, chunk by chunk; backward each chunk is computed again."""
+class _OverTiles(torch.autograd.Function):
+    """Attention of tiles of queries with the tiles of keys that each sees, chunk by chunk; backward its weights are computed again.
+
+    A part's weights are its own softmax times its share of all: so are its gradients, with rowsum(P dP) of all keys, which is rowsum(G Z).
+    """
 
     @staticmethod
-    def forward(ctx: Any, attend: Attend, part: Part, bias: Any, q: Tensor, k: Tensor, v: Tensor, *learned: Tensor) -> tuple[Tensor, ...]:
-        ctx.attend, ctx.part, ctx.bias = attend, part, bias
-        ctx.save_for_backward(q, k, v, *learned)
-        ctx.draws = torch.get_rng_state()
-        found: list[Tensor] = []
-        for chunk in part.chunks:
-            at, seen = _slabs_of(chunk, q, k)
-            gathered = attend(_gather(q, at), _gather(k, seen), _gather(v, seen), *_terms(part, chunk, bias, learned))
-            for i, x in enumerate(gathered):
-                if len(found) == i:  # what sees nothing gathers nothing, with a sum of exponentials of 0
-                    found.append(x.new_full((*q.shape[:-1], x.shape[-1]), 0.0 if i == 0 else torch.finfo(x.dtype).min))
-                found[i].flatten(0, 2)[at] = x
-        return tuple(found)
+    def forward(
+        ctx: Any, tiles: Tiles, lean: Lean, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, *learned: Tensor
+    ) -> Float[Tensor, "batch n_heads query d_value"]:
+        alone = len(tiles.parts) == 1 and sinks is None
+        ctx.draws = torch.get_rng_state() if lean.dropout else None
+        found = [_gather_part(part, tiles.bias, learned, lean, (q, k, v), not alone) for part in tiles.parts]
+        shares = [] if alone else shares_of([log for _, log in found], sinks)
+        z = joined(found, sinks).to(v.dtype)
+        ctx.tiles, ctx.lean, ctx.n_learned, ctx.sunk = tiles, lean, len(learned), sinks is not None
+        ctx.save_for_backward(q, k, v, z, *learned, *shares)
+        return z
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, *learned = (x.detach() for x in ctx.saved_tensors)  # what lies before them is not this function's
-        sides = (q, k, v)
-        sums = [torch.zeros_like(x, dtype=torch.promote_types(x.dtype, torch.float32)) for x in (*sides, *learned)]
-        learned = [x.requires_grad_() for x in learned]
-        with torch.random.fork_rng([]), torch.enable_grad():
-            torch.set_rng_state(ctx.draws)  # what was dropped is dropped again
-            for chunk in ctx.part.chunks:
-                at, seen = _slabs_of(chunk, q, k)
-                tiles = [_gather(x, slabs).requires_grad_() for x, slabs in zip(sides, (at, seen, seen), strict=True)]
-                found = ctx.attend(*tiles, *_terms(ctx.part, chunk, ctx.bias, learned))
-                behind = [grad.flatten(0, 2)[at] for grad in grads]
-                parts = torch.autograd.grad(found, [*tiles, *learned], behind, allow_unused=True)
-                for total, slabs, x in zip(sums[:3], (at, seen, seen), parts[:3], strict=True):
-                    total.flatten(0, 2).index_add_(0, slabs.flatten(), x.reshape(-1, *total.shape[3:]).to(total.dtype))
-                for total, x in zip(sums[3:], parts[3:], strict=True):
-                    if x is not None:
-                        total += x
-        return None, None, None, *(total.to(x.dtype) for total, x in zip(sums, (*sides, *learned), strict=True))
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, z, *rest = (x.detach() for x in ctx.saved_tensors)  # what lies before them is not this function's
+        learned, shares = [x.requires_grad_() for x in rest[: ctx.n_learned]], rest[ctx.n_learned :]
+        inner = (grad * z).sum(-1, keepdim=True, dtype=_wide(grad)) if shares else None
+        totals = list[Tensor]()
+        with torch.random.fork_rng([], enabled=ctx.draws is not None):
+            if ctx.draws is not None:
+                torch.set_rng_state(ctx.draws)  # what was dropped is dropped again
+            for i, part in enumerate(ctx.tiles.parts):
+                behind = (grad, None) if inner is None else ((grad * shares[i]).to(grad), inner * shares[i])
+                found = _gradients_of_part(part, ctx.tiles.bias, learned, ctx.lean, (q, k, v), *behind)
+                totals = [total.add_(x) for total, x in zip(totals, found, strict=True)] if totals else found
+        of_sinks = -(shares[-1] * inner).sum((0, 2, 3)) if ctx.sunk else None
+        return None, None, *(x.to(q) for x in totals[:3]), of_sinks, *totals[3:]
 
 
-def _slabs_of(chunk: Chunk, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-    """Say where the queries and the keys of a chunk are to be found among the tiles of all heads."""
-    return _slabs(chunk.queries, q.shape[2], q.shape[1]), _slabs(chunk.keys, k.shape[2], k.shape[1])
+def _wide(x: Tensor) -> torch.dtype:
+    """Name the type in which sums are added up."""
+    return torch.promote_types(x.dtype, torch.float32)
+
+
+def _gather_part(
+    part: Part, bias: Bias, learned: Sequence[Tensor], lean: Lean, sides: tuple[Tensor, Tensor, Tensor], log: bool
+) -> tuple[Tensor, ...]:
+    """Gather the values of a part of a mask; ``log`` asks for the logarithms of the sums of exponentials too."""
+    q, k, v = (side.lay(x) for side, x in zip(part.sides, sides, strict=True))
+    z = q.new_zeros(*q.shape[:-1], v.shape[-1])
+    logs = q.new_full((*q.shape[:-1], 1), torch.finfo(_wide(q)).min, dtype=_wide(q)) if log else None  # where nothing is seen
+    for chunk in part.chunks:
+        (at, _, _), (queries, keys, values) = _gathered(chunk, q, k, v)
+        weights = lean.weights(queries, keys, *_terms(part, chunk, bias, learned), log)
+        z.flatten(0, 2)[at] = weights.gather(values)
+        if logs is not None and weights.log is not None:
+            logs.flatten(0, 2)[at] = weights.log
+    return tuple(part.queries.take_up(x) for x in (z, logs) if x is not None)
+
+
+def _gradients_of_part(
+    part: Part,
+    bias: Bias,
+    learned: Sequence[Tensor],
+    lean: Lean,
+    sides: tuple[Tensor, Tensor, Tensor],
+    grad: Tensor,
+    inner: Tensor | None,
+) -> list[Tensor]:
+    """Give the gradients of queries, keys, values and what the bias is learned from, as far as they come from a part of a mask."""
+    q, k, v = (side.lay(x) for side, x in zip(part.sides, sides, strict=True))
+    behind, inside = part.queries.lay(grad), None if inner is None else part.queries.lay(inner)
+    sums, of_learned = [torch.zeros_like(x, dtype=_wide(x)) for x in (q, k, v)], [torch.zeros_like(x) for x in learned]
+    for chunk in part.chunks:
+        at, (queries, keys, values) = _gathered(chunk, q, k, v)
+        with torch.enable_grad():
+            mask, added = _terms(part, chunk, bias, learned)
+        weights = lean.weights(queries, keys, mask, None if added is None else added.detach())
+        inner_here = None if inside is None else inside.flatten(0, 2)[at[0]]
+        *found, of_scores = gradients(weights, queries, keys, values, behind.flatten(0, 2)[at[0]], inner_here)
+        for total, slabs, x in zip(sums, at, found, strict=True):
+            total.flatten(0, 2).index_add_(0, slabs.flatten(), x.reshape(-1, *total.shape[3:]).to(total.dtype))
+        if learned and added is not None:
+            of_bias = of_scores.sum_to_size(added.shape).to(added)
+            for total, x in zip(of_learned, torch.autograd.grad(added, learned, of_bias), strict=True):
+                total += x
+    del q, k, v, behind, inside  # what follows needs their room
+    return [side.take_up(sums.pop(0)) for side in part.sides] + of_learned
+
+
+def _gathered(chunk: Chunk, q: Tensor, k: Tensor, v: Tensor) -> tuple[tuple[Tensor, ...], list[Tensor]]:
+    """Gather the queries, keys and values of a chunk from the tiles of all heads; say where they were, each."""
+    at, seen = _slabs(chunk.queries, q.shape[2], q.shape[1]), _slabs(chunk.keys, k.shape[2], k.shape[1])
+    numbers = (at, seen, seen)
+    return numbers, [_gather(x, slabs) for x, slabs in zip((q, k, v), numbers, strict=True)]
 
 
 def _gather(x: Tensor, slabs: Tensor) -> Float[Tensor, "tiles heads length width"]:
@@ -308,7 +362,7 @@ def _gather(x: Tensor, slabs: Tensor) -> Float[Tensor, "tiles heads length width
     return x.flatten(0, 2).index_select(0, slabs.flatten()).view(*slabs.shape[:2], -1, x.shape[-1])
 
 
-def _terms(part: Part, chunk: Chunk, bias: Callable[..., Tensor | None], learned: Sequence[Tensor]) -> tuple[Tensor | None, Tensor | None]:
+def _terms(part: Part, chunk: Chunk, bias: Bias, learned: Sequence[Tensor]) -> tuple[Tensor | None, Tensor | None]:
     """Give a chunk's mask and bias."""
     queries, keys = (side.places.positions.flatten(0, 1) for side in (part.queries, part.keys))
     positions = queries[chunk.queries], keys[chunk.keys].flatten(1)
