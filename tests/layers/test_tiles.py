@@ -155,6 +155,11 @@ def test_sight_takes_tiles_where_they_are_few_and_rows_are_long(monkeypatch: pyt
     position = position_of("alibi")
     assert [sight.tiles is None for sight in look(position, long, long, [narrow, window, SAME_SEGMENT])] == [False, True, True]
     assert [sight.tiles is None for sight in look(position, short, short, [narrow, full])] == [True, True]
+    near = LOOKING_BACK & pattern({"kind": "window", "size": 70})
+    both = LOOKING_BACK & pattern({"kind": "any", "of": [{"kind": "window", "size": 10}, {"kind": "strided", "stride": 8}]})
+    shares = [sum(part.pairs for part in plan(rule, long, long)) / 512**2 for rule in (near, both)]
+    assert all(0.3 < share < 0.4 for share in shares), "a third of the tiles"
+    assert [sight.tiles is None for sight in look(position, long, long, [near, both])] == [False, True], "joined parts cost more a pair"
     (written,) = look(position, long, long, [narrow], written_out=True)
     assert written.mask is not None and torch.equal(written.mask, narrow.matrix(long, long)) and written.tiles is None
 
