@@ -118,6 +118,17 @@ def test_short_attention_drops_as_explicit_attention_does_with_the_same_draws() 
         assert torch.allclose(a, b, rtol=0, atol=1e-12)
 
 
+def test_bounded_scores_have_a_lean_gradient_too() -> None:
+    torch.manual_seed(1)
+    q, k, v = draw(2, 4, 3, 4, grad=True), draw(2, 2, 5, 4, grad=True), draw(2, 2, 5, 6, grad=True)
+    terms = Terms(torch.rand(2, 1, 3, 5) < 0.7, draw(2, 4, 3, 5), softcap=0.8)
+    results = [
+        [z, *torch.autograd.grad((z * torch.arange(6)).sum(), (q, k, v))] for z in (p(q, k, v, terms) for p in (attend_explicit, attend))
+    ]
+    for a, b in zip(*results, strict=True):
+        assert torch.allclose(a, b, rtol=0, atol=1e-12)
+
+
 def test_a_learned_bias_gets_its_gradient() -> None:
     q, bias = draw(1, 2, 3, 4), draw(1, 2, 3, 3, grad=True)
     attend(q, q, q, Terms(bias=bias)).sum().backward()

@@ -348,7 +348,7 @@ HEADS = {
     ),
     "attention.softcap": Choice(
         "Scores bounded by a curve: c tanh(Q K^T / (c sqrt(d_k))) (Gemma Team 2024).",
-        "Attention is computed explicitly, so slower; where qk_norm cannot be had, as in Gemma 2's weights.",
+        "No fused kernel has it, so answers are slower; where qk_norm cannot be had, as in Gemma 2's weights.",
     ),
     "attention.sinks": Choice(
         "A learned score a head for attending to nothing, which takes its part of the softmax (Agarwal et al. 2025, gpt-oss):"

@@ -167,12 +167,12 @@ def attend(
     v: Float[Tensor, "batch kv_heads key d_value"],
     terms: Terms = PLAIN,
 ) -> Float[Tensor, "batch n_heads query d_value"]:
-    """Attend by the fastest of the equal ways: by the equation where only it can, written out for short training, otherwise fused."""
-    if terms.softcap is not None or terms.sinks is not None:
-        return attend_explicit(q, k, v, terms)
+    """Attend by the fastest of the equal ways: written out for short training, by the equation where only it can, otherwise fused."""
     learned_bias = terms.bias is not None and terms.bias.requires_grad
     short = q.device.type == "cpu" and k.shape[2] <= SHORT and torch.is_grad_enabled() and not learned_bias
-    return (attend_short if short else attend_fused)(q, k, v, terms)
+    if short and terms.sinks is None:
+        return attend_short(q, k, v, terms)
+    return (attend_fused if terms.softcap is None and terms.sinks is None else attend_explicit)(q, k, v, terms)
 
 
 @runtime_checkable
