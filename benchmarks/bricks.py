@@ -164,7 +164,7 @@ MORE = (
     *(Model(f"approximation {kind}", "encoder", (f"model.attention.approximation={kind}",)) for kind in ("linear", "performer")),
     Model("luong, dot", "translator", ('model.attention={kind="luong", score="dot"}',)),
     Model("luong, no input feeding", "translator", ('model.attention={kind="luong", input_feeding=false}',)),
-    Model("nothing to start from", "tuned", ("training.start_from=none",)),
+    Model("nothing to start from", "tuned", ("training.start_from=none", "tokenizer.kind=char")),
     Model("adapter lora, rate 1e-2", "tuned", (*FASTER, "training.adapter=lora")),
     Model("adapter lora, rate 1e-2, all maps", "tuned", (*FASTER, f'training.adapter={{kind="lora", on={ALL_MAPS}}}')),
 )
@@ -210,14 +210,15 @@ def settings(model: Model, steps: int, root: str) -> list[str]:
     run += ["training.average=none", "training.precision=fp32", "training.seed=1", "training.log_every=1000"]
     run += ["training.validate_samples=0"] * (model.family != "translator")
     data = [f"data.root={root}"] if model.family in ("decoder", "recurrent", "encoder") else []
-    return [*family.fields, *run, *data, *model.fields]
+    start = [f"training.start_from={family.start}"] if family.start else []
+    return [*family.fields, *run, *data, *start, *model.fields]
 
 
 def trained(model: Model, fields: list[str], folder: Path) -> Record:
     """Train a model and say what it learnt and took; a family that starts from another's base finds that one's run beside the folder."""
     family = FAMILIES[model.family]
-    if family.start:
-        fields = [f"training.start_from={(folder.parent / family.start).resolve()}", *fields]
+    start = {f"training.start_from={family.start}": f"training.start_from={(folder.parent / str(family.start)).resolve()}"}
+    fields = [start.get(field, field) for field in fields]
     clock = list[float]()
 
     def watch(event: Event) -> None:
