@@ -72,6 +72,8 @@ def ways(length: int) -> dict[tuple[str, str], Callable[[Tensor, Tensor, Tensor]
     if length <= LONGEST_EXPLICIT:
         systems["full", "written out"] = lambda q, k, v: attend_explicit(q, k, v, Terms(full.matrix(places, places)))
     for name, rule in found.items():
+        if rule is full and length > LONGEST_MASKED:
+            continue  # minutes, and never taken: all of it is seen
         tiles = Tiles(plan(rule, places, places), lambda *_: None)
         systems[name, "tiles"] = lambda q, k, v, tiles=tiles: attend_tiles(q, k, v, tiles)  # type: ignore[misc]
     return systems

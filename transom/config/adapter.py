@@ -20,7 +20,8 @@ class Lora(Brick):
     advice: ClassVar[str] = (
         "rank * (d_in + d_out) numbers a map in place of d_in * d_out, no gradient and no optimizer state for the rest, and small"
         " checkpoints; takes a learning rate about ten times that of fine-tuning all weights. Answers cost nothing more: A and B are added"
-        " to W. Start with attn.q and attn.v; more maps learn more than a higher rank does."
+        " to W. Start with attn.q and attn.v; all maps learn more. For tasks near what the model knows: what is far from it"
+        " is better learnt whole."
     )
     kind: Literal["lora"] = "lora"
     rank: int = Field(8, ge=1, le=65536, description="rows of A and columns of B")
