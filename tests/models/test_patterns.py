@@ -31,6 +31,7 @@ def _long_at_once(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Take rows for long that are not, and masks for sparse; forget what was counted of others."""
     monkeypatch.setattr(sight, "LONG", 128)
     monkeypatch.setattr(sight, "MOST", 0.9)
+    monkeypatch.setattr(sight, "JOINED", 1.0)
     flops._pairs.cache_clear()
     yield
     flops._pairs.cache_clear()

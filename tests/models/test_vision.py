@@ -317,6 +317,7 @@ def test_tiles_of_large_images_change_nothing(pattern: Any, pool: str, monkeypat
     model, batch = built(config), batch_of(config, 2)
     monkeypatch.setattr(sight, "LONG", 128)
     monkeypatch.setattr(sight, "MOST", 0.9)
+    monkeypatch.setattr(sight, "JOINED", 1.0)
     flops._pairs.cache_clear()
     assert any(each.tiles for each in model.image_sight(batch))  # type: ignore[operator]
     by_tiles = model(batch)
