@@ -94,6 +94,8 @@ def test_early_exits_are_told(transom: Call, spoken: LanguageRun, tmp_path: Path
     assert transom("train", "text-bpe", "--text", spoken.text, *sets(*fields), "--out", tmp_path / "run").code == 0
     learned = transom("generate", tmp_path / "run", "the sun", "--exit-threshold", "0.5", "--precision", "fp32")
     assert learned.code == 0 and "mean exit" in learned.err and "never learned" not in learned.err
+    told = transom("generate", spoken.folder, "the sun", "--exit-threshold", "0.01", "--json", "--precision", "fp32")
+    assert "mean exit" in told.err and json.loads(told.out)[0]["prompt"] == "the sun"
     assert "mean exit" not in transom("generate", spoken.folder, "the sun", "--exit-threshold", "1", "--precision", "fp32").err
     assert "'--exit-threshold'" in transom("generate", spoken.folder, "the sun", "--exit-threshold", "1.5").error
 

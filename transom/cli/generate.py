@@ -97,12 +97,12 @@ def generate(
     start = time.perf_counter()
     if input_file is None and samples == 1 and not as_json:
         _streamed(generator, prompts[0], options)
-        _exited(generator, time.perf_counter() - start, quiet=False)
+        _exited(generator, time.perf_counter() - start)
         return
     with counting("texts", quiet=as_json or input_file is None) as tell:
         found = generator.continuations(prompts, samples, **options, tell=tell)
     _told(prompts, found, generator, as_json)
-    _exited(generator, time.perf_counter() - start, as_json)
+    _exited(generator, time.perf_counter() - start)
 
 
 OF_THE_DRAW = ("top_k", "top_p", "min_p", "typical_p", "seed")
@@ -145,9 +145,9 @@ def _outgrew(what: str, generator: Any, quiet: bool) -> None:
         note(f"{what} outgrew the {most:,} tokens that the model reads: where they were full it went on from the last {most // 2:,}")
 
 
-def _exited(generator: Any, seconds: float, quiet: bool) -> None:
-    """Tell how far tokens went and how fast, where they may stop early."""
-    if not quiet and (exits := generator.exits) is not None:
+def _exited(generator: Any, seconds: float) -> None:
+    """Tell how far the tokens of all texts went and how fast, where they may stop early."""
+    if (exits := generator.exits) is not None:
         n_tokens, n_blocks = sum(tokens for tokens, _ in exits.passed), len(exits.model.decoder.blocks)
         note(f"mean exit behind block {exits.mean_exit:.2f} of {n_blocks}; {n_tokens / seconds:,.0f} tokens a second")
         if not generator.exits_learned:
