@@ -15,9 +15,9 @@ def per_query_head(x: Float[Tensor, "batch kv_heads *places width"], n_heads: in
     return x if x.shape[1] == n_heads else x.repeat_interleave(n_heads // x.shape[1], 1)
 
 
-def per_key_head(x: Float[Tensor, "batch n_heads *places width"], n_heads: int) -> Float[Tensor, "batch kv_heads *places width"]:
-    """Add up what a group's query heads give: the gradient of ``per_query_head``."""
-    return x if x.shape[1] == n_heads else x.unflatten(1, (n_heads, -1)).sum(2)
+def in_groups(x: Float[Tensor, "batch n_heads query width"], kv_heads: int) -> Float[Tensor, "batch kv_heads queries width"]:
+    """Lay the query heads of a group one behind the other, as so many more queries of its one key head: nothing is repeated."""
+    return x if x.shape[1] == kv_heads else x.reshape(len(x), kv_heads, x.shape[1] // kv_heads * x.shape[2], x.shape[3])
 
 
 class Weights(NamedTuple):
@@ -44,7 +44,7 @@ class Weights(NamedTuple):
 
     def gather(self, v: Float[Tensor, "batch kv_heads key d_value"]) -> Float[Tensor, "batch n_heads query d_value"]:
         """Gather values; a query that sees nothing gathers 0, never NaN."""
-        z = self.kept @ per_query_head(v, self.p.shape[1])
+        z = (in_groups(self.kept, v.shape[1]) @ v).view(*self.p.shape[:3], v.shape[3])
         return z if self.blind is None else z.masked_fill_(self.blind, 0.0)
 
 
@@ -72,7 +72,7 @@ class Lean(NamedTuple):
         log: bool = False,
     ) -> Weights:
         """Compare each query with each key, and turn scores into weights; ``log`` asks for the sums of exponentials too."""
-        s = (q * q.shape[-1] ** -0.5) @ per_query_head(k, q.shape[1]).transpose(-2, -1)
+        s = (in_groups(q * q.shape[3] ** -0.5, k.shape[1]) @ k.transpose(-2, -1)).view(*q.shape[:3], k.shape[2])
         slope = blind = None
         if self.softcap is not None:
             s = s.div_(self.softcap).tanh_()
@@ -113,18 +113,18 @@ def gradients(
         grad: of what was gathered.
         inner: rowsum(P dP) over all keys, where these are but a part of them: rowsum(G Z) of all that was gathered.
     """
-    n_kv_heads, scale = k.shape[1], q.shape[-1] ** -0.5
-    k, v = per_query_head(k, q.shape[1]), per_query_head(v, q.shape[1])
+    n, scale = k.shape[1], q.shape[3] ** -0.5
     if of.blind is not None:
         grad = grad.masked_fill(of.blind, 0.0)
-    grad_p = grad @ v.transpose(-2, -1)
+    grad = in_groups(grad, n)
+    grad_p = (grad @ v.transpose(-2, -1)).view(of.p.shape)
     if of.drop is not None:
         grad_p.mul_(of.drop)
-    grad_v = of.kept.transpose(-2, -1) @ grad
+    grad_v = in_groups(of.kept, n).transpose(-2, -1) @ grad
     grad_b = torch._softmax_backward_data(grad_p, of.p, -1, of.p.dtype) if inner is None else grad_p.sub_(inner).mul_(of.p)
-    grad_s = grad_b if of.slope is None else grad_b * of.slope
-    grad_k = grad_s.transpose(-2, -1) @ (q * scale)
-    return (grad_s @ k).mul_(scale), per_key_head(grad_k, n_kv_heads), per_key_head(grad_v, n_kv_heads), grad_b
+    grad_s = in_groups(grad_b if of.slope is None else grad_b * of.slope, n)
+    grad_k = grad_s.transpose(-2, -1) @ in_groups(q * scale, n)
+    return (grad_s @ k).mul_(scale).view(q.shape), grad_k, grad_v, grad_b
 
 
 class _Attend(torch.autograd.Function):
