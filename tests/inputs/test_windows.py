@@ -1,6 +1,7 @@
 """Windows: every token once an epoch, order by (seed, epoch) alone, documents apart, and reading all of a text once."""
 
 from itertools import islice
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,9 +14,9 @@ from transom.errors import DataError
 from transom.inputs.batch import LanguageBatch
 from transom.inputs.documents import Documents
 from transom.inputs.sampler import Slicing
-from transom.inputs.special import EOS, PAD
+from transom.inputs.special import EOS, PAD, UNK
 from transom.inputs.tokenizer import Tokenizer
-from transom.inputs.windows import Stream, WindowLoader, scoring_batches
+from transom.inputs.windows import Stream, WindowLoader, blank, scoring_batches
 
 TEXTS = ["abc", "defgh", "a", "hgfedcba", "bb"]
 TOKENIZER = Tokenizer.train(TEXTS, TokenizerConfig(kind="char", vocab_size=40))
@@ -25,7 +26,7 @@ def stream(texts: list[str] = TEXTS) -> Stream:
     return Stream(Documents(texts, [f"file {i}" for i in range(len(texts))], "made"), TOKENIZER)
 
 
-def loader(texts: list[str] = TEXTS, **fields: int) -> WindowLoader:
+def loader(texts: list[str] = TEXTS, **fields: Any) -> WindowLoader:
     return WindowLoader(stream(texts), **{"max_seq_len": 4, "batch_tokens": 8, "seed": 3, **fields})
 
 
@@ -126,3 +127,39 @@ def test_scoring_counts_each_token_once_with_what_the_overlap_shows(rows: list[l
             assert batch.labels[row, : len(seen)].tolist() == expected
     assert [sorted(places) for places in counted] == [list(range(len(text))) for text in texts]
     assert all((batch.labels[batch.target.segments == 0] == PAD).all() for batch, _, _ in scoring_batches(texts, length, overlap, 20))
+
+
+def rows_of(batches: list[list[LanguageBatch]]) -> dict[int, tuple[list[int], list[int], list[int]]]:
+    """Give what is read in each window, its positions, and its labels."""
+    text = [(batch, batch.target) for slices in batches for batch in slices]
+    return {
+        sample: (tokens, batch.target.positions.expand_as(target.tokens)[row].tolist(), batch.labels[row].tolist())
+        for batch, target in text
+        for row, (sample, tokens) in enumerate(zip(batch.samples, target.tokens.tolist(), strict=True))
+    }
+
+
+def test_blanked_tokens_are_of_seed_epoch_and_window_alone() -> None:
+    texts = ["abcdefgh" * 20, "hgfe" * 9]
+    fields = {"max_seq_len": 16, "batch_tokens": 64}
+    plain, blanked = (rows_of(epoch_of(loader(texts, token_dropout=p, **fields), 1)) for p in (0.0, 0.3))
+    gone = 0
+    for sample, (tokens, positions, labels) in blanked.items():
+        before, places, expected = plain[sample]
+        assert (positions, labels) == (places, expected), "what is to be said stays, and where documents end"
+        assert all(new == old or (new == UNK and old > UNK) for new, old in zip(tokens, before, strict=True))
+        gone += tokens.count(UNK)
+    assert gone > 0
+    sliced = rows_of(epoch_of(loader(texts, token_dropout=0.3, slicing=Slicing(2), **fields), 1))
+    assert sliced == blanked == rows_of(epoch_of(loader(texts, token_dropout=0.3, **fields), 1))
+    assert blanked != rows_of(epoch_of(loader(texts, token_dropout=0.3, seed=4, **fields), 1))
+    window = np.full(16, 7, np.int32)
+    assert (blank(window, 0.5, (3, 1, 5)) != blank(window, 0.5, (3, 2, 5))).any(), "another epoch blanks others"
+
+
+def test_blanked_tokens_have_their_share_and_windows_their_own() -> None:
+    window = np.full(400, 7, np.int32)
+    shares = np.array([(blank(window, 0.2, (1, 0, sample)) == UNK).mean() for sample in range(2000)])
+    assert abs(shares.mean() - 0.2) < 5 * 0.4 / np.sqrt(12 * len(shares)), "five standard errors of a uniform share from 0 to 0.4"
+    assert shares.min() < 0.01 and shares.max() > 0.38 and abs(shares.var() - 0.4**2 / 12 - (0.2 - 0.4**2 / 3) / 400) < 0.001
+    assert blank(window, 0.2, (1, 0, 5)).dtype == np.int32

@@ -13,7 +13,7 @@ from transom.errors import DataError
 from transom.inputs.batch import LanguageBatch, Sequences
 from transom.inputs.documents import Documents
 from transom.inputs.sampler import WHOLE, Indices, Slicing, cut_batches, draws, walk
-from transom.inputs.special import EOS
+from transom.inputs.special import EOS, UNK
 from transom.inputs.tokenizer import Tokenizer
 
 Tokens = NDArray[np.int32]
@@ -76,17 +76,20 @@ class WindowLoader:
         batch_windows: most windows of a batch; an epoch's batches differ by one at most.
     """
 
-    def __init__(self, stream: Stream, *, max_seq_len: int, batch_tokens: int, seed: int, slicing: Slicing = WHOLE) -> None:
+    def __init__(
+        self, stream: Stream, *, max_seq_len: int, batch_tokens: int, seed: int, token_dropout: float = 0.0, slicing: Slicing = WHOLE
+    ) -> None:
         """Plan windows.
 
         Args:
             stream: the training text.
             max_seq_len: most tokens of a window.
             batch_tokens: most tokens of a batch, over all shards and slices; a longer window is a batch of its own.
-            seed: of the order.
+            seed: of the order, and of the tokens that are blanked.
+            token_dropout: share of a window's tokens that are blanked, a mean.
             slicing: of every batch.
         """
-        self.stream, self._seed, self._slicing = stream, seed, slicing
+        self.stream, self._seed, self._token_dropout, self._slicing = stream, seed, token_dropout, slicing
         self.length = min(max_seq_len, stream.n_tokens)
         self.n_samples = stream.n_tokens // self.length
         self.batch_windows = max(1, batch_tokens // self.length)
@@ -97,8 +100,8 @@ class WindowLoader:
 
     def batches_from(self, position: int) -> Iterator[tuple[int, list[LanguageBatch]]]:
         """Yield each batch, as slices, with the position behind it: what a checkpoint stores to go on from there."""
-        for end, _, batch in walk(position, self.n_samples, self._plan):
-            yield end, [self._batch(part) for part in self._slicing.of(batch)]
+        for end, epoch, batch in walk(position, self.n_samples, self._plan):
+            yield end, [self._batch(epoch, part) for part in self._slicing.of(batch)]
 
     def _plan(self, epoch: int) -> list[Indices]:
         order, beginning = draws(self.n_samples + 1, self._seed, epoch)
@@ -106,10 +109,24 @@ class WindowLoader:
         starts = (first + self.length * np.argsort(order[:-1], kind="stable")) % self.stream.n_tokens
         return np.array_split(starts, -(-self.n_samples // self.batch_windows))
 
-    def _batch(self, starts: NDArray[np.int64]) -> LanguageBatch:
+    def _batch(self, epoch: int, starts: NDArray[np.int64]) -> LanguageBatch:
         places = (starts[:, None] + np.arange(self.length + 1)) % self.stream.n_tokens
         rows = self.stream.tokens[places]
-        return language_batch(rows[:, :-1], rows[:, 1:], starts)
+        read = rows[:, :-1]
+        if self._token_dropout:
+            keys = [(self._seed, epoch, start) for start in starts.tolist()]
+            read = np.stack([blank(row, self._token_dropout, key) for row, key in zip(read, keys, strict=True)])
+        return language_batch(read, rows[:, 1:], starts)
+
+
+def blank(window: Tokens, p: float, key: tuple[int, int, int]) -> Tokens:
+    """Let [UNK] stand for tokens (blank noising, Xie et al. 2017): a pure function of the window and the key.
+
+    The window's own share is uniform between 0 and 2 ``p``, so that many windows are nearly as they are read when all is learnt.
+    Special symbols stay.
+    """
+    draws = np.random.Philox(np.random.SeedSequence(key)).random_raw(1 + len(window)) * 2.0**-64
+    return np.where((draws[1:] < 2 * p * draws[0]) & (window > UNK), np.int32(UNK), window)
 
 
 def language_batch(tokens: Tokens, labels: Tokens, samples: NDArray[np.int64]) -> LanguageBatch:

@@ -56,7 +56,7 @@ class LanguageTask:
         Raises:
             TransomError: the text cannot be read, or does not fit the recipe.
         """
-        text = read_text(recipe, reader)
+        text = read_text(recipe, reader, recipe.training.token_dropout)
         recipe = recipe.with_fields("model", vocab_size=text.tokenizer.vocab_size)
         training, max_seq_len = recipe.training, recipe.model.max_seq_len
         return cls(

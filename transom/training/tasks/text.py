@@ -39,12 +39,13 @@ class Text:
         return total.hexdigest()
 
 
-def read_text(recipe: LanguageRecipe | MaskedRecipe, reader: Reader) -> Text:
+def read_text(recipe: LanguageRecipe | MaskedRecipe, reader: Reader, token_dropout: float = 0.0) -> Text:
     """Read a recipe's text, make its tokenizer or load that of another run, and cut training windows.
 
     Args:
         recipe: what to train.
         reader: who reads.
+        token_dropout: share of the training tokens that are blanked.
 
     Raises:
         TransomError: the text cannot be read, or does not suit the tokenizer.
@@ -59,6 +60,7 @@ def read_text(recipe: LanguageRecipe | MaskedRecipe, reader: Reader) -> Text:
         max_seq_len=recipe.model.max_seq_len,
         batch_tokens=training.batch_tokens,
         seed=training.seed,
+        token_dropout=token_dropout,
         slicing=reader.slicing(training),
     )
     return Text(splits, tokenizer, streams, windows)
