@@ -131,12 +131,11 @@ def test_scoring_counts_each_token_once_with_what_the_overlap_shows(rows: list[l
 
 def rows_of(batches: list[list[LanguageBatch]]) -> dict[int, tuple[list[int], list[int], list[int]]]:
     """Give what is read in each window, its positions, and its labels."""
-    text = [(batch, batch.target) for slices in batches for batch in slices]
-    return {
-        sample: (tokens, batch.target.positions.expand_as(target.tokens)[row].tolist(), batch.labels[row].tolist())
-        for batch, target in text
-        for row, (sample, tokens) in enumerate(zip(batch.samples, target.tokens.tolist(), strict=True))
-    }
+    rows = {}
+    for batch in (batch for slices in batches for batch in slices):
+        text = (batch.target.tokens, batch.target.positions.expand_as(batch.target.tokens), batch.labels)
+        rows |= dict(zip(batch.samples, zip(*(x.tolist() for x in text), strict=True), strict=True))
+    return rows
 
 
 def test_blanked_tokens_are_of_seed_epoch_and_window_alone() -> None:

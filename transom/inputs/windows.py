@@ -125,8 +125,8 @@ def blank(window: Tokens, p: float, key: tuple[int, int, int]) -> Tokens:
     The window's own share is uniform between 0 and 2 ``p``, so that many windows are nearly as they are read when all is learnt.
     Special symbols stay.
     """
-    draws = np.random.Philox(np.random.SeedSequence(key)).random_raw(1 + len(window)) * 2.0**-64
-    return np.where((draws[1:] < 2 * p * draws[0]) & (window > UNK), np.int32(UNK), window)
+    (share, *_), choice = draws(len(window), *key)
+    return np.where((choice < 2 * p * share) & (window > UNK), np.int32(UNK), window)
 
 
 def language_batch(tokens: Tokens, labels: Tokens, samples: NDArray[np.int64]) -> LanguageBatch:
