@@ -139,7 +139,7 @@ def end_of(out: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any], list[dic
     folder = RunFolder.open(out)
     newest = folder.checkpoints.latest()
     assert newest is not None and not newest.passed_over
-    groups, state = folder.checkpoints.load(newest.step)
+    groups, state, _ = folder.checkpoints.load(newest.step)
     tensors = {f"{group}/{name}": x for group, entries in groups.items() for name, x in entries.items()}
     tensors |= {f"kept/{name}": x for name, x in read_tensors(out / WEIGHTS).items()}
     progress = {name: value for name, value in state["progress"].items() if name not in ("seconds", "window")}

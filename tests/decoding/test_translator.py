@@ -204,9 +204,9 @@ def folder(tmp_path: Path) -> Path:
     with RunFolder.create(tmp_path / "run") as run:
         recipe = TranslationRecipe.model_validate({"data": {"generate": "copy"}, "decoding": {"beam_size": 2, "max_length": 9}})
         run.write(RECIPE, dump_recipe(recipe).encode())
-        run.write_config(t.model.config)
+        run.write_config(t.model.config, "0" * 32)
         run.write(TOKENIZER, t.tokenizers.to_bytes())
-        run.write_weights(t.model.state_dict())
+        run.write_tensors("model.safetensors", t.model.state_dict(), step=1)
     return tmp_path / "run"
 
 

@@ -89,7 +89,7 @@ def traces(out: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     folder = RunFolder.open(out)
     newest = folder.checkpoints.latest()
     assert newest is not None
-    groups, state = folder.checkpoints.load(newest.step)
+    groups, state, _ = folder.checkpoints.load(newest.step)
     tensors = {f"{group}/{name}": x for group, entries in groups.items() for name, x in entries.items()}
     timed = {"seconds", "target_tokens_per_second", "peak_share"}
     history = [{name: value for name, value in record.items() if name not in timed} for record in folder.metrics.read()]
@@ -226,7 +226,7 @@ def test_twenty_skips_in_a_row_leave_the_last_checkpoint_from_before_them(tmp_pa
     assert [e.step for e in events if isinstance(e, Stepped) and e.skipped] == list(range(8, 28))
     assert [e.step for e in events if isinstance(e, Saved)] == [3, 6] and [e.step for e in events if isinstance(e, Validated)] == [4]
     checkpoints = RunFolder.open(tmp_path).checkpoints
-    groups, state = checkpoints.load(checkpoints.steps()[-1])
+    groups, state, _ = checkpoints.load(checkpoints.steps()[-1])
     assert state["progress"]["skips_in_a_row"] == 0 and state["snapshots"] == [3, 6]
     assert all(x.isfinite().all() for x in groups["model"].values())
 

@@ -38,7 +38,7 @@ def saved(folder: Path, *steps: int) -> Checkpoints:
 def test_what_is_saved_comes_back_bit_for_bit(tmp_path):
     checkpoints, given_groups = Checkpoints(tmp_path / "run" / "checkpoints"), groups(5)
     checkpoints.save(5, given_groups, STATE)
-    back, state = checkpoints.load(5)
+    back, state, _ = checkpoints.load(5)
     assert state == STATE
     assert back.keys() == given_groups.keys()
     for group, tensors in given_groups.items():
@@ -56,7 +56,7 @@ def test_what_is_saved_comes_back_bit_for_bit(tmp_path):
 def test_any_state_comes_back_exactly(tmp_path_factory, state):
     checkpoints = Checkpoints(tmp_path_factory.mktemp("run"))
     checkpoints.save(0, {}, state)
-    assert checkpoints.load(0)[1] == state
+    assert checkpoints.load(0).state == state
 
 
 def test_the_newest_is_found(tmp_path):
@@ -190,8 +190,8 @@ def test_a_hostile_text_in_place_of_json_is_refused(tmp_path, monkeypatch):
 
 def test_a_newer_format_says_so(tmp_path):
     checkpoints = saved(tmp_path, 1)
-    hostile(checkpoints, 1, {"format_version": 2, "files": {}})
-    with pytest.raises(CheckpointError, match="format_version 2, this transom reads 1; use the transom that wrote it"):
+    hostile(checkpoints, 1, {"format_version": 3, "files": {}})
+    with pytest.raises(CheckpointError, match="format_version 3, this transom reads 1 to 2; use the transom that wrote it"):
         checkpoints.load(1)
 
 
@@ -200,7 +200,7 @@ def test_pruning_keeps_the_newest_whole_and_some_weights(tmp_path):
     checkpoints.prune(keep_full=2, keep_weights=[2, 3])
     assert checkpoints.steps() == [2, 3, 4, 5]
     assert {path.name for path in checkpoints.path(3).iterdir()} == {"model.safetensors", "state.json", "manifest.json"}
-    back, state = checkpoints.load(3)
+    back, state, _ = checkpoints.load(3)
     assert torch.equal(back["model"]["w"], groups(3)["model"]["w"])
     assert back.keys() == {"model"}
     assert state["step"] == 3
@@ -302,7 +302,7 @@ def groups(step):
 def check():
     newest = checkpoints.latest()
     assert newest.step in (3, 4) and not newest.passed_over, newest
-    loaded, state = checkpoints.load(newest.step)
+    loaded, state, _ = checkpoints.load(newest.step)
     assert loaded["model"]["w"][0] == newest.step and loaded["optimizer"]["m"][0] == newest.step + 0.5 and state == {"n": newest.step}
     for step in checkpoints.steps():
         assert checkpoints.load(step, ["model"])[0]["model"]["w"][0] == step
@@ -327,5 +327,5 @@ def test_step_names_are_the_documented_ones(tmp_path):
     checkpoints = saved(tmp_path, 500)
     assert checkpoints.path(500) == tmp_path / "checkpoints" / "step-500"
     document = json.loads((checkpoints.path(500) / "manifest.json").read_text())
-    assert document["format_version"] == 1
+    assert document["format_version"] == 2
     assert all(re.fullmatch("[0-9a-f]{64}", entry["sha256"]) for entry in document["files"].values())

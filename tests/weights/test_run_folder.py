@@ -16,6 +16,7 @@ from transom.models.build import build_model
 from transom.weights.run_folder import LOCK, RunFolder, holds_run
 
 ROOT = Path(__file__).parents[2]
+ID = "0123456789abcdef" * 2
 
 
 def config(**changes: object) -> Seq2Seq:
@@ -27,9 +28,9 @@ def begun(path: Path) -> Path:
     """Make a run's folder with one of everything."""
     with RunFolder.create(path) as run:
         run.write("recipe.toml", b"task = 'translation'\n")
-        run.write_config(config())
+        run.write_config(config(), ID)
         run.write("tokenizer.json", b"{}")
-        run.write_weights(build_model(config()).state_dict())
+        run.write_tensors("model.safetensors", build_model(config()).state_dict(), step=1)
         run.metrics.append({"step": 1, "loss": 2.0})
         run.write("report.html", b"<html>")
         run.write("README.md", b"# card")
@@ -41,8 +42,8 @@ def test_the_model_comes_back(tmp_path):
     torch.manual_seed(1)
     model = build_model(config(tie="decoder"))
     with RunFolder.create(tmp_path / "runs" / "a") as run:
-        run.write_config(config(tie="decoder"))
-        run.write_weights(model.state_dict())
+        run.write_config(config(tie="decoder"), ID)
+        run.write_tensors("model.safetensors", model.state_dict(), step=1)
         run.write("tokenizer.json", lambda: b"{}")
     run = RunFolder.open(tmp_path / "runs" / "a")
     assert run.load_config() == config(tie="decoder")
@@ -56,7 +57,7 @@ def test_a_run_has_the_documented_files(tmp_path):
     path = begun(tmp_path / "a")
     files = {"recipe.toml", "config.json", "model.safetensors", "tokenizer.json", "metrics.jsonl", "report.html", "README.md"}
     assert names(path) == files | {"checkpoints", LOCK}
-    assert json.loads((path / "config.json").read_text())["format_version"] == 1
+    assert json.loads((path / "config.json").read_text())["format_version"] == 2
 
 
 def test_a_run_that_comes_to_nothing_leaves_no_folder(tmp_path):
@@ -213,9 +214,9 @@ def test_leftovers_go_at_the_next_start(tmp_path):
 def test_a_resumed_run_keeps_its_model(tmp_path):
     path = begun(tmp_path / "a")
     with RunFolder.create(path, resume=True) as run:
-        run.write_config(config())
+        run.write_config(config(), ID)
         with pytest.raises(ConfigError) as error:
-            run.write_config(config(d_ff=16))
+            run.write_config(config(d_ff=16), ID)
         one_line(error, "config.json: the run has model.d_ff = 12, the recipe 16", "give another --out")
         assert run.load_config() == config()
 
@@ -245,8 +246,8 @@ def test_a_config_that_does_not_fit_the_schema_is_named(tmp_path):
 
 def test_a_config_of_a_newer_transom_says_so(tmp_path):
     path = begun(tmp_path / "a")
-    put_config(path, config().model_dump(mode="json"), format_version=2)
-    with pytest.raises(CheckpointError, match="format_version 2, this transom reads 1"):
+    put_config(path, config().model_dump(mode="json"), format_version=3)
+    with pytest.raises(CheckpointError, match="format_version 3, this transom reads 1 to 2"):
         RunFolder.open(path).load_config()
 
 
@@ -311,7 +312,7 @@ def test_links_within_the_folder_are_followed(tmp_path):
 
 def test_weights_that_are_not_there_yet(tmp_path):
     with RunFolder.create(tmp_path / "a") as run:
-        run.write_config(config())
+        run.write_config(config(), ID)
         with pytest.raises(CheckpointError, match=r"no model\.safetensors yet; it comes with the first validation"):
             run.load_weights(build_model(run.load_config()))
 
@@ -330,7 +331,7 @@ def test_a_full_disk_keeps_the_weights_of_before(tmp_path, limited_files):
     path = begun(tmp_path / "a")
     before = hashlib.sha256((path / "model.safetensors").read_bytes()).digest()
     with RunFolder.create(path, resume=True) as run, limited_files(1000), pytest.raises(DiskError) as error:
-        run.write_weights(build_model(config()).state_dict())
+        run.write_tensors("model.safetensors", build_model(config()).state_dict(), step=1)
     one_line(error, "model.safetensors", "nothing there was changed")
     assert hashlib.sha256((path / "model.safetensors").read_bytes()).digest() == before
 

@@ -35,8 +35,8 @@ def bits(tensor: Tensor) -> tuple[object, ...]:
     return tensor.dtype, tuple(tensor.shape), tensor.contiguous().reshape(-1).view(torch.uint8).tolist()
 
 
-def put(path: Path, tensors: dict[str, Tensor], sealed: bool = False) -> Path:
-    path.write_bytes(pack(tensors, sealed))
+def put(path: Path, tensors: dict[str, Tensor]) -> Path:
+    path.write_bytes(pack(tensors))
     return path
 
 
@@ -62,7 +62,7 @@ def small_model(**changes: object) -> torch.nn.Module:
 @pytest.mark.parametrize("shape", [(), (0,), (3, 0, 2), (1,), (7, 3)], ids=str)
 def test_every_type_and_shape_comes_back_bit_for_bit(tmp_path, dtype, shape):
     tensor = of_bits(dtype, shape, seed=1)
-    path = put(tmp_path / "a.safetensors", {"x": tensor}, sealed=True)
+    path = put(tmp_path / "a.safetensors", {"x": tensor})
     assert bits(read_tensors(path)["x"]) == bits(tensor)
     assert read_specs(path) == {"x": (dtype, shape)}
 
@@ -108,7 +108,7 @@ def test_one_tensor_under_two_names_is_stored_once(tmp_path):
 def test_tied_models_come_back(tmp_path, tie):
     torch.manual_seed(1)
     model, other = small_model(tie=tie), small_model(tie=tie)
-    path = put(tmp_path / "model.safetensors", model.state_dict(), sealed=True)
+    path = put(tmp_path / "model.safetensors", model.state_dict())
     assert len(read_specs(path)) == len(list(model.parameters()))
     load_into(other, path)
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
@@ -126,7 +126,7 @@ def test_what_is_read_owns_aligned_memory(tmp_path):
 def test_the_seal_finds_flipped_bits(tmp_path):
     """Bits all over a small file, one in turn: the file is refused, or (a bit of unused white space) says the same."""
     tensors = {"a": torch.arange(3.0), "b": torch.tensor(7, dtype=torch.uint8)}
-    path = put(tmp_path / "a.safetensors", tensors, sealed=True)
+    path = put(tmp_path / "a.safetensors", tensors)
     whole, expected = path.read_bytes(), digest(tensors)
     accepted = 0
     for bit in range(0, 8 * len(whole), 5):
@@ -144,7 +144,7 @@ def test_the_seal_finds_flipped_bits(tmp_path):
 
 def test_the_same_tensors_give_the_same_bytes():
     tensors = {name: torch.arange(3.0) for name in "cabfed"}
-    assert len({pack(tensors, sealed=True) for _ in range(20)}) == 1
+    assert len({pack(tensors) for _ in range(20)}) == 1
 
 
 def test_a_file_cut_anywhere_is_refused(tmp_path):
@@ -263,7 +263,7 @@ def test_another_models_weights_are_named(tmp_path):
 def test_a_refused_file_leaves_the_model_alone(tmp_path):
     model = small_model()
     before = digest(model.state_dict())
-    path = put(tmp_path / "model.safetensors", small_model().state_dict(), sealed=True)
+    path = put(tmp_path / "model.safetensors", small_model().state_dict())
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
     path.write_bytes(data)
@@ -289,7 +289,7 @@ def test_wide_weights_fit_a_narrow_model(tmp_path):
 
 
 def test_the_header_is_plain_safetensors(tmp_path):
-    path = put(tmp_path / "a.safetensors", {"x": torch.ones(2), "y": torch.ones(2)}, sealed=True)
+    path = put(tmp_path / "a.safetensors", {"x": torch.ones(2), "y": torch.ones(2)})
     assert header(path).keys() == {"__metadata__", "x", "y"}
     with pytest.raises(SafetensorError):
         load(path.read_bytes()[:-1])

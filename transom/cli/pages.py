@@ -11,6 +11,7 @@ from transom.inspection.facts import gather
 from transom.inspection.report import report
 from transom.models.network import Seq2SeqNetwork
 from transom.training.events import Finished
+from transom.training.record import read_history
 from transom.training.setup import Parts
 from transom.training.tasks.translation import TranslationTask
 from transom.weights.run_folder import CARD, REPORT
@@ -22,7 +23,7 @@ ALIGNED = 2
 def write_pages(parts: Parts, finished: Finished) -> None:
     """Write the report and the card of a run, from what was known before it, its metrics and its last event."""
     name = parts.folder.path.resolve().name
-    facts = gather(name, parts.recipe, parts.facts, parts.folder.metrics.read(), finished.seconds)
+    facts = gather(name, parts.recipe, parts.facts, read_history(parts.folder.metrics), finished.seconds)
     parts.folder.load_weights(parts.validated)
     whole = replace(facts, alignments=list(islice(_alignments(parts, facts.samples), ALIGNED)))
     parts.folder.write(REPORT, report(whole).encode())

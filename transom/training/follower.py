@@ -14,10 +14,11 @@ from transom.parallel.world import World
 from transom.planning.memory import give_back_freed_memory, keep_freed_memory, keep_made_kernels
 from transom.planning.precision import choose_precision, choose_threads
 from transom.training.optimizer import build_optimizer
+from transom.training.resume import read_run
 from transom.training.schedule import learning_rate
 from transom.training.setup import TASKS
 from transom.training.start import adapt_base
-from transom.training.state import Progress, gather_generators, learned_tensors, restore_generators, restore_optimizer
+from transom.training.state import gather_generators, learned_tensors, restore_generators, restore_optimizer
 from transom.training.step import Stepper
 from transom.training.tasks.task import Reader
 from transom.weights.run_folder import RECIPE, RunFolder
@@ -54,17 +55,16 @@ class Follower:
 
     def follow(self, world: World) -> None:
         """Do what the first process says until it says that this is the end."""
-        progress = Progress()
-        if (saved := world.from_first()) != NOTHING:
-            groups, state = self.folder.checkpoints.load(saved)
-            restore_optimizer(self.optimizer, groups["optimizer"])
-            restore_generators(groups["generators"], self.rank)
-            progress = Progress(**state["progress"])
-        world.copied(list(learned_tensors(self.model).values()))
         training = self.recipe.training
         stepper = Stepper(self.model, self.optimizer, training, self.dtype, self.task.flops, world)
-        batches = self.task.loader.batches_from(progress.position)
-        step = progress.step
+        step = position = 0
+        if (newest := world.from_first()) != NOTHING:
+            saved = read_run(self.folder.checkpoints, newest, stepper, self.task)
+            restore_optimizer(self.model, self.optimizer, saved.optimizer)
+            restore_generators(saved.generators, self.rank)
+            step, position = saved.state.progress.step, saved.state.progress.position
+        world.copied(list(learned_tensors(self.model).values()))
+        batches = self.task.loader.batches_from(position)
         while (said := world.from_first()) != END:
             if said == STEP:
                 step += 1

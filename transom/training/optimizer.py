@@ -12,6 +12,7 @@ from transom.errors import ConfigError
 from transom.layers.block import Block, ParallelBlock
 from transom.layers.depth import DepthRouter
 from transom.layers.mixture import Mixture
+from transom.weights.tensors import Spec
 
 QUINTIC = (3.4445, -4.7750, 2.0315)
 """a, b and c of a s + b s^3 + c s^5, which five times over takes every s from about 0.002 to 1 near 1 (Jordan et al. 2024)."""
@@ -39,6 +40,16 @@ def build_optimizer(model: nn.Module, brick: Optimizer, dtype: torch.dtype = tor
     if isinstance(brick, AdamW):
         return _adamw(model, parameters, brick)
     return torch.optim.Adam(parameters, lr=0.0, betas=(brick.beta1, brick.beta2), eps=brick.eps, fused=True)
+
+
+def state_specs(optimizer: torch.optim.Optimizer, parameter: nn.Parameter) -> dict[str, Spec]:
+    """Return the tensors that an optimizer keeps per parameter once the parameter had a gradient: their types and shapes, by name."""
+    like = Spec.of(parameter)
+    if isinstance(optimizer, torch.optim.SGD):
+        return {"momentum_buffer": like} if optimizer.defaults["momentum"] else {}
+    if isinstance(optimizer, MuonAndAdamW) and any(parameter is p for p in optimizer.param_groups[0]["params"]):
+        return {"momentum": like}
+    return {"step": Spec(torch.float32, ()), "exp_avg": like, "exp_avg_sq": like}
 
 
 def _adamw(model: nn.Module, parameters: Iterable[nn.Parameter], brick: AdamW) -> torch.optim.AdamW:

@@ -1,11 +1,76 @@
-"""The record of a run: sums between two lines of ``metrics.jsonl``."""
+"""The record of a run: the schema of ``metrics.jsonl``, and sums between two of its lines."""
 
 from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+
+from transom.errors import CheckpointError
 from transom.training.step import StepResult
+from transom.weights.checked import explain
+from transom.weights.metrics import Metrics
+
+
+class _Record(BaseModel):
+    """A line of ``metrics.jsonl``; every field without a name here is a number, or null where it was not finite."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+    __pydantic_extra__: dict[str, int | float | None]
+
+    step: Annotated[int, Field(ge=0)]
+
+
+class _Training(_Record):
+    kind: Literal["train"]
+    loss: float | None
+
+
+class _Validation(_Record):
+    kind: Literal["validation"]
+    loss: float | None
+    seconds: float
+    best: bool
+    samples: list[dict[str, str | int | float | None]]
+
+
+class _Skipped(_Record):
+    kind: Literal["skipped"]
+    places: list[str]
+
+
+_LINE: TypeAdapter[Any] = TypeAdapter(Annotated[_Training | _Validation | _Skipped, Field(discriminator="kind")])
+
+
+def read_history(metrics: Metrics) -> list[dict[str, Any]]:
+    """Read the records of a run.
+
+    Raises:
+        CheckpointError: naming the first line that is not what a run writes.
+    """
+    records = metrics.read()
+    for number, record in enumerate(records, start=1):
+        try:
+            _LINE.validate_python(record)
+        except ValidationError as error:
+            raise CheckpointError(f"{metrics.path}:{number}: {explain(error)}; remove this line to go on") from error
+    return records
+
 
 _PASSED = ("routed_tokens", "routed_chosen", "routed_alone")
 """Sums of ``training.events.Passed``."""
+
+_SUMS = ("steps", "skipped", "seconds", "flops", "n_target_tokens", "loss", "nll", "grad_norm")
+"""Sums of every run's window."""
+
+_LOADS = ("expert_load", "dropped")
+"""Sums of ``training.events.Load``."""
+
+
+def complete(sums: Mapping[str, float]) -> bool:
+    """Return whether ``sums`` are those of a window: none yet, or all of them, with those of routed blocks where there are any."""
+    extra = sums.keys() - {*_SUMS}
+    parts = [{*part} for part in (_LOADS, _PASSED) if part[0] in extra]
+    return not sums or (sums.keys() >= {*_SUMS} and extra == set().union(*parts) and sums["steps"] >= 1)
 
 
 class Window:

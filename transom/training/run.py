@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from torch import Tensor
 
 from transom.config.training import Training
-from transom.errors import DataError, TransomError
+from transom.errors import TransomError
 from transom.models.adapt import merged
 from transom.parallel.workers import working_together
 from transom.parallel.world import World
@@ -17,7 +17,8 @@ from transom.training.average import Averager
 from transom.training.events import Event, Finished, Foreseen, Observer, Reason, Saved, Started, Stepped, Validated
 from transom.training.follower import END, NOTHING, SAVE, STEP
 from transom.training.pace import SETTLED, Pace
-from transom.training.record import Window
+from transom.training.record import Window, read_history
+from transom.training.resume import read_run
 from transom.training.schedule import ends_early, learning_rate
 from transom.training.setup import Parts
 from transom.training.state import (
@@ -30,7 +31,7 @@ from transom.training.state import (
     restore_optimizer,
 )
 from transom.training.step import Stepper, StepResult
-from transom.weights.run_folder import ADAPTER
+from transom.weights.run_folder import ADAPTER, WEIGHTS
 
 SKIPS_ALLOWED = 20
 """Steps in a row that may be skipped for a non-finite loss or gradient before the run stops."""
@@ -80,29 +81,30 @@ class _Run:
             observer(event)
 
     def restore(self) -> None:
-        """Go on from the newest checkpoint, if there is one."""
+        """Resume from the newest checkpoint that fits the run, if there is one; nothing is assigned before all of it was checked."""
+        saved = None
         checkpoints = self.parts.folder.checkpoints
-        newest = checkpoints.latest()
+
+        def accept(step: int) -> None:
+            nonlocal saved
+            saved = read_run(checkpoints, step, self.stepper, self.parts.task)
+
+        newest = checkpoints.latest(accept)
         self.world.from_first(NOTHING if newest is None else newest.step)
-        if newest is None:
+        if newest is None or saved is None:
             self.parts.folder.metrics.cut(None)
             return
-        groups, state = checkpoints.load(newest.step)
-        if state.get("data", self.parts.task.data) != self.parts.task.data:
-            raise DataError(
-                f"{self.parts.folder.path}: expected the data that the run was begun with, found others in the same files;"
-                " a resumed run keeps its data: put them back or give another --out"
-            )
-        restore_learned(self.parts.model, groups["model"])
-        restore_optimizer(self.parts.optimizer, groups["optimizer"])
-        restore_generators(groups["generators"])
-        self.averaged = state["snapshots"]
-        snapshots = {step: checkpoints.load(step, ["model"])[0]["model"] for step in self.averaged}
-        self.averager.restore(groups.get("ema", {}), snapshots)
-        self.stepper.scaler.load_state_dict(state["scaler"])
-        self.progress = Progress(**state["progress"])
+        read_history(self.parts.folder.metrics)  # the report will need it
+        self.parts.folder.metrics.cut(newest.step)
+        restore_learned(self.parts.model, saved.model)
+        restore_optimizer(self.parts.model, self.parts.optimizer, saved.optimizer)
+        restore_generators(saved.generators)
+        self.averaged = saved.state.snapshots
+        self.averager.restore(saved.ema, saved.snapshots)
+        if saved.state.scaler is not None:
+            self.stepper.scaler.load_state_dict(saved.state.scaler.model_dump(by_alias=True))
+        self.progress = saved.state.progress
         self.window = Window(self.progress.window)
-        self.parts.folder.metrics.cut(self.progress.step)
         self.notes = newest.passed_over
 
     def fit(self, should_stop: Callable[[], bool]) -> Finished:
@@ -227,9 +229,9 @@ class _Run:
         p.validated_at = p.step
         if best:
             p.best = {"step": p.step, **figures}
-            parts.folder.write_weights(parts.validated.state_dict())
+            parts.folder.write_tensors(WEIGHTS, parts.validated.state_dict(), p.step)
             if t.adapter is not None:
-                parts.folder.write_tensors(ADAPTER, weights)
+                parts.folder.write_tensors(ADAPTER, weights, p.step)
         parts.folder.metrics.append(
             {"step": p.step, "kind": "validation", "best": best, "seconds": p.seconds, **figures, "samples": samples}
         )
@@ -242,13 +244,13 @@ class _Run:
         self.world.from_first(SAVE)
         groups: dict[str, dict[str, Tensor]] = {
             "model": learned_tensors(parts.model),
-            "optimizer": optimizer_tensors(parts.optimizer),
+            "optimizer": optimizer_tensors(parts.model, parts.optimizer),
             "generators": gather_generators(self.world),
         }
         if self.averager.ema:
             groups["ema"] = self.averager.ema
         snapshots = sorted(self.averager.snapshots)
-        state = {"progress": p.to_json(), "scaler": self.stepper.scaler.state_dict(), "snapshots": snapshots, "data": parts.task.data}
+        state = {"progress": p.model_dump(), "scaler": self.stepper.scaler.state_dict(), "snapshots": snapshots, "data": parts.task.data}
         parts.folder.metrics.sync()
         parts.folder.checkpoints.save(p.step, groups, state)
         parts.folder.checkpoints.prune(keep_full=2, keep_weights={*self.averaged, *snapshots})  # what both whole ones go on from

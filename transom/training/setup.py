@@ -1,6 +1,8 @@
 """Everything a run needs, from a recipe: task, model, optimizer, precision, and what is known before step 1."""
 
 import copy
+import hashlib
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +34,7 @@ from transom.training.tasks.masked import MaskedTask
 from transom.training.tasks.task import Reader, Task
 from transom.training.tasks.translation import TranslationTask
 from transom.weights.run_folder import RECIPE, WEIGHTS, RunFolder
+from transom.weights.tensors import digest
 
 TASKS: dict[str, Callable[[Any, Reader], Task]] = {
     "translation": TranslationTask.read,
@@ -121,12 +124,12 @@ def set_up(recipe: Recipe, base: Path, folder: RunFolder, tell: Callable[[str], 
     task.write(folder)  # only now: what could not begin leaves nothing
     for path in (path for part in recipe.data.test_parts for path in part.paths):
         folder.ledger.record(Path(recipe.data.root) / expanded(path), "train")  # the data report told of it
+    folder.write(RECIPE, dump_recipe(recipe).encode())
+    folder.write_config(recipe.model, _run_id(recipe, task, model, threads))
     if adapter is not None:
         if taken is not None:
             keep_base(model, taken.fresh, folder)
         adapt_base(model, adapter, folder)
-    folder.write(RECIPE, dump_recipe(recipe).encode())
-    folder.write_config(recipe.model)
     return Parts(
         recipe=recipe,
         folder=folder,
@@ -186,6 +189,16 @@ MAY_CHANGE = {
     "data": {"root", "train", "valid", "test", "languages"},
 }
 """Fields that a resumed run may change; any other would make another run of it. Files may move: what counts is the hash of their pairs."""
+
+
+def _run_id(recipe: Recipe, task: Task, model: Network, threads: Threads) -> str:
+    """Return an id for all that decides a run's bits: recipe, data, initial weights, threads and PyTorch's version.
+
+    So the same training leaves the same files, and any other one's files are told apart.
+    """
+    kept = recipe.model_dump(mode="json", exclude=MAY_CHANGE)
+    facts = [kept, task.data, digest(model.state_dict()), threads.count, torch.__version__]
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]
 
 
 def _as_begun(recipe: Recipe, folder: RunFolder) -> Recipe:

@@ -19,7 +19,6 @@ from transom.models.adapt import adapt
 from transom.models.vision import VisionTransformer
 from transom.training.tasks.task import Reader
 from transom.weights.run_folder import BASE, TOKENIZER, WEIGHTS, RunFolder
-from transom.weights.tensors import read_tensors
 
 
 def given_tokenizers(recipe: Recipe, folder: RunFolder) -> Tokenizers | None:
@@ -95,7 +94,7 @@ def start_from(model: nn.Module, folder: Path) -> Taken:
     """
     run = RunFolder.open(folder)
     run.load_config()
-    theirs, ours = read_tensors(run.path / WEIGHTS), model.state_dict()
+    theirs, ours = run.read_weights(WEIGHTS), model.state_dict()
     if isinstance(model, VisionTransformer) and GRID in theirs and GRID in ours and theirs[GRID].shape != ours[GRID].shape:
         theirs[GRID] = resized_grid(theirs[GRID], len(ours[GRID]))
     shared = [name for name in ours if name in theirs and ours[name].shape == theirs[name].shape]
@@ -116,7 +115,7 @@ def start_from(model: nn.Module, folder: Path) -> Taken:
 
 def keep_base(model: nn.Module, fresh: Sequence[str], folder: RunFolder) -> None:
     """Leave in a run folder the weights that a run is to adapt; it needs nothing of the run that they are from any more."""
-    folder.write_tensors(BASE, {name: x for name, x in model.state_dict().items() if name not in fresh})
+    folder.write_tensors(BASE, {name: x for name, x in model.state_dict().items() if name not in fresh}, step=0)
 
 
 def adapt_base(model: nn.Module, brick: Lora, folder: RunFolder) -> None:
@@ -125,7 +124,7 @@ def adapt_base(model: nn.Module, brick: Lora, folder: RunFolder) -> None:
     Raises:
         CheckpointError: they are missing, damaged, or another model's.
     """
-    base, ours = read_tensors(folder.path / BASE), model.state_dict()
+    base, ours = folder.read_weights(BASE), model.state_dict()
     if odd := [name for name in base if name not in ours or ours[name].shape != base[name].shape]:
         raise CheckpointError(f"{folder.path / BASE}: expected the weights of this model, found another's {odd[0]}; put the file back")
     with torch.no_grad():

@@ -1,23 +1,26 @@
 """What a checkpoint holds, so that a resumed run is the run that was never stopped, bit for bit."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Annotated, Any, Self
 
 import torch
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 from torch import Tensor, nn
 
-from transom.errors import CheckpointError
 from transom.parallel.world import World
+from transom.training.record import complete
+
+Count = Annotated[int, Field(ge=0)]
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+_STRICT = ConfigDict(strict=True, extra="forbid")
 
 
-@dataclass
-class Progress:
+class Progress(BaseModel):
     """Where a run stands, besides its tensors.
 
     Attributes:
         step: optimizer steps done, skipped ones included.
-        position: the loader's whole state.
+        position: the loader's whole state, in samples.
         seconds: training time over all sittings.
         n_target_tokens: true target tokens seen.
         n_skipped: steps skipped because loss or gradient was not finite.
@@ -28,33 +31,102 @@ class Progress:
         window: sums since the last line of metrics.jsonl.
     """
 
-    step: int = 0
-    position: int = 0
-    seconds: float = 0.0
-    n_target_tokens: int = 0
-    n_skipped: int = 0
-    skips_in_a_row: int = 0
-    best: dict[str, float] = field(default_factory=dict)
-    validations_since_best: int = 0
-    validated_at: int = 0
-    window: dict[str, float] = field(default_factory=dict)
+    model_config = _STRICT
 
-    def to_json(self) -> dict[str, Any]:
-        """Return plain data; floats survive exactly."""
-        return asdict(self)
+    step: Count = 0
+    position: Count = 0
+    seconds: Annotated[Finite, Field(ge=0)] = 0.0
+    n_target_tokens: Count = 0
+    n_skipped: Count = 0
+    skips_in_a_row: Count = 0
+    best: dict[str, int | float] = {}
+    validations_since_best: Count = 0
+    validated_at: Count = 0
+    window: dict[str, int | Finite] = {}
+
+    @field_validator("best")
+    @classmethod
+    def _names_its_step(cls, best: dict[str, int | float]) -> dict[str, int | float]:
+        if best and not (isinstance(best.get("step"), int) and "loss" in best):
+            raise ValueError("expected the step and the loss of the best validation")
+        return best
+
+    @field_validator("window")
+    @classmethod
+    def _is_complete(cls, window: dict[str, int | float]) -> dict[str, int | float]:
+        if not complete(window):
+            raise ValueError("expected all sums of a window or none")
+        return window
+
+    @model_validator(mode="after")
+    def _agrees_with_itself(self) -> Self:
+        if max(self.n_skipped, self.validated_at, self.best.get("step", 0)) > self.step:
+            raise ValueError(f"expected n_skipped, validated_at and best.step of at most step = {self.step}")
+        if self.skips_in_a_row > self.n_skipped:
+            raise ValueError(f"expected skips_in_a_row of at most n_skipped = {self.n_skipped}")
+        return self
 
 
-def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """Flatten the optimizer's state to tensors named ``parameter.entry``, parameters by their number."""
-    return {f"{number}.{entry}": x for number, entries in optimizer.state_dict()["state"].items() for entry, x in entries.items()}
+class Scaler(BaseModel):
+    """The state of ``torch.amp.GradScaler``."""
+
+    model_config = _STRICT
+
+    scale: Annotated[Finite, Field(gt=0)]
+    growth_factor: Annotated[Finite, Field(gt=1)]
+    backoff_factor: Annotated[Finite, Field(gt=0, lt=1)]
+    growth_interval: Annotated[int, Field(ge=1)]
+    growth_tracker: Count = Field(alias="_growth_tracker")
 
 
-def restore_optimizer(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:
-    """Put back what ``optimizer_tensors`` gave."""
+class SavedState(BaseModel):
+    """The JSON of a checkpoint.
+
+    Attributes:
+        progress: where the run stood.
+        scaler: of the loss in float16; None in any other precision, spelled as an empty object.
+        snapshots: steps of the checkpoints whose weights are averaged.
+        data: hash of the training and validation data; the first checkpoints of format 1 have none.
+    """
+
+    model_config = _STRICT
+
+    progress: Progress
+    scaler: Scaler | None
+    snapshots: list[Count]
+    data: str | None = None
+
+    @field_validator("scaler", mode="before")
+    @classmethod
+    def _none_is_empty(cls, value: Any) -> Any:
+        return None if value == {} else value
+
+    @model_validator(mode="after")
+    def _averages_earlier_checkpoints(self) -> Self:
+        if self.snapshots != sorted(set(self.snapshots)) or max(self.snapshots, default=0) > self.progress.step:
+            raise ValueError(f"expected ascending steps of at most {self.progress.step} in snapshots, found {self.snapshots}")
+        return self
+
+
+def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """Flatten the optimizer's state to tensors named ``parameter.entry``."""
+    names = optimizer_names(model, optimizer)
+    return {f"{names[number]}.{entry}": x for number, entries in optimizer.state_dict()["state"].items() for entry, x in entries.items()}
+
+
+def optimizer_names(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[str]:
+    """List the names of an optimizer's parameters in the order in which PyTorch numbers them."""
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    return [names[id(parameter)] for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def restore_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:
+    """Put back what ``optimizer_tensors`` returned; ``resume.read_run`` has compared every name, shape and type with the model's."""
+    numbers = {name: number for number, name in enumerate(optimizer_names(model, optimizer))}
     state: dict[int, dict[str, Tensor]] = {}
     for name, x in tensors.items():
-        number, entry = name.split(".", 1)
-        state.setdefault(int(number), {})[entry] = x
+        parameter, entry = name.rsplit(".", 1)
+        state.setdefault(numbers[parameter], {})[entry] = x
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
 
 
@@ -68,11 +140,11 @@ def gather_generators(world: World) -> dict[str, Tensor]:
 
 
 def restore_generators(states: Mapping[str, Tensor], rank: int = 0) -> None:
-    """Put back what ``gather_generators`` gave of a process."""
+    """Put back what ``gather_generators`` returned for a process."""
     torch.set_rng_state(states[f"rank-{rank}.cpu" if rank else "cpu"])
-    for name, x in states.items():
-        if name.startswith("cuda."):
-            torch.cuda.set_rng_state(x, int(name.removeprefix("cuda.")))
+    for i in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
+        if (x := states.get(f"cuda.{i}")) is not None:
+            torch.cuda.set_rng_state(x, i)
 
 
 def learned_tensors(model: nn.Module) -> dict[str, Tensor]:
@@ -82,15 +154,10 @@ def learned_tensors(model: nn.Module) -> dict[str, Tensor]:
     return {**learning, **{name: x for name, x in model.named_buffers() if name in saved}}
 
 
+@torch.no_grad()
 def restore_learned(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Copy tensors into the learned ones of the same names; all must be there, in the same shapes."""
-    parameters = learned_tensors(model)
-    if parameters.keys() != tensors.keys():
-        odd = min(parameters.keys() ^ tensors.keys())
-        raise CheckpointError(f"expected the parameters of this model, found a difference at {odd!r}; is the checkpoint of another recipe?")
-    with torch.no_grad():
-        for name, parameter in parameters.items():
-            if parameter.shape != tensors[name].shape:
-                expected, found = tuple(parameter.shape), tuple(tensors[name].shape)
-                raise CheckpointError(f"expected {name} of shape {expected}, found {found}; is the checkpoint of another recipe?")
-            parameter.copy_(tensors[name])
+    """Copy tensors into the learned ones of the same names, which must all be there in the same shapes."""
+    learned = learned_tensors(model)
+    assert learned.keys() == tensors.keys(), f"expected the learned tensors, found a difference at {learned.keys() ^ tensors.keys()}"
+    for name, x in learned.items():
+        x.copy_(tensors[name])

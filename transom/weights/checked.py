@@ -8,6 +8,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from transom.errors import CheckpointError
 from transom.weights.durable import FORMAT_VERSION, MANIFEST
 
@@ -47,7 +49,7 @@ def read_bytes(path: Path, max_bytes: int = MAX_JSON_BYTES) -> bytes:
 
 
 def read_json(path: Path, max_bytes: int = MAX_JSON_BYTES) -> dict[str, Any]:
-    """Read a JSON object whose ``format_version`` is ours.
+    """Read a JSON object whose ``format_version`` this transom reads.
 
     Raises:
         CheckpointError: it is damaged, too large, or written by a newer transom.
@@ -59,9 +61,16 @@ def read_json(path: Path, max_bytes: int = MAX_JSON_BYTES) -> dict[str, Any]:
         raise CheckpointError(f"{path}: damaged, expected JSON ({type(error).__name__})") from error
     if not isinstance(document, dict) or not isinstance(version := document.get("format_version"), int):
         raise CheckpointError(f"{path}: expected a JSON object with a format_version, found none; this is no file of transom's")
-    if version != FORMAT_VERSION:
-        raise CheckpointError(f"{path}: format_version {version}, this transom reads {FORMAT_VERSION}; use the transom that wrote it")
+    if not 1 <= version <= FORMAT_VERSION or isinstance(version, bool):
+        raise CheckpointError(f"{path}: format_version {version}, this transom reads 1 to {FORMAT_VERSION}; use the transom that wrote it")
     return document
+
+
+def explain(error: ValidationError) -> str:
+    """Describe the first thing that is wrong with a document that transom wrote: the field, what was expected and found."""
+    first = error.errors()[0]
+    field = ".".join(str(part) for part in first["loc"]) or "the whole"
+    return f"{field[:200]}: expected what transom writes, found {first['input']!r:.80} ({first['msg'][:200]})"
 
 
 def read_manifest(folder: Path, names: re.Pattern[str]) -> dict[str, dict[str, Any]]:

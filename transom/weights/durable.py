@@ -20,8 +20,8 @@ from typing import Any
 
 from transom.errors import DiskError
 
-FORMAT_VERSION = 1
-"""Version of everything in a run folder: configuration, checkpoints, manifests."""
+FORMAT_VERSION = 2
+"""Version of everything in a run folder: configuration, checkpoints, manifests. Since 2, files of tensors carry the run and the step."""
 
 MANIFEST = "manifest.json"
 """The file of a folder that lists the size and SHA-256 of the others."""

@@ -6,6 +6,7 @@ import math
 import os
 import re
 from collections.abc import Mapping
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -23,7 +24,7 @@ from transom.weights.checkpoint import Checkpoints
 from transom.weights.durable import FORMAT_VERSION, Content, disk_errors, json_bytes, make_folder, remove, remove_leftovers, write_file
 from transom.weights.ledger import Ledger
 from transom.weights.metrics import Metrics
-from transom.weights.tensors import load_into, pack, read_specs
+from transom.weights.tensors import Origin, load_into, pack, read_note, read_specs, read_weights
 
 RECIPE, CONFIG, WEIGHTS, TOKENIZER = "recipe.toml", "config.json", "model.safetensors", "tokenizer.json"
 BASE, ADAPTER = "base.safetensors", "adapter.safetensors"
@@ -39,6 +40,8 @@ FILES = (RECIPE, CONFIG, WEIGHTS, BASE, ADAPTER, TOKENIZER, METRICS, LEDGER, REP
 MAX_CONFIG_BYTES = 2**20
 """Most bytes of a config.json that are read."""
 
+_RUN_ID = re.compile(r"[0-9a-f]{32}")
+
 
 def holds_run(path: Path) -> bool:
     """Tell whether a folder is a run's: it has a recipe, a model or checkpoints beside the mark of a training."""
@@ -51,10 +54,24 @@ class RunFolder:
     def __init__(self, path: Path, lock: int | None = None, fresh: bool = False) -> None:
         """Use ``create`` or ``open``; a ``fresh`` folder goes again if nothing comes of the run."""
         self.path = path
-        self.checkpoints = Checkpoints(path / CHECKPOINTS)
+        self.checkpoints = Checkpoints(path / CHECKPOINTS, lambda: self.run_id)
         self.metrics = Metrics(path / METRICS)
         self.ledger = Ledger(path / LEDGER)
         self._lock, self._fresh = lock, fresh
+
+    @cached_property
+    def run_id(self) -> str | None:
+        """The id of the run, which every file of tensors that it writes carries; None before ``config.json`` and in format 1.
+
+        Raises:
+            CheckpointError: ``config.json`` is damaged.
+        """
+        if not (self.path / CONFIG).exists():
+            return None
+        run = read_json(self.path / CONFIG, MAX_CONFIG_BYTES).get("run")
+        if run is not None and not (isinstance(run, str) and _RUN_ID.fullmatch(run)):
+            raise CheckpointError(f"{self.path / CONFIG}: run: expected 32 hexadecimal digits, found {run!r:.80}")
+        return run
 
     @property
     def holds_recipe(self) -> bool:
@@ -146,8 +163,12 @@ class RunFolder:
         assert name in FILES, f"expected one of {FILES}, found {name!r}"
         return read_bytes(self.path / name)
 
-    def write_config(self, config: Architecture) -> None:
+    def write_config(self, config: Architecture, run_id: str) -> None:
         """Put ``config.json`` in place: from now on the authority for the model's shape.
+
+        Args:
+            config: the model's.
+            run_id: 32 hexadecimal digits; a run that is resumed keeps the id that it has.
 
         Raises:
             ConfigError: the run being resumed has another model.
@@ -160,7 +181,9 @@ class RunFolder:
                     f"{self.path / CONFIG}: the run has model.{name} = {json.dumps(old.get(name))}, the recipe {json.dumps(new[name])};"
                     " a resumed run keeps its model: change the recipe back or give another --out"
                 )
-        self.write(CONFIG, json_bytes({"format_version": FORMAT_VERSION, "model": config.model_dump(mode="json")}))
+        document = {"format_version": FORMAT_VERSION, "run": self.run_id or run_id, "model": config.model_dump(mode="json")}
+        self.write(CONFIG, json_bytes(document))
+        vars(self).pop("run_id", None)  # read anew from now on
 
     def load_config(self) -> Architecture:
         """Read the model's configuration; build nothing from it that is larger than the weights beside it.
@@ -177,13 +200,19 @@ class RunFolder:
                 )
         return config
 
-    def write_weights(self, state: Mapping[str, Tensor]) -> None:
-        """Put ``model.safetensors`` in place, with its hash inside."""
-        self.write_tensors(WEIGHTS, state)
+    def write_tensors(self, name: str, tensors: Mapping[str, Tensor], step: int) -> None:
+        """Put a file of tensors in place, with their hash, the run's id and ``step`` in its metadata."""
+        origin = None if self.run_id is None else Origin(self.run_id, step)
+        self.write(name, lambda: pack(tensors, origin))
 
-    def write_tensors(self, name: str, tensors: Mapping[str, Tensor]) -> None:
-        """Put a file of tensors in place, with their hash inside."""
-        self.write(name, lambda: pack(tensors, sealed=True))
+    def read_weights(self, name: str) -> dict[str, Tensor]:
+        """Read one of the run's files of weights.
+
+        Raises:
+            CheckpointError: it is missing, damaged, not finite, or of another run.
+        """
+        self._require_own(name)
+        return read_weights(self.path / name)
 
     def load_weights(self, model: nn.Module) -> None:
         """Copy the run's weights into ``model``, built from ``load_config``.
@@ -193,7 +222,17 @@ class RunFolder:
         """
         if not (self.path / WEIGHTS).exists():
             raise CheckpointError(f"{self.path}: no {WEIGHTS} yet; it comes with the first validation, so let the training go on: --resume")
+        self._require_own(WEIGHTS)
         load_into(model, self.path / WEIGHTS)
+
+    def _require_own(self, name: str) -> None:
+        """Refuse a file of tensors that another run wrote; files of format 1 do not say."""
+        origin = read_note(self.path / name).origin
+        if origin is not None and self.run_id is not None and origin.run != self.run_id:
+            raise CheckpointError(
+                f"{self.path / name}: expected weights of run {self.run_id[:8]}, as {CONFIG} says, found those of another run"
+                f" ({origin.run[:8]}); put the run's own file back"
+            )
 
     def _read_config(self) -> Architecture:
         path = self.path / CONFIG

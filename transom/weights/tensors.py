@@ -1,12 +1,12 @@
-"""Tensors to and from safetensors: tied ones stored once, nothing allocated before its size is checked."""
+"""Tensors to and from safetensors: tied ones stored once, sealed by their hash, nothing allocated before its size is checked."""
 
 import hashlib
-import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
@@ -47,13 +47,54 @@ class Spec(NamedTuple):
     dtype: torch.dtype
     shape: tuple[int, ...]
 
+    @classmethod
+    def of(cls, tensor: Tensor) -> Self:
+        """Return the type and shape of a tensor in memory."""
+        return cls(tensor.dtype, tuple(tensor.shape))
 
-def pack(tensors: Mapping[str, Tensor], sealed: bool = False) -> bytes:
-    """Spell tensors as a safetensors file, on the CPU and contiguous.
+
+class Origin(NamedTuple):
+    """The run and the step that a file of tensors was written at.
+
+    Attributes:
+        run: the run's id.
+        step: optimizer steps done.
+    """
+
+    run: str
+    step: int
+
+
+class Note(BaseModel):
+    """The metadata of a file of tensors.
+
+    Attributes:
+        tied: other names of tensors, and the names that they are stored under.
+        sha256: the tensors' ``digest``; None in the files of format 1 that a manifest protected.
+        run: id of the run that wrote it; None in format 1, and for tensors that no run wrote.
+        step: optimizer steps done, likewise.
+    """
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    tied: dict[str, str] = {}
+    sha256: str | None = None
+    run: str | None = None
+    step: int | None = Field(default=None, ge=0)
+
+    @property
+    def origin(self) -> Origin | None:
+        """Run and step, if the file says them."""
+        return None if self.run is None or self.step is None else Origin(self.run, self.step)
+
+
+def pack(tensors: Mapping[str, Tensor], origin: Origin | None = None, sha256: str | None = None) -> bytes:
+    """Serialize tensors as a safetensors file, on the CPU and contiguous, with their hash and their origin in its metadata.
 
     Args:
-        tensors: by name; those that are one tensor under several names are stored once, and the other names noted.
-        sealed: note the tensors' hash as well, for a file that stands alone, without a manifest.
+        tensors: by name; a tensor under several names is stored once, and its other names are listed.
+        origin: run and step; left out for tensors that no run wrote.
+        sha256: their ``digest``, where it is known already.
     """
     own: dict[str, Tensor] = {}
     tied: dict[str, str] = {}
@@ -65,7 +106,8 @@ def pack(tensors: Mapping[str, Tensor], sealed: bool = False) -> bytes:
             own[name] = _alone(tensor, storages)
         else:
             tied[name] = kept
-    return save(own, {_NOTE: json.dumps({"tied": tied} | ({"sha256": digest(tensors)} if sealed else {}))})
+    note = Note(tied=tied, sha256=sha256 or digest(tensors), **({} if origin is None else origin._asdict()))
+    return save(own, {_NOTE: note.model_dump_json(exclude_none=True)})
 
 
 def digest(tensors: Mapping[str, Tensor]) -> str:
@@ -80,7 +122,12 @@ def digest(tensors: Mapping[str, Tensor]) -> str:
 def read_specs(path: Path) -> dict[str, Spec]:
     """Read the types and shapes of what a safetensors file stores, tied tensors once, and no tensor."""
     file = _open(path)
-    return {name: spec for name, spec in file.specs.items() if name not in file.tied}
+    return {name: spec for name, spec in file.specs.items() if name not in file.note.tied}
+
+
+def read_note(path: Path) -> Note:
+    """Read the metadata of a safetensors file, and no tensor."""
+    return _open(path).note
 
 
 def read_tensors(path: Path, expected: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
@@ -98,22 +145,47 @@ def read_tensors(path: Path, expected: Mapping[str, Tensor] | None = None) -> di
     """
     file = _open(path)
     if expected is not None:
-        _fit(path, file.specs, {name: Spec(tensor.dtype, tuple(tensor.shape)) for name, tensor in expected.items()})
+        _fit(path, file.specs, {name: Spec.of(tensor) for name, tensor in expected.items()})
     # A clone owns aligned memory: a mapped file may change, and alignment may change the last bit of a matrix product.
-    own = {name: file.handle.get_tensor(name).clone() for name in file.specs if name not in file.tied}
-    tensors = {name: own[file.tied.get(name, name)] for name in file.specs}
-    if file.seal is not None and digest(tensors) != file.seal:
+    own = {name: file.handle.get_tensor(name).clone() for name in file.specs if name not in file.note.tied}
+    tensors = {name: own[file.note.tied.get(name, name)] for name in file.specs}
+    if file.note.sha256 is not None and digest(tensors) != file.note.sha256:
         raise CheckpointError(f"{path}: damaged, its tensors are not those that were saved")
     return tensors
+
+
+def read_weights(path: Path, expected: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
+    """Read a safetensors file of weights; see ``read_tensors``.
+
+    Raises:
+        CheckpointError: as there, or a weight is NaN or infinite.
+    """
+    tensors = read_tensors(path, expected)
+    require_finite(path, tensors)
+    return tensors
+
+
+def require_finite(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Refuse weights that are NaN or infinite.
+
+    Raises:
+        CheckpointError: naming the first such tensor.
+    """
+    for name, tensor in tensors.items():
+        if tensor.is_floating_point() and not (finite := tensor.isfinite()).all():
+            raise CheckpointError(
+                f"{path}: expected finite weights, found {int((~finite).sum()):,} of {tensor.numel():,} values of {name[:200]!r} NaN or"
+                " infinite; the training that wrote them diverged or the file was altered: use an earlier checkpoint or train anew"
+            )
 
 
 def load_into(model: nn.Module, path: Path) -> None:
     """Copy the weights in a safetensors file into a model of the same shapes.
 
     Raises:
-        CheckpointError: as ``read_tensors``.
+        CheckpointError: as ``read_weights``.
     """
-    model.load_state_dict(read_tensors(path, expected=model.state_dict()))
+    model.load_state_dict(read_weights(path, expected=model.state_dict()))
 
 
 class _Opened(NamedTuple):
@@ -122,14 +194,12 @@ class _Opened(NamedTuple):
     Attributes:
         handle: the library's.
         specs: what the file says of each tensor, tied names included.
-        tied: other names and the names they are stored under.
-        seal: the tensors' hash, if it was noted.
+        note: its metadata.
     """
 
     handle: Any
     specs: dict[str, Spec]
-    tied: dict[str, str]
-    seal: str | None
+    note: Note
 
 
 def _open(path: Path) -> _Opened:
@@ -139,8 +209,13 @@ def _open(path: Path) -> _Opened:
     except (SafetensorError, OSError) as error:
         raise CheckpointError(f"{path}: damaged, not a whole safetensors file ({error})") from error
     specs = {name: _spec(path, name, handle) for name in handle.keys()}  # noqa: SIM118 - the handle is no mapping
-    tied, seal = _read_note(path, (handle.metadata() or {}).get(_NOTE, "{}"), specs)
-    return _Opened(handle, specs | {name: specs[kept] for name, kept in tied.items()}, tied, seal)
+    try:
+        note = Note.model_validate_json((handle.metadata() or {}).get(_NOTE, "{}"))
+    except ValidationError as error:
+        raise CheckpointError(f"{path}: damaged, its metadata (table of tied tensors, hash, run, step) cannot be read") from error
+    if not all(kept in specs and name not in specs for name, kept in note.tied.items()):
+        raise CheckpointError(f"{path}: damaged, its table of tied tensors does not fit its tensors")
+    return _Opened(handle, specs | {name: specs[kept] for name, kept in note.tied.items()}, note)
 
 
 def _identity(tensor: Tensor) -> object:
@@ -180,20 +255,6 @@ def _spec(path: Path, name: str, handle: Any) -> Spec:
     if (dtype := _DTYPES.get(described.get_dtype())) is None:
         raise CheckpointError(f"{path}: tensor {name[:200]!r} has the type {described.get_dtype()}, which transom does not use")
     return Spec(dtype, tuple(described.get_shape()))
-
-
-def _read_note(path: Path, text: str, specs: Mapping[str, Spec]) -> tuple[dict[str, str], str | None]:
-    """Read the table of tied tensors and the seal, if there is one."""
-    try:
-        note = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path}: damaged, its table of tied tensors cannot be read") from error
-    if not isinstance(note, dict) or note.keys() - {"tied", "sha256"}:
-        raise CheckpointError(f"{path}: damaged, its table of tied tensors cannot be read")
-    tied, seal = note.get("tied", {}), note.get("sha256")
-    if not isinstance(tied, dict) or not all(isinstance(kept, str) and kept in specs and name not in specs for name, kept in tied.items()):
-        raise CheckpointError(f"{path}: damaged, its table of tied tensors does not fit its tensors")
-    return tied, seal
 
 
 def _fit(path: Path, found: Mapping[str, Spec], expected: Mapping[str, Spec]) -> None:

@@ -1,0 +1,129 @@
+"""Alter a checkpoint, tensor by tensor, under valid hashes, and resume: run as a process of its own, under glibc's heap checks.
+
+``python -m tests.training.resuming KIND STRIDE`` trains a small run with two checkpoints, alters every STRIDE-th tensor of the newer one in
+every way, and prints as JSON what became of each resumption.
+"""
+
+import json
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tests.training.test_run import recipe
+from transom.parallel.world import ALONE
+from transom.planning import machine
+from transom.training import run
+from transom.training.run import train
+from transom.training.setup import Parts, set_up
+from transom.weights.checkpoint import Checkpoints, Groups
+from transom.weights.durable import json_bytes, write_folder
+from transom.weights.run_folder import RunFolder
+from transom.weights.tensors import Origin, digest, pack
+
+OLDER, NEWER = 3, 6
+KINDS: dict[str, dict[str, Any]] = {
+    "adam-ema": {"optimizer": "adam", "average": {"kind": "ema", "decay": 0.9}},
+    "adamw-checkpoints": {"optimizer": "adamw", "average": {"kind": "checkpoints", "last": 2}},
+    "muon": {"optimizer": "muon", "average": "none"},
+    "sgd": {"optimizer": "sgd", "average": "none"},
+}
+HARMS = ("resized", "transposed", "retyped", "renamed", "removed", "swapped", "added")
+
+
+def harmed(groups: Groups, others: Groups, group: str, name: str, harm: str) -> Groups:
+    """Return the groups of a checkpoint with one tensor altered; ``others`` are those of another step."""
+    tensors = dict(groups[group])
+    x = tensors[name]
+    if harm == "resized":
+        tensors[name] = torch.cat([x.reshape(-1), x.reshape(-1)[:1]])
+    elif harm == "transposed":
+        tensors[name] = x.reshape(1, *x.shape)
+    elif harm == "retyped":
+        tensors[name] = x.view(torch.int8) if x.dtype == torch.uint8 else x.to(torch.float64)
+    elif harm == "renamed":
+        tensors[f"{name}x"] = tensors.pop(name)
+    elif harm == "removed":
+        del tensors[name]
+    elif harm == "swapped":
+        tensors[name] = others[group][name]
+    elif harm == "added":
+        tensors[f"more.{name}"] = x
+    return {**groups, group: tensors}
+
+
+def rewrite(checkpoints: Checkpoints, step: int, groups: Groups, document: dict[str, Any]) -> None:
+    """Write a checkpoint with valid hashes of its files around any content."""
+    origin = Origin(document["run"], document["step"])
+    files = {f"{name}.safetensors": pack(tensors, origin) for name, tensors in groups.items()}
+    shutil.rmtree(checkpoints.path(step))
+    write_folder(checkpoints.path(step), files | {"state.json": json_bytes(document)})
+
+
+def cases(groups: Groups, stride: int) -> Iterator[tuple[str, str, str, bool]]:
+    """List (group, tensor, harm, whether ``state.json`` has the altered group's hash)."""
+    names = [(group, name) for group, tensors in groups.items() for name in tensors]
+    for group, name in names[::stride]:
+        for harm in HARMS:
+            yield group, name, harm, False
+            if harm not in ("swapped", "removed"):  # with all hashes forged, those are a state that the run could have had
+                yield group, name, harm, True
+
+
+def attempt(parts: Parts, touched: list[Tensor]) -> str:
+    """Resume a run and return which checkpoint it used. ``touched`` gathers the tensors that reach the optimizer."""
+    touched.clear()
+    loop = run._Run(parts, [], ALONE)
+    loop.restore()
+    assert bool(loop.notes) or loop.progress.step == NEWER, "an older checkpoint is used without a reason"
+    return "older" if loop.progress.step == OLDER else "newer"
+
+
+def watch(optimizer: torch.optim.Optimizer, touched: list[Tensor]) -> None:
+    """Note every tensor that is given to an optimizer."""
+    load = optimizer.load_state_dict
+
+    def noted(state: dict[str, Any]) -> None:
+        touched.extend(x for entries in state["state"].values() for x in entries.values())
+        load(state)
+
+    optimizer.load_state_dict = noted  # type: ignore[method-assign]
+
+
+def main(kind: str, stride: int) -> None:
+    """Print, as JSON, the number of cases and those in which the altered checkpoint was used or reached the optimizer."""
+    machine.BUDGET = 0.01
+    failures, n_cases, touched = list[Any](), 0, list[Tensor]()
+    with tempfile.TemporaryDirectory() as work, RunFolder.create(Path(work) / "run") as folder:
+        whole = recipe(**KINDS[kind], max_steps=NEWER, checkpoint_every=3)
+        train(set_up(whole, Path(), folder))
+        checkpoints = folder.checkpoints
+        (older, _, _), (newer, _, _) = checkpoints.load(OLDER), checkpoints.load(NEWER)
+        document = json.loads((checkpoints.path(NEWER) / "state.json").read_bytes())
+        parts = set_up(whole, Path(), folder)
+        watch(parts.optimizer, touched)
+        assert attempt(parts, touched) == "newer"
+        allowed = sorted(tuple(x.shape) for x in older["optimizer"].values())
+        for group, name, harm, forged in cases(newer, stride):
+            groups = harmed(newer, older, group, name, harm)
+            if harm == "swapped" and torch.equal(groups[group][name], newer[group][name]):
+                continue
+            hashes = document["groups"] | ({group: digest(groups[group])} if forged else {})
+            rewrite(checkpoints, NEWER, groups, document | {"groups": hashes})
+            n_cases += 1
+            result = attempt(parts, touched)
+            if result != "older" or sorted(tuple(x.shape) for x in touched) != allowed:
+                failures.append([group, name, harm, forged, result])
+        loop = run._Run(parts, [], ALONE)  # a step writes into all that was restored: an overrun would end the process here
+        loop.restore()
+        assert loop.fit(lambda: False).step == NEWER
+    print(json.dumps({"cases": n_cases, "failures": failures}))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]))
