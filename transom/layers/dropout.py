@@ -5,23 +5,27 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-LEVELS = 256
-"""Different values of a random byte."""
+BYTE, WORD = 2**8, 2**32
+"""Number of values of a random byte, and of the four bytes that probabilities too small for one byte take."""
 
 
 def rounded(p: float) -> float:
-    """Round a probability below 1 to the multiple of 1/256 that random bytes can follow."""
-    return min(round(p * LEVELS), LEVELS - 1) / LEVELS
+    """Round a probability below 1 to the multiple of 1/256 that random bytes can follow; up to 1/512, of 2^-32."""
+    levels = BYTE if round(p * BYTE) else WORD
+    return min(round(p * levels), levels - 1) / levels
 
 
 def keep_mask(x: Float[Tensor, "*axes"], p: float) -> Float[Tensor, "*axes"]:
-    """Draw 1 / (1 - p) with probability 1 - p, else 0, for each element of ``x`` and in its type; eight elements a random number."""
+    """Draw 1 / (1 - p) with probability 1 - p, else 0, per element of ``x`` and in its type.
+
+    A random number of 64 bits serves eight elements, or two where ``p`` is below 1/256.
+    """
     n = x.numel()
-    words = torch.empty((n + 7) // 8, dtype=torch.int64).random_(-(2**63), None)
-    keep = words.view(torch.int8)[:n].lt_(round((1 - p) * LEVELS) - LEVELS // 2)
+    levels, dtype = (BYTE, torch.int8) if p >= 1 / BYTE else (WORD, torch.int32)
+    words = torch.empty(-(-n * dtype.itemsize // 8), dtype=torch.int64).random_(-(2**63), None)
+    keep = words.view(dtype)[:n].lt_(round((1 - p) * levels) - levels // 2)
     return keep.to(x.dtype).mul_(1 / (1 - p)).view(x.shape)
 
 
@@ -33,7 +37,6 @@ class _DropoutAdd(torch.autograd.Function):
         return torch.addcmul(residual, x, mask)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
         (mask,) = ctx.saved_tensors
         return grad, grad * mask, None
@@ -47,7 +50,6 @@ class _Dropout(torch.autograd.Function):
         return x * mask
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         (mask,) = ctx.saved_tensors
         return grad * mask, None
@@ -56,7 +58,7 @@ class _Dropout(torch.autograd.Function):
 def dropout(x: Float[Tensor, "*axes"], p: float, training: bool) -> Float[Tensor, "*axes"]:
     """Zero elements with probability ``p`` and scale the others by 1 / (1 - p), in training only (Srivastava et al. 2014).
 
-    On a CPU ``p`` is rounded to a multiple of 1/256, and the scale is that of the rounded value.
+    On a CPU ``p`` is rounded as by ``rounded``, and the scale is that of the rounded value.
     """
     if not training or rounded(p) == 0:
         return x
