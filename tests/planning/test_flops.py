@@ -1,11 +1,14 @@
 """The arithmetic that is counted is the arithmetic that PyTorch does."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from transom.config.model import Seq2Seq
-from transom.inputs.batch import Sequences, TranslationBatch
+from transom.config.vision import ConvolutionalNetwork, ImageClassifier, VisionTransformer
+from transom.inputs.batch import ImageBatch, Sequences, TranslationBatch
 from transom.models.build import build_model
 from transom.planning.flops import count_flops
 from transom.planning.parameters import count_parameters
@@ -39,6 +42,19 @@ def test_the_count_is_what_is_done(changes, shape):
     with FlopCounterMode(display=False) as backward:
         logits.sum().backward()
     assert counted.training == forward.get_total_flops() + backward.get_total_flops()
+
+
+@pytest.mark.parametrize("attention", ["none", {"kind": "se", "reduction": 2}, {"kind": "cbam", "reduction": 2, "kernel": 5}], ids=str)
+@pytest.mark.parametrize("stem", [{"channels": (4, 6)}, {"channels": (8,), "depth": 2}], ids=str)
+@pytest.mark.parametrize("kind", [VisionTransformer, ConvolutionalNetwork])
+def test_stems_and_what_weighs_their_channels_are_counted(kind: type[ImageClassifier], stem: dict[str, Any], attention: Any) -> None:
+    sizes = {"image_size": 16, "channels": 1, "stem": {"kind": "convolutional", "attention": attention, **stem}, "classes": ("a", "b")}
+    patches = {"patch_size": 2, "d_model": 8, "n_heads": 2, "n_layers": 1} if kind is VisionTransformer else {}
+    c = kind.model_validate(sizes | patches)
+    pixels, labels = torch.rand(3, 1, 16, 16), torch.tensor([0, 1, 0])
+    with FlopCounterMode(display=False) as forward:
+        build_model(c).eval()(ImageBatch(pixels, labels, (0, 1, 2)))
+    assert count_flops(c, 3, c.n_positions if isinstance(c, VisionTransformer) else 0, 1).forward == forward.get_total_flops()
 
 
 def test_large_models_follow_the_rule_of_thumb():

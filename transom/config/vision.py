@@ -38,6 +38,10 @@ class NoChannelAttention(Brick):
         """Count nothing."""
         return 0
 
+    def products(self, channels: int, size: int) -> int:
+        """Count no multiplication."""
+        return 0
+
 
 class SqueezeExcitation(Brick):
     """Each channel times a weight from the means of all (Hu et al. 2018, eq. 2-4): x_c sigmoid(W_2 relu(W_1 mean(x)))_c."""
@@ -54,6 +58,10 @@ class SqueezeExcitation(Brick):
         """Count W_1, W_2 and their biases."""
         hidden = self.hidden(channels)
         return 2 * channels * hidden + hidden + channels
+
+    def products(self, channels: int, size: int) -> int:
+        """Count the multiplications of W_1 and W_2, once per map of ``size`` x ``size`` places."""
+        return 2 * channels * self.hidden(channels)
 
 
 class Cbam(SqueezeExcitation):
@@ -75,6 +83,10 @@ class Cbam(SqueezeExcitation):
     def parameters(self, channels: int) -> int:
         """Count the perceptron's weights and biases, and the convolution's."""
         return super().parameters(channels) + 2 * self.kernel**2
+
+    def products(self, channels: int, size: int) -> int:
+        """Count the multiplications of the perceptron, which reads means and maxima, and of the convolution at every place."""
+        return 2 * super().products(channels, size) + 2 * (self.kernel * size) ** 2
 
 
 ChannelAttention = Annotated[NoChannelAttention | SqueezeExcitation | Cbam, Field(discriminator="kind")]
@@ -126,12 +138,13 @@ class Convolutional(Brick):
         return total
 
     def products(self, channels: int, size: int) -> int:
-        """Count the multiplications of the kernels on an image of a size; those of the attention are next to none."""
-        maps = self.maps(channels)
-        return sum(
-            9 * behind * (before + (self.depth - 1) * behind) * (size >> stage) ** 2
-            for stage, (before, behind) in enumerate(pairwise(maps))
-        )
+        """Count the multiplications of kernels and attention on an image of ``size`` x ``size`` pixels."""
+        total = 0
+        for stage, (before, behind) in enumerate(pairwise(self.maps(channels))):
+            width = size >> stage
+            kernels = 9 * behind * (before + (self.depth - 1) * behind) * width**2
+            total += kernels + self.depth * self.attention.products(behind, width)
+        return total
 
 
 Stem = Annotated[NoStem | Convolutional, Field(discriminator="kind")]

@@ -2,14 +2,15 @@
 
 import difflib
 from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import NamedTuple
+from importlib import import_module
+from typing import NamedTuple, cast
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from transom.config.architecture import Architecture
 from transom.config.vision import ImageClassifier
@@ -19,6 +20,7 @@ from transom.inputs.special import EOS
 from transom.layers.approximation import Approximation
 from transom.layers.depth import DepthRouter, every_token
 from transom.layers.mixture import Mixture, every_expert
+from transom.layers.recurrent import RecurrentStack
 from transom.layers.tap import Scope
 from transom.models.build import build_model
 
@@ -96,17 +98,27 @@ def sites(config: Architecture) -> list[Site]:
         config: the model's, vocabulary sizes filled in.
     """
     recorder = Recorder(["*"])
-    with FakeTensorMode():
+    with _shapes_only():
         model = build_model(config).eval()
         for module in model.modules():
             if isinstance(module, Mixture):
                 module.path = every_expert  # without data nobody knows how many tokens an expert gets: each has all of them
-            if isinstance(module, Approximation):
+            if isinstance(module, Approximation | RecurrentStack):
                 module.packed = False  # nor how many texts lie in a row: one does
             if isinstance(module, DepthRouter):
                 module.path = every_token  # nor how many pass a block
         model(_example(config), recorder.taps)
     return [Site(address, tuple(x.shape)) for address, x in recorder.kept.items()]
+
+
+def _shapes_only() -> AbstractContextManager[object]:
+    """Return a context in which tensors have shapes and no values; one of small real tensors where PyTorch has none such."""
+    try:
+        private = import_module("torch._subclasses.fake_tensor")
+    except ImportError:
+        return nullcontext()
+    mode = getattr(private, "FakeTensorMode", nullcontext)
+    return cast(AbstractContextManager[object], mode())
 
 
 def _example(config: Architecture) -> Batch:

@@ -6,8 +6,9 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
+
+from transom.layers.second_order import wants_graph
 
 
 class _Relu(torch.autograd.Function):
@@ -18,9 +19,10 @@ class _Relu(torch.autograd.Function):
         return y
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> Tensor:
         (y,) = ctx.saved_tensors
+        if wants_graph():
+            return grad * (y > 0)
         return torch.gt(y, 0, out=torch.empty_like(y)).mul_(grad)
 
 

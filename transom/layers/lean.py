@@ -1,13 +1,13 @@
 """Attention with its gradient written out: on a CPU the fastest way to train on short sequences, and on the visible tiles of long ones."""
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from transom.layers.dropout import keep_mask
+from transom.layers.second_order import differentiable_gradients, wants_graph
 
 
 def per_query_head(x: Float[Tensor, "batch kv_heads *places width"], n_heads: int) -> Float[Tensor, "batch n_heads *places width"]:
@@ -70,14 +70,24 @@ class Lean(NamedTuple):
         mask: Bool[Tensor, "#batch #n_heads #query #key"] | None,
         bias: Float[Tensor, "#batch #n_heads #query #key"] | None,
         log: bool = False,
+        drop: Float[Tensor, "batch n_heads query key"] | None = None,
     ) -> Weights:
-        """Compare each query with each key, and turn scores into weights; ``log`` asks for the sums of exponentials too."""
+        """Compare each query with each key, and turn scores into weights.
+
+        Args:
+            q: queries.
+            k: keys.
+            mask: True where a query may attend to a key; None for everywhere.
+            bias: added to the scores.
+            log: return the logarithms of the sums of exponentials too.
+            drop: what multiplies the weights where that was drawn before; left out, it is drawn.
+        """
         s = (in_groups(q * q.shape[3] ** -0.5, k.shape[1]) @ k.transpose(-2, -1)).view(*q.shape[:3], k.shape[2])
         slope = blind = None
         if self.softcap is not None:
             s = s.div_(self.softcap).tanh_()
             slope = 1 - s * s
-            s.mul_(self.softcap)
+            s = s * self.softcap if torch.is_grad_enabled() else s.mul_(self.softcap)
         if bias is not None:
             s = s.add_(bias)
         if mask is not None:
@@ -85,7 +95,9 @@ class Lean(NamedTuple):
             s.add_(torch.zeros(mask.shape, dtype=s.dtype, device=s.device).masked_fill_(~(mask | blind), -torch.inf))
         p = s.softmax(-1)
         sums = _log_sums(s, p, blind) if log else None
-        return Weights(p, sums, keep_mask(p, self.dropout) if self.dropout else None, blind, slope)
+        if self.dropout and drop is None:
+            drop = keep_mask(p, self.dropout)
+        return Weights(p, sums, drop, blind, slope)
 
 
 def _log_sums(s: Tensor, p: Tensor, blind: Tensor | None) -> Float[Tensor, "batch n_heads query 1"]:
@@ -121,10 +133,16 @@ def gradients(
     if of.drop is not None:
         grad_p.mul_(of.drop)
     grad_v = in_groups(of.kept, n).transpose(-2, -1) @ grad
-    grad_b = torch._softmax_backward_data(grad_p, of.p, -1, of.p.dtype) if inner is None else grad_p.sub_(inner).mul_(of.p)
+    grad_b = softmax_gradient(grad_p, of.p) if inner is None else grad_p.sub_(inner).mul_(of.p)
     grad_s = in_groups(grad_b if of.slope is None else grad_b * of.slope, n)
     grad_k = grad_s.transpose(-2, -1) @ in_groups(q * scale, n)
     return (grad_s @ k).mul_(scale).view(q.shape), grad_k, grad_v, grad_b
+
+
+def softmax_gradient(grad: Float[Tensor, "*axes key"], p: Float[Tensor, "*axes key"]) -> Float[Tensor, "*axes key"]:
+    """Return the gradient P (dP - rowsum(P dP)) of the scores whose softmax is P, by PyTorch's own kernel where it has it."""
+    kernel = getattr(torch, "_softmax_backward_data", None)  # private
+    return (grad - (grad * p).sum(-1, keepdim=True)) * p if kernel is None else kernel(grad, p, -1, p.dtype)
 
 
 class _Attend(torch.autograd.Function):
@@ -132,15 +150,20 @@ class _Attend(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, bias: Tensor | None, lean: Lean) -> Tensor:
-        q, k, v = (x.contiguous() for x in (q, k, v))
         weights = lean.weights(q, k, mask, bias)
-        ctx.save_for_backward(q, k, v, *weights)
+        ctx.lean = lean
+        ctx.save_for_backward(q, k, v, mask, bias, *weights)
         return weights.gather(v)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, *weights = ctx.saved_tensors
+        q, k, v, mask, bias, *weights = ctx.saved_tensors
+        if wants_graph():
+
+            def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+                return cast(Lean, ctx.lean).weights(q, k, mask, bias, drop=Weights(*weights).drop).gather(v)
+
+            return *differentiable_gradients(attend, (q, k, v), grad), None, None, None
         return *gradients(Weights(*weights), q, k, v, grad)[:3], None, None, None
 
 
@@ -153,5 +176,6 @@ def attend_lean(
     lean: Lean,
 ) -> Float[Tensor, "batch n_heads query d_value"]:
     """Attend; the bias gets no gradient."""
+    q, k, v = (x.contiguous() for x in (q, k, v))
     z: Tensor = _Attend.apply(q, k, v, mask, bias, lean)  # type: ignore[no-untyped-call]
     return z

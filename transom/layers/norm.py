@@ -6,10 +6,10 @@ from typing import Any, NamedTuple
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from transom.config import bricks
+from transom.layers.second_order import differentiable_gradients, wants_graph
 from transom.layers.tap import Scope, tap
 
 
@@ -75,6 +75,20 @@ class RmsNorm(Norm):
         return out
 
 
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+    """Compute gamma (x - mean) / sqrt(variance + eps) + beta in plain operations, in float32 at least."""
+    exact = x.to(torch.promote_types(x.dtype, torch.float32))
+    centered = exact - exact.mean(-1, keepdim=True)
+    y = centered * (centered.square().mean(-1, keepdim=True) + eps).rsqrt() * weight
+    return (y if bias is None else y + bias).to(x.dtype)
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Compute gamma x / sqrt(mean(x^2) + eps) in plain operations, in float32 at least."""
+    exact = x.to(torch.promote_types(x.dtype, torch.float32))
+    return (exact * (exact.square().mean(-1, keepdim=True) + eps).rsqrt() * weight).to(x.dtype)
+
+
 class _ShortLayerNorm(torch.autograd.Function):
     """Layer normalisation of bfloat16 with PyTorch's kernels, but for the gradients of gamma and beta.
 
@@ -84,14 +98,16 @@ class _ShortLayerNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
-        out, mean, r = torch.native_layer_norm(x, x.shape[-1:], weight, bias, eps)
+        out, mean, r = _normalize(x, weight, bias, eps)
         ctx.save_for_backward(x, weight, bias, mean, r)
+        ctx.eps = eps
         return out
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor | None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, bias, mean, r = ctx.saved_tensors
+        if wants_graph():
+            return *differentiable_gradients(layer_norm, (x, weight, bias, ctx.eps), grad)[:3], None
         grad_x = _gradient_of_input(grad, x, mean, r, weight)
         flat = grad.reshape(-1, x.shape[-1])
         sums = torch.stack([torch.ones_like(r).flatten(), (mean * r).flatten()]).to(x.dtype) @ flat
@@ -100,12 +116,23 @@ class _ShortLayerNorm(torch.autograd.Function):
 
 
 def _gradient_of_input(grad: Tensor, x: Tensor, mean: Tensor, r: Tensor, weight: Tensor) -> Tensor:
-    """Give (u - mean(u) - n mean(u n)) r for u = weight * grad, n = (x - mean) r: the kernel of layer normalisation."""
-    wanted = [True, False, False]
-    out: Tensor = torch.ops.aten.native_layer_norm_backward(grad.contiguous(), x.contiguous(), x.shape[-1:], mean, r, weight, None, wanted)[
-        0
-    ]
+    """Return (u - mean(u) - n mean(u n)) r for u = weight * grad, n = (x - mean) r: the kernel of layer normalisation."""
+    kernel = getattr(torch.ops.aten, "native_layer_norm_backward", None)  # undocumented
+    if kernel is None:
+        u, n = grad.to(r.dtype) * weight, (x.to(r.dtype) - mean) * r
+        return ((u - u.mean(-1, keepdim=True) - n * (u * n).mean(-1, keepdim=True)) * r).to(x.dtype)
+    out: Tensor = kernel(grad.contiguous(), x.contiguous(), x.shape[-1:], mean, r, weight, None, [True, False, False])[0]
     return out
+
+
+def _normalize(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the normalised vectors, and the mean and 1 / sigma of each."""
+    kernel = getattr(torch, "native_layer_norm", None)  # undocumented
+    if kernel is None:
+        variance, mean = torch.var_mean(x.to(torch.promote_types(x.dtype, torch.float32)), -1, correction=0, keepdim=True)
+        return F.layer_norm(x, x.shape[-1:], weight, bias, eps), mean, (variance + eps).rsqrt()
+    found: tuple[Tensor, Tensor, Tensor] = kernel(x, x.shape[-1:], weight, bias, eps)
+    return found
 
 
 def _weighted_sum(r: Tensor, rows: Tensor) -> Tensor:
@@ -126,12 +153,14 @@ class _RootMeanSquare(torch.autograd.Function):
         mean_square = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=exact).square_().div_(x.shape[-1])
         r = mean_square.add_(eps).rsqrt_()
         ctx.save_for_backward(x, weight, r)
+        ctx.eps = eps
         return (x.to(exact) * r).mul_(weight).to(x.dtype)
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, r = ctx.saved_tensors
+        if wants_graph():
+            return differentiable_gradients(rms_norm, (x, weight, ctx.eps), grad)
         mean = (grad @ weight.to(grad.dtype))[..., None].to(r.dtype) / x.shape[-1]
         grad_x = _gradient_of_input(grad, x, torch.zeros_like(r), r, weight).add_((mean * r).to(x.dtype))
         return grad_x, _weighted_sum(r, grad * x).to(weight.dtype), None

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from transom.config import bricks
@@ -208,10 +207,9 @@ class _Turn(torch.autograd.Function):
         return _turned(x, cos, sin)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         cos, sin = ctx.saved_tensors
-        return _turned(grad, cos, -sin), None, None
+        return turn(grad, Rotation(cos, -sin)), None, None
 
 
 def _turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -6,7 +6,6 @@ from typing import Any, NamedTuple, cast
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional as F
 
 from transom.config.recurrent import AnyCell, RecurrentSeq2Seq
@@ -95,13 +94,12 @@ def backwards(segments: Int[Tensor, "batch length"]) -> Int[Tensor, "batch lengt
 def groups_of(segments: Int[Tensor, "batch length"]) -> list[Group] | None:
     """Take packed rows apart, so that no sequence reads another's state; None where each row is one sequence without padding.
 
-    A group's longest sequence has less than twice the tokens of its shortest, so that less than half of what is read is padding. Where
-    there are no values but only shapes, rows count as whole.
+    A group's longest sequence has less than twice the tokens of its shortest, so that less than half of what is read is padding.
 
     >>> [group.places.tolist() for group in groups_of(torch.tensor([[1, 1, 2, 3, 3], [1, 1, 1, 1, 0]]))]
     [[[2]], [[0, 1], [3, 4]], [[5, 6, 7, 8]]]
     """
-    if isinstance(segments, FakeTensor) or bool((segments == 1).all()):
+    if bool((segments == 1).all()):
         return None
     begins = ((segments > 0) & (segments != F.pad(segments, (1, 0))[:, :-1])).flatten()
     lengths = torch.bincount((begins.cumsum(0) - 1)[segments.flatten() > 0])
@@ -170,7 +168,13 @@ class RecurrentEncoder(nn.Module):
 
 
 class RecurrentStack(nn.Module):
-    """Recurrent layers from left to right, one upon the other, with dropout between them (Zaremba et al. 2014, section 3.1)."""
+    """Recurrent layers from left to right, one upon the other, with dropout between them (Zaremba et al. 2014, section 3.1).
+
+    Attributes:
+        packed: whether a row may hold several sequences; if not, the values of ``segments`` are not read.
+    """
+
+    packed = True
 
     def __init__(self, cell: AnyCell, inputs: Sequence[int], d_model: int, dropout: float) -> None:
         """Make a layer for each of the widths ``inputs`` that are read."""
@@ -193,7 +197,7 @@ class RecurrentStack(nn.Module):
         self, x: Float[Tensor, "batch length d_in"], segments: Int[Tensor, "batch length"], taps: Scope | None = None
     ) -> Float[Tensor, "batch length d_model"]:
         """Read rows of one or more sequences, each from a state of zeros; return the last layer's states, zeros in padding."""
-        groups = groups_of(segments)
+        groups = groups_of(segments) if self.packed else None
         for i, layer in enumerate(self.layers):
             x = self.dropout(x) if i else x
             x = layer(x)[0] if groups is None else layer.read(x, groups)

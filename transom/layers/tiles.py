@@ -7,6 +7,7 @@ disjoint parts, each a softmax of its own, which are joined by the sums of their
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import reduce
 from operator import or_
 from typing import Any, NamedTuple
@@ -14,11 +15,11 @@ from typing import Any, NamedTuple
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from transom.layers.lean import Lean, gradients
 from transom.layers.rule import TILE, And, Or, Places, Rule
+from transom.layers.second_order import differentiable_gradients, wants_graph
 
 PAIRS_AT_ONCE = 2**15
 """Most scores a head that are held at once, unless one tile of queries has more: more take no less time, and memory."""
@@ -274,29 +275,56 @@ class _OverTiles(torch.autograd.Function):
     ) -> Float[Tensor, "batch n_heads query d_value"]:
         alone = len(tiles.parts) == 1 and sinks is None
         ctx.draws = torch.get_rng_state() if lean.dropout else None
-        found = [_gather_part(part, tiles.bias, learned, lean, (q, k, v), not alone) for part in tiles.parts]
+        found = _gather_parts(tiles, lean, (q, k, v), sinks, learned)
         shares = [] if alone else shares_of([log for _, log in found], sinks)
         z = joined(found, sinks).to(v.dtype)
         ctx.tiles, ctx.lean, ctx.n_learned, ctx.sunk = tiles, lean, len(learned), sinks is not None
-        ctx.save_for_backward(q, k, v, z, *learned, *shares)
+        ctx.save_for_backward(sinks, q, k, v, z, *learned, *shares)
         return z
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, z, *rest = (x.detach() for x in ctx.saved_tensors)  # what lies before them is not this function's
+        if wants_graph():
+            return _OverTiles.backward_twice(ctx, grad)
+        q, k, v, z, *rest = (x.detach() for x in ctx.saved_tensors[1:])  # what lies before them is not this function's
         learned, shares = [x.requires_grad_() for x in rest[: ctx.n_learned]], rest[ctx.n_learned :]
         inner = (grad * z).sum(-1, keepdim=True, dtype=_wide(grad)) if shares else None
         totals = list[Tensor]()
-        with torch.random.fork_rng([], enabled=ctx.draws is not None):
-            if ctx.draws is not None:
-                torch.set_rng_state(ctx.draws)  # what was dropped is dropped again
+        with _drawn_again(ctx.draws):
             for i, part in enumerate(ctx.tiles.parts):
                 behind = (grad, None) if inner is None else ((grad * shares[i]).to(grad), inner * shares[i])
                 found = _gradients_of_part(part, ctx.tiles.bias, learned, ctx.lean, (q, k, v), *behind)
                 totals = [total.add_(x) for total, x in zip(totals, found, strict=True)] if totals else found
         of_sinks = -(shares[-1] * inner).sum((0, 2, 3)) if ctx.sunk else None
         return None, None, *(x.to(q) for x in totals[:3]), of_sinks, *totals[3:]
+
+    @staticmethod
+    def backward_twice(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        """Compute the same gradients out of the forward pass, recorded."""
+        sinks, q, k, v, _, *rest = ctx.saved_tensors
+
+        def attend(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, *learned: Tensor) -> Tensor:
+            with _drawn_again(ctx.draws):
+                return joined(_gather_parts(ctx.tiles, ctx.lean, (q, k, v), sinks, learned), sinks).to(v.dtype)
+
+        return None, None, *differentiable_gradients(attend, (q, k, v, sinks, *rest[: ctx.n_learned]), grad)
+
+
+@contextmanager
+def _drawn_again(draws: Tensor | None) -> Iterator[None]:
+    """Replay the random draws of a forward pass from the generator's state before it, so that the same weights are dropped."""
+    with torch.random.fork_rng([], enabled=draws is not None):
+        if draws is not None:
+            torch.set_rng_state(draws)
+        yield
+
+
+def _gather_parts(
+    tiles: Tiles, lean: Lean, sides: tuple[Tensor, Tensor, Tensor], sinks: Tensor | None, learned: Sequence[Tensor]
+) -> list[tuple[Tensor, ...]]:
+    """Gather the values of all parts of a mask, with the logarithms of their sums of exponentials where there is more than one part."""
+    log = len(tiles.parts) > 1 or sinks is not None
+    return [_gather_part(part, tiles.bias, learned, lean, sides, log) for part in tiles.parts]
 
 
 def _wide(x: Tensor) -> torch.dtype:

@@ -5,8 +5,9 @@ from typing import Any
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
+
+from transom.layers.second_order import differentiable_gradients, wants_graph
 
 CHUNK_ELEMENTS = 1 << 25
 """Logits held at a time: enough to keep the matrix units busy and to add up the output map's gradient only a few times."""
@@ -105,15 +106,26 @@ class _LinearCrossEntropy(torch.autograd.Function):
         with torch.autocast(device, enabled=False):
             loss, nll, *gradients = _chunked(hidden, weight, labels, smoothing, r_drop, dtype, wanted, frozen=not ctx.needs_input_grad[1])
         if wanted:
-            ctx.save_for_backward(*gradients)
+            ctx.save_for_backward(hidden, weight, *gradients)
+            ctx.rest = labels, smoothing, r_drop, dtype
         ctx.mark_non_differentiable(nll)
         return loss, nll
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad_loss: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        gradients = [grad * grad_loss.to(grad.dtype) for grad in ctx.saved_tensors]
+        hidden, weight, *gradients = ctx.saved_tensors
+        if wants_graph():
+            return *differentiable_gradients(_whole, (hidden, weight, *ctx.rest), grad_loss)[:2], None, None, None
+        gradients = [grad * grad_loss.to(grad.dtype) for grad in gradients]
         return gradients[0], gradients[1] if len(gradients) > 1 else None, None, None, None
+
+
+def _whole(hidden: Tensor, weight: Tensor, labels: Tensor, smoothing: float, r_drop: float, dtype: torch.dtype) -> Tensor:
+    """Compute the loss from whole logits, in plain operations."""
+    with torch.autocast(hidden.device.type, enabled=False):
+        logits = hidden.to(dtype) @ weight.to(dtype).T
+        loss, _ = cross_entropy(logits, labels, smoothing)
+        return loss + r_drop * divergence(logits) if r_drop else loss
 
 
 def _chunked(

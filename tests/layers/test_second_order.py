@@ -1,0 +1,173 @@
+"""Second derivatives: every hand-written gradient can be differentiated again, and what cannot be says so."""
+
+import ast
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from torch import Tensor
+from torch.nn import functional as F
+
+import transom
+from tests.layers.test_rule import packed, pattern
+from tests.layers.test_tiles import SPARSE, drawn, position_of
+from tests.models.combinations import ENCODERS, FAMILIES, batch_for, combinations, described
+from tests.models.test_combinations import built
+from transom.layers.activation import relu
+from transom.layers.attention import Terms, attend_explicit, attend_short, attend_tiles
+from transom.layers.dropout import dropout, dropout_add
+from transom.layers.norm import _RootMeanSquare, _ShortLayerNorm
+from transom.layers.position import Rotation, turn
+from transom.layers.rule import SAME_SEGMENT
+from transom.layers.tiles import Tiles, plan
+from transom.training.loss import cross_entropy, linear_cross_entropy
+from transom.training.step import batch_loss
+
+
+def seeded(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def call(*inputs: Tensor) -> Tensor:
+        torch.manual_seed(4)
+        return function(*inputs)
+
+    return call
+
+
+def attention(**fields: Any) -> tuple[Callable[..., Tensor], list[Tensor]]:
+    mask = torch.ones(3, 3, dtype=torch.bool).tril()[None, None].repeat(2, 1, 1, 1)
+    mask[1, :, 1] = False  # a query that sees nothing
+    bias = torch.randn(1, 4, 3, 3, dtype=torch.float64)
+    terms = Terms(mask=mask, bias=bias, **fields)
+    return seeded(lambda q, k, v: attend_short(q, k, v, terms)), [drawn(2, 4, 3, 3), drawn(2, 2, 3, 3), drawn(2, 2, 3, 2)]
+
+
+def tiles(**fields: Any) -> tuple[Callable[..., Tensor], list[Tensor]]:
+    places, position = packed([40, 20], 3), position_of("relative")
+    laid = Tiles(plan(SAME_SEGMENT & pattern(SPARSE), places, places), position.bias, position.learned)
+    inputs = [drawn(1, 4, 63, 2), drawn(1, 4, 63, 2), drawn(1, 4, 63, 2), drawn(4), *position.learned]
+    return seeded(lambda q, k, v, sinks, *_: attend_tiles(q, k, v, laid, Terms(sinks=sinks, **fields))), inputs
+
+
+def rotation() -> Rotation:
+    angles = torch.randn(1, 1, 3, 1, dtype=torch.float64)
+    return Rotation(angles.cos(), angles.sin())
+
+
+def loss(smoothing: float, r_drop: float) -> tuple[Callable[..., Tensor], list[Tensor]]:
+    labels = torch.tensor([1, 1, 3, 3])
+    return lambda h, w: linear_cross_entropy(h, w, labels, smoothing, r_drop)[0], [drawn(4, 3), drawn(5, 3)]
+
+
+TURN = rotation()
+CASES: dict[str, tuple[Callable[..., Tensor], list[Tensor]]] = {
+    "_Relu": (lambda x: relu(x) ** 2, [drawn(4, 3)]),
+    "_Dropout": (seeded(lambda x: dropout(x, 0.3, True) ** 2), [drawn(4, 3)]),
+    "_DropoutAdd": (seeded(lambda x, y: dropout_add(x, y, 0.3, True) ** 2), [drawn(4, 3), drawn(4, 3)]),
+    "_Turn": (lambda x: turn(x, TURN) ** 2, [drawn(2, 2, 3, 3)]),
+    "_ShortLayerNorm": (lambda x, w, b: _ShortLayerNorm.apply(x, w, b, 1e-5), [drawn(4, 3), drawn(3), drawn(3)]),
+    "_RootMeanSquare": (lambda x, w: _RootMeanSquare.apply(x, w, 1e-6), [drawn(4, 3), drawn(3)]),
+    "_Attend": attention(),
+    "_Attend softcap dropout": attention(softcap=1.5, dropout=0.3),
+    "_OverTiles": tiles(),
+    "_OverTiles softcap dropout": tiles(softcap=1.5, dropout=0.3),
+    "_LinearCrossEntropy": loss(0.1, 0.0),
+    "_LinearCrossEntropy r-drop": loss(0.1, 2.0),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_second_derivatives_by_finite_differences(name: str) -> None:
+    torch.manual_seed(3)
+    function, inputs = CASES[name]
+    fast = name.startswith("_OverTiles")
+    assert torch.autograd.gradcheck(function, inputs, fast_mode=fast)
+    assert torch.autograd.gradgradcheck(function, inputs, fast_mode=fast, atol=1e-4)
+
+
+def test_every_hand_written_function_is_checked() -> None:
+    found = set()
+    for path in Path(transom.__file__).parent.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef) and any(ast.unparse(base).endswith("autograd.Function") for base in node.bases):
+                found.add(node.name)
+                text = ast.unparse(node)
+                assert "once_differentiable" not in text and "def backward(" in text, path
+    assert found == {name.split()[0] for name in CASES}
+
+
+def test_one_tensor_in_several_places_is_counted_once_each() -> None:
+    x = drawn(1, 2, 3, 3)
+    assert torch.autograd.gradgradcheck(lambda x: attend_short(x, x, x), (x,))
+
+
+def test_what_is_not_contiguous_has_its_second_derivative_too() -> None:
+    function, inputs = attention()
+    turned = [x.detach().transpose(1, 2).contiguous().requires_grad_() for x in inputs]
+    assert torch.autograd.gradgradcheck(lambda *xs: function(*(x.transpose(1, 2) for x in xs)), turned)
+
+
+def test_a_gradient_penalty_is_that_of_the_equation() -> None:
+    torch.manual_seed(1)
+    q, k, v = drawn(2, 2, 5, 4), drawn(2, 2, 5, 4), drawn(2, 2, 5, 4)
+    penalties = []
+    for path in (attend_short, attend_explicit):
+        z = path(q, k, v, Terms())
+        (grad,) = torch.autograd.grad(z.square().sum(), q, create_graph=True)
+        penalties.append(torch.autograd.grad(grad.square().sum(), (q, k, v)))
+    for ours, theirs in zip(*penalties, strict=True):
+        assert torch.allclose(ours, theirs, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_first_derivative_under_create_graph_is_the_first_derivative(dtype: torch.dtype) -> None:
+    torch.manual_seed(1)
+    hidden, weight, labels = drawn(8, 6), drawn(9, 6), torch.arange(8)
+    short = [x.detach().to(dtype).requires_grad_() for x in (hidden, weight)]
+    for create_graph in (False, True):
+        found = torch.autograd.grad(linear_cross_entropy(*short, labels, 0.1)[0], short, create_graph=create_graph)
+        expected = torch.autograd.grad(cross_entropy(hidden @ weight.T, labels, 0.1)[0], (hidden, weight))
+        for ours, theirs in zip(found, expected, strict=True):
+            assert (ours.double() - theirs).norm() <= (0.02 if dtype == torch.bfloat16 else 1e-5) * theirs.norm()
+
+
+@settings(max_examples=20)
+@given(combinations(FAMILIES + ENCODERS).filter(lambda fields: fields["depth"] == "full"))
+def test_a_models_second_derivative_along_any_direction(fields: dict[str, Any]) -> None:
+    """H d, by autograd through every fast path, against (g(w + e d) - g(w - e d)) / 2e."""
+    config = described(fields)
+    model, batch = built(config).train(), batch_for(config)
+    weights = [p for p in model.parameters() if p.requires_grad]
+    torch.manual_seed(2)
+    direction = [torch.randn_like(p) for p in weights]
+
+    def gradient(create_graph: bool = False) -> list[Tensor]:
+        torch.manual_seed(5)  # the same elements are dropped
+        value = batch_loss(model, batch, 0.1)[0]
+        found = torch.autograd.grad(value, weights, create_graph=create_graph, allow_unused=True)
+        return [torch.zeros_like(p) if x is None else x for p, x in zip(weights, found, strict=True)]
+
+    along = sum((g * d).sum() for g, d in zip(gradient(create_graph=True), direction, strict=True))
+    assert isinstance(along, Tensor)
+    ours = torch.autograd.grad(along, weights, allow_unused=True)
+    sides, step = [], 1e-6
+    for sign in (1, -2):
+        with torch.no_grad():
+            for p, d in zip(weights, direction, strict=True):
+                p.add_(d, alpha=sign * step)
+        sides.append(gradient())
+    for own, above, below in zip(ours, *sides, strict=True):
+        expected = (above - below) / (2 * step)
+        found = torch.zeros_like(expected) if own is None else own
+        assert (found - expected).norm() <= 1e-4 * expected.norm() + 1e-5
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")  # PyTorch's own forward mode calls it
+def test_forward_mode_and_function_transforms_refuse_in_words() -> None:
+    x = torch.randn(3)
+    with pytest.raises(NotImplementedError, match="jvp"), torch.autograd.forward_ad.dual_level():
+        relu(torch.autograd.forward_ad.make_dual(x, x))
+    with pytest.raises(RuntimeError, match="setup_context"):
+        torch.func.grad(lambda x: relu(x).sum())(x)
+    assert torch.equal(F.relu(x), relu(x))
