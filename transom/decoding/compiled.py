@@ -118,6 +118,13 @@ class _State(ctypes.Structure):
     ]
 
 
+def check(status: int) -> None:
+    """Raise what a function of ``step.cpp`` reported: MemoryError, IndexError or RuntimeError; 0 is success."""
+    if status:
+        kind = {1: MemoryError, 2: IndexError}.get(status, RuntimeError)
+        raise kind(f"the compiled step failed: {({1: 'no memory', 2: 'out of bounds'}).get(status, 'unknown error')} (status {status})")
+
+
 class Tiled:
     """A linear map y = f(x W^T + b) whose weights lie in tiles of 16 outputs, in bfloat16 or in 8 bits; x and y are float32.
 
@@ -169,6 +176,9 @@ class CompiledCache:
         """
         earlier, memory = _side_by_side(read), _side_by_side(memories)
         n_blocks, n_read, rows, width = earlier.shape
+        n_sources = memory.shape[1] and memory.shape[2]
+        if n_read > max_length or (n_sources and rows != n_beams * n_sources):
+            raise ValueError(f"expected room for {n_read} tokens and {n_sources} x {n_beams} rows, found {max_length} and {rows}")
         self._tokens = torch.empty(n_blocks, max_length, rows, width, dtype=torch.bfloat16)
         self._tokens[:, :n_read] = earlier
         self._slots = torch.zeros(rows, max_length, dtype=torch.int32)
@@ -178,7 +188,10 @@ class CompiledCache:
         self.state = _State(rows, n_read, rows, max_length, memory.shape[1], memory=self._memory.data_ptr())
         self.state.memory_stride = self._memory.stride(0)
         self.state.lengths, self.state.tokens = _pointer(self._lengths), self._tokens.data_ptr()
+        self.shapes = n_blocks, width, memory.shape[0], memory.shape[3]
         self.workspace = library.transom_open(min(torch.get_num_threads(), MOST_THREADS))
+        if self.workspace is None:
+            raise MemoryError("no memory, or no thread, for a step of the compiled decoder")
         weakref.finalize(self, library.transom_close, self.workspace)
         self._point()
 
@@ -192,6 +205,8 @@ class CompiledCache:
 
     def reorder(self, rows: Int[Tensor, "rows"]) -> None:
         """Let row i continue from old row ``rows[i]``; nothing but the table of places is copied."""
+        if len(rows) > self.state.capacity:
+            raise IndexError(f"expected at most {self.state.capacity} rows, found {len(rows)}")
         self._slots, self._sources = self._slots[rows], self._sources[rows]
         self._point()
 
@@ -215,7 +230,7 @@ class CompiledDecoder:
         stack, embedding = model.decoder, _embedding(model)
         attention, rotary = stack.blocks[0].attn, embedding.position
         assert isinstance(attention, Attention)
-        self._embedding = embedding
+        self._embedding, self._crosses = embedding, isinstance(model, Seq2SeqTransformer)
         self._blocks = (_Block * len(stack.blocks))(*map(self._block, stack.blocks))
         cos, sin = (x.float().contiguous() for x in (rotary.cos, rotary.sin)) if isinstance(rotary, Rotary) else (None, None)
         self._held += [cos, sin]
@@ -236,13 +251,23 @@ class CompiledDecoder:
 
     def _step(self, tokens: Int[Tensor, "rows 1"], cache: CompiledCache) -> Float[Tensor, "rows 1 vocab"]:
         length, state = cache.length, cache.state
-        assert length < state.max_length, f"the cache holds {state.max_length} tokens, asked for {length + 1}"
+        if length >= state.max_length:
+            raise IndexError(f"the cache holds {state.max_length} tokens, asked for {length + 1}")
+        if cache.shapes != self._shapes(cache):
+            raise ValueError(f"expected a cache of (blocks, width, blocks of memory, width) = {self._shapes(cache)}, found {cache.shapes}")
         x = self._embedding(tokens, torch.tensor([[length]])).float().contiguous()
-        assert x.shape == (state.rows, 1, self._layout.d_model)
+        if x.shape != (state.rows, 1, self._layout.d_model):
+            raise ValueError(f"expected {state.rows} rows of one token and d_model {self._layout.d_model}, found {tuple(x.shape)}")
         logits = x.new_empty(len(x), 1, self._layout.unembed.outer)
         state.x, state.logits = x.data_ptr(), logits.data_ptr()
-        self.library.transom_step(ctypes.byref(self._layout), ctypes.byref(state), cache.workspace)
+        check(self.library.transom_step(ctypes.byref(self._layout), ctypes.byref(state), cache.workspace))
         return logits
+
+    def _shapes(self, cache: CompiledCache) -> tuple[int, int, int, int]:
+        """Return the shapes of the cache that this decoder reads and writes; of the memory only where it has cross-attention."""
+        layout = self._layout
+        width = layout.n_kv_heads * (layout.d_head + layout.d_value)
+        return layout.n_blocks, width, *((layout.n_blocks, width) if self._crosses else cache.shapes[2:])
 
     def _block(self, block: nn.Module) -> _Block:
         assert isinstance(block, Block)
@@ -277,7 +302,8 @@ class CompiledDecoder:
     def _linear(self, *maps: nn.Module, after: Activation | None = None) -> _Linear:
         """Make one map of several of the same input."""
         linears = [linear for linear in maps if isinstance(linear, nn.Linear)]
-        assert len(linears) == len(maps)
+        if len(linears) != len(maps):
+            raise TypeError(f"expected linear maps, found {[type(linear).__name__ for linear in maps]}")
         biases = [linear.bias.detach() for linear in linears if linear.bias is not None]
         weight = torch.cat([linear.weight.detach() for linear in linears])
         tiled = Tiled(self.library, self._kind, weight, torch.cat(biases) if biases else None, after)

@@ -26,10 +26,10 @@ _FUNCTIONS: dict[str, tuple[list[type], type | None]] = {
     "transom_works": ([], _INT),
     "transom_packed_bytes": ([_INT] * 3, ctypes.c_int64),
     "transom_pack": ([_INT, _POINTER, _INT, _INT, _POINTER, _POINTER], None),
-    "transom_product": ([_INT, _POINTER, _POINTER, _INT, _POINTER], None),
+    "transom_product": ([_INT, _POINTER, _POINTER, _INT, _POINTER], _INT),
     "transom_open": ([_INT], _POINTER),
     "transom_close": ([_POINTER], None),
-    "transom_step": ([_POINTER] * 3, None),
+    "transom_step": ([_POINTER] * 3, _INT),
 }
 """Arguments and result of each function of ``step.cpp``."""
 

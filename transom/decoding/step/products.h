@@ -121,11 +121,15 @@ struct Rows {
     std::vector<float> scale;
     int stride = 0;
 
+    // Make room for rows of at most ``width`` numbers; the only place that allocates, so that threads which take rows never throw.
+    void reserve(Kind kind, int rows, int width) {
+        const size_t n_rows = up_to(rows, LANES), needed = n_rows * up_to(width, inner_of_tile(kind)) * bytes_of(kind);
+        if (bytes.size() < needed) bytes.assign(needed, 0);
+        if (scale.size() < n_rows) scale.assign(n_rows, 0.0f);
+    }
+
     void take(Kind kind, const float* x, int rows, int width) {
         stride = up_to(width, inner_of_tile(kind)) * bytes_of(kind);
-        const size_t needed = up_to(rows, LANES);
-        if (bytes.size() < needed * stride) bytes.assign(needed * stride, 0);
-        if (scale.size() < needed) scale.assign(needed, 0.0f);
         for (int row = 0; row < rows; row++, x += width) {
             if (kind == INT8) scale[row] = scale_of(x, width);
             shorten(kind, x, 0, width, scale[row], bytes.data() + size_t(row) * stride, stride);

@@ -7,6 +7,8 @@
 // Needs AVX-512 with VNNI; where there is AMX, products use it. Compiled by native.py on the machine that runs it.
 
 #include <cmath>
+#include <new>
+#include <stdexcept>
 
 #include "products.h"
 #include "team.h"
@@ -87,6 +89,10 @@ void turn(float* x, const float* cos, const float* sin, int pairs) {
 // One query: z = softmax(q K^T / sqrt(d_head)) V by a head of keys and values; key i stands at place(i), its value after all heads' keys.
 template <typename Place>
 void attend(const Decoder& d, int head, const float* q, int n_keys, Place place, float* scores, float* z) {
+    if (n_keys == 0) {  // nothing to see gives 0, never NaN
+        for (int c = 0; c < d.d_value; c++) z[c] = 0.0f;
+        return;
+    }
     float most = -INFINITY;
     const float over = 1.0f / std::sqrt(float(d.d_head));
     for (int i = 0; i < n_keys; i++) {
@@ -141,7 +147,7 @@ class Hand {
 
     void run() {
         begin_products();
-        own.x.assign(s.x, s.x + size_t(s.rows) * d.d_model);
+        std::memcpy(own.x.data(), s.x, size_t(s.rows) * d.d_model * sizeof(float));
         for (int i = 0; i < d.n_blocks; i++) {
             const Block& block = d.blocks[i];
             self_attention(block, i);
@@ -263,6 +269,49 @@ void reserve(std::vector<float>& x, size_t n) {
     if (x.size() < n) x.resize(n);
 }
 
+// What the functions below return; compiled.py knows the numbers. No exception leaves this file: its callers are not C++.
+enum Status : int { DONE = 0, NO_MEMORY = 1, OUT_OF_BOUNDS = 2, FAILED = 3 };
+
+template <typename Work>
+int guarded(Work work) noexcept {
+    try {
+        return work();
+    } catch (const std::bad_alloc&) {
+        return NO_MEMORY;
+    } catch (const std::length_error&) {
+        return NO_MEMORY;
+    } catch (...) {
+        return FAILED;
+    }
+}
+
+bool within_bounds(const Decoder& d, const State& s) {
+    const bool state = s.rows >= 1 && s.rows <= s.capacity && s.length >= 0 && s.length < s.max_length && s.longest >= 0;
+    const bool heads = d.n_kv_heads >= 1 && d.n_heads % d.n_kv_heads == 0 && d.d_head % LANES == 0 && d.d_value % LANES == 0;
+    return state && heads && 2 * d.pairs <= d.d_head;
+}
+
+// Make room for all that a step writes, before its threads begin.
+void make_room(const Decoder& d, const State& s, std::vector<Own>& every, Shared& shared) {
+    const size_t rows = s.rows, queries = size_t(d.n_heads) * d.d_head, width = size_t(d.n_kv_heads) * (d.d_head + d.d_value);
+    reserve(shared.qkv, rows * (queries + width));
+    for (auto* z : {&shared.z, &shared.cross_z}) reserve(*z, rows * d.n_heads * d.d_value);
+    for (auto* y : {&shared.o, &shared.cross_o, &shared.down}) reserve(*y, rows * d.d_model);
+    reserve(shared.q, rows * queries);
+    int widest = d.d_model;
+    for (int i = 0; i < d.n_blocks; i++) {
+        const Block& block = d.blocks[i];
+        for (auto* hidden : {&shared.gate, &shared.up}) reserve(*hidden, rows * block.up.outer);
+        for (int inner : {block.o.inner, block.cross_o.inner, block.down.inner}) widest = inner > widest ? inner : widest;
+    }
+    const size_t longest = s.max_length > s.longest ? s.max_length : s.longest;
+    for (Own& own : every) {
+        for (auto* x : {&own.x, &own.normed}) reserve(*x, rows * d.d_model);
+        reserve(own.scores, longest);
+        own.rows.reserve(Kind(d.kind), s.rows, widest);
+    }
+}
+
 }  // namespace
 
 extern "C" {
@@ -291,41 +340,45 @@ void transom_pack(int kind_, const float* weight, int inner, int outer, uint8_t*
 }
 
 // y = f(x W^T + b), on the calling thread alone.
-void transom_product(int kind, const Linear* map, const float* x, int rows, float* y) {
-    Rows taken;
-    taken.take(Kind(kind), x, rows, map->inner);
-    begin_products();
-    const int n_blocks = up_to(map->outer, LANES) / LANES;
-    if (kind == INT8) product<INT8>(*map, taken, rows, 0, n_blocks, y); else product<BFLOAT16>(*map, taken, rows, 0, n_blocks, y);
-    end_products();
+int transom_product(int kind, const Linear* map, const float* x, int rows, float* y) {
+    return guarded([&] {
+        Rows taken;
+        taken.reserve(Kind(kind), rows, map->inner);
+        taken.take(Kind(kind), x, rows, map->inner);
+        begin_products();
+        const int n_blocks = up_to(map->outer, LANES) / LANES;
+        if (kind == INT8) product<INT8>(*map, taken, rows, 0, n_blocks, y); else product<BFLOAT16>(*map, taken, rows, 0, n_blocks, y);
+        end_products();
+        return DONE;
+    });
 }
 
-void* transom_open(int threads) { return new Workspace(threads); }
+// Null where there is no memory, or no thread to be had.
+void* transom_open(int threads) {
+    Workspace* workspace = nullptr;
+    guarded([&] { return workspace = new Workspace(threads), DONE; });
+    return workspace;
+}
 
 void transom_close(void* workspace) { delete (Workspace*)workspace; }
 
-void transom_step(const Decoder* decoder, State* state, void* workspace) {
-    auto& work = *(Workspace*)workspace;
-    const Decoder& d = *decoder;
-    const size_t rows = state->rows, queries = d.n_heads * d.d_head, width = d.n_kv_heads * (d.d_head + d.d_value);
-    Shared& shared = work.shared;
-    reserve(shared.qkv, rows * (queries + width));
-    for (auto* z : {&shared.z, &shared.cross_z}) reserve(*z, rows * d.n_heads * d.d_value);
-    for (auto* y : {&shared.o, &shared.cross_o, &shared.down}) reserve(*y, rows * d.d_model);
-    reserve(shared.q, rows * queries);
-    for (int i = 0; i < d.n_blocks; i++)
-        for (auto* hidden : {&shared.gate, &shared.up}) reserve(*hidden, rows * d.blocks[i].up.outer);
-    const size_t longest = state->max_length > state->longest ? state->max_length : state->longest;
-    for (Own& own : work.own) reserve(own.normed, rows * d.d_model), reserve(own.scores, longest);
-    Step step{d, *state, shared, work.own, work.team};
-    work.team.run(
-        [](void* with, int place) {
-            auto& step = *(Step*)with;
-            if (step.d.kind == INT8) Hand<INT8>(step, place).run(); else Hand<BFLOAT16>(step, place).run();
-        },
-        &step);
-    for (size_t row = 0; row < rows; row++) state->slots[row * state->max_length + state->length] = int32_t(row);
-    state->length++;
+int transom_step(const Decoder* decoder, State* state, void* workspace) {
+    return guarded([&]() -> int {
+        const Decoder& d = *decoder;
+        if (!workspace || !within_bounds(d, *state)) return OUT_OF_BOUNDS;
+        auto& work = *(Workspace*)workspace;
+        make_room(d, *state, work.own, work.shared);
+        Step step{d, *state, work.shared, work.own, work.team};
+        work.team.run(
+            [](void* with, int place) {
+                auto& step = *(Step*)with;
+                if (step.d.kind == INT8) Hand<INT8>(step, place).run(); else Hand<BFLOAT16>(step, place).run();
+            },
+            &step);
+        for (size_t row = 0; row < size_t(state->rows); row++) state->slots[row * state->max_length + state->length] = int32_t(row);
+        state->length++;
+        return DONE;
+    });
 }
 
 }  // extern "C"

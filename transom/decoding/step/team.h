@@ -21,14 +21,15 @@ namespace {
 class Team {
    public:
     explicit Team(int size) : full_(size) {
-        for (int i = 1; i < size; i++) threads_.emplace_back([this, i] { serve(i); });
+        try {
+            for (int i = 1; i < size; i++) threads_.emplace_back([this, i] { serve(i); });
+        } catch (...) {  // a thread that is left running would end the process
+            dismiss();
+            throw;
+        }
     }
 
-    ~Team() {
-        stop_ = true, size_ = full_;
-        release();
-        for (auto& thread : threads_) thread.join();
-    }
+    ~Team() { dismiss(); }
 
     int size() const { return size_; }
 
@@ -46,9 +47,10 @@ class Team {
     }
 
     void meet() {
-        if (size_ == 1) return;
+        const int size = size_;  // read before arriving: who arrives last may begin the next run, with another size
+        if (size == 1) return;
         uint32_t turn = turn_.load(std::memory_order_acquire);
-        if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == size_) {
+        if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == size) {
             arrived_.store(0, std::memory_order_relaxed);
             turn_.fetch_add(1, std::memory_order_release);
             return;
@@ -58,6 +60,12 @@ class Team {
     }
 
    private:
+    void dismiss() {
+        stop_ = true, size_ = 2;  // more than one, so that release() wakes them
+        release();
+        for (auto& thread : threads_) thread.join();
+    }
+
     void release() {
         if (size_ == 1) return;
         { std::lock_guard<std::mutex> lock(mutex_); runs_.fetch_add(1, std::memory_order_release); }
