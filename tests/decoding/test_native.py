@@ -1,19 +1,30 @@
 """The library is compiled where it can be and made anew where it is damaged; where it cannot, the reason is told and PyTorch does it."""
 
 import _ctypes
+import hashlib
+import os
 import shutil
+import stat
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from tests.decoding.test_compiled import model_of, needs_library
-from transom.decoding import native as natives
+from transom.decoding import native_build
 from transom.decoding.flat import FlatSeq2Seq
-from transom.decoding.native import SWITCH, compiled, native
+from transom.decoding.native import SWITCH, native
+from transom.decoding.native_build import BuildError, cache_folder, find_compiler
 from transom.decoding.searcher import searcher_of
 from transom.errors import ConfigError
+
+
+@pytest.fixture(scope="session")
+def built() -> bytes:
+    """Build the library once for all tests of where it is kept."""
+    return native_build._build(find_compiler(), ())
 
 
 @pytest.fixture
@@ -38,18 +49,27 @@ def test_without_a_compiler_pytorch_does_it(uncached: pytest.MonkeyPatch, tmp_pa
     assert isinstance(searcher_of(model_of(dtype=torch.bfloat16)), FlatSeq2Seq)
 
 
+def compiler_script(folder: Path, script: str) -> str:
+    """Write a compiler that knows its version and otherwise does as the script says."""
+    path = folder / "my c++"
+    path.write_text(f'#!/bin/sh\n[ "$1" = --version ] && echo "1.0" && exit\n{script}\n')
+    path.chmod(0o755)
+    return str(path)
+
+
 @needs_library
-def test_a_compiler_that_fails_is_told(uncached: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    compiler = tmp_path / "c++"
-    compiler.write_text("#!/bin/sh\necho 'step.cpp:1: error: no such header' >&2\nexit 1\n")
-    compiler.chmod(0o755)
-    uncached.setenv("CXX", str(compiler))
+def test_a_compiler_that_fails_is_told_once_and_remembered(uncached: pytest.MonkeyPatch, tmp_path: Path, caplog: Any) -> None:
+    caplog.set_level("INFO", "transom")
+    compiler = compiler_script(tmp_path, f"echo tried >> {tmp_path}/tries; echo 'step.cpp:1: error: no such header' >&2; exit 1")
+    uncached.setenv("CXX", compiler)
     uncached.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     assert native.__wrapped__().reason == f"{compiler} could not make it: step.cpp:1: error: no such header"
-    assert list((tmp_path / "cache" / "transom").iterdir()) == []
-    (tmp_path / "file").touch()  # and so is a cache folder that cannot be made
-    uncached.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    assert "could not make it" in native.__wrapped__().reason
+    assert "compiling the fast decoder" in caplog.text
+    (marker,) = (tmp_path / "cache" / "transom").iterdir()
+    assert native.__wrapped__().reason.endswith(f"(remembered; remove {marker} to try again)")
+    assert (tmp_path / "tries").read_text() == "tried\n"
+    marker.unlink()
+    assert native.__wrapped__().library is None and (tmp_path / "tries").read_text() == "tried\ntried\n"
 
 
 @needs_library
@@ -57,47 +77,159 @@ def test_a_compiler_that_fails_is_told(uncached: pytest.MonkeyPatch, tmp_path: P
     ("script", "told"),
     [
         ("printf 'step.cpp:1: Fehler f\\374r nichts, error\\n' >&2; exit 1", "step.cpp:1: Fehler f\ufffdr nichts, error"),
-        ("echo 'step.cpp:1: error: and on' >&2; exec sleep 20", "step.cpp:1: error: and on"),
-        ("exec sleep 20", "timed out after 0.5 seconds"),
-        ("exit 0", "No such file or directory"),
-        (f'for made; do :; done; cp "{_ctypes.__file__}" "$made"', "transom_works"),
+        ("echo 'step.cpp:1: error: and on' >&2; exec sleep 20", "timed out after 0.5 seconds"),
+        ("sleep 20 & sleep 20", "timed out after 0.5 seconds"),
+        ("exit 0", "made no library: No such file or directory"),
+        (f'for made; do :; done; cp "{_ctypes.__file__}" "$made"', "the compiled library failed its check"),
+        ('for made; do :; done; echo no library > "$made"', "the compiled library failed its check"),
+        ("kill -9 $$", "could not make it: exit code -9"),
     ],
 )
 def test_no_compiler_is_too_odd(uncached: pytest.MonkeyPatch, tmp_path: Path, script: str, told: str) -> None:
-    compiler = tmp_path / "c++"
-    compiler.write_text(f"#!/bin/sh\n{script}\n")
-    compiler.chmod(0o755)
-    uncached.setattr(natives, "_TIMEOUT", 0.5)
-    uncached.setenv("CXX", str(compiler))
+    uncached.setattr(native_build, "TIMEOUT", 0.5)
+    uncached.setenv("CXX", compiler_script(tmp_path, script))
     uncached.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     assert native.__wrapped__().library is None
     assert told in native.__wrapped__().reason
 
 
+def test_the_time_limit_ends_all_that_the_compiler_started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(native_build, "TIMEOUT", 0.5)
+    with pytest.raises(BuildError, match="timed out"):
+        native_build._run(["sh", "-c", f"sleep 30 & echo $! > {tmp_path}/child; wait"])
+    child = int((tmp_path / "child").read_text())
+    state = Path(f"/proc/{child}/stat")
+    assert not state.exists() or state.read_text().rpartition(")")[2].split()[0] in "ZX"  # killed; perhaps not yet collected by init
+
+
 @needs_library
-def test_without_a_home_pytorch_does_it(uncached: pytest.MonkeyPatch) -> None:
-    def nowhere() -> Path:
-        raise RuntimeError("Could not determine home directory.")
+def test_a_library_that_crashes_is_not_kept(uncached: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    source = tmp_path / "crash.cpp"
+    source.write_text("#include <cstdlib>\n__attribute__((constructor)) static void crash() { abort(); }\n")
+    script = f'for made; do :; done; exec g++ -shared -fPIC {source} -o "$made"'
+    uncached.setenv("CXX", compiler_script(tmp_path, script))
+    uncached.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    assert "failed its check: exit code -6" in native.__wrapped__().reason
+    assert [path.suffix for path in (tmp_path / "cache" / "transom").iterdir()] == [".failed"]
 
-    uncached.delenv("XDG_CACHE_HOME", raising=False)
-    uncached.setattr(Path, "home", nowhere)
-    assert native.__wrapped__().reason.endswith("could not make it: Could not determine home directory.")
+
+@needs_library
+def test_cxx_may_be_several_words(uncached: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    uncached.setenv("CXX", "env LC_ALL=C g++ -DNOTHING")
+    assert find_compiler().command[1:] == ("LC_ALL=C", "g++", "-DNOTHING") and b"Free Software" in find_compiler().version
+    uncached.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert native.__wrapped__().library is not None
 
 
-def test_a_damaged_library_is_made_anew(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    compiler = tmp_path / "c++"
-    compiler.write_text('#!/bin/sh\nfor made; do :; done\necho a library > "$made"\n')
-    compiler.chmod(0o755)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    path = compiled(str(compiler))
-    whole = path.read_bytes()
-    assert whole.startswith(b"a library")
-    for damaged in (b"", whole[:20], whole[:-1], whole.replace(b"l", b"L", 1)):
-        path.write_bytes(damaged)
-        assert compiled(str(compiler)) == path
-        assert path.read_bytes() == whole
-    compiler.unlink()  # a whole one is not made anew
-    assert compiled(str(compiler)) == path
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({"XDG_CACHE_HOME": "/x/cache", "HOME": "/x"}, "/x/cache/transom"),
+        ({"XDG_CACHE_HOME": "cache", "HOME": "/x"}, "/x/.cache/transom"),
+        ({"XDG_CACHE_HOME": "", "HOME": "/x/"}, "/x/.cache/transom"),
+        ({"HOME": "x"}, None),
+        ({"HOME": ""}, None),
+        ({"HOME": "/"}, None),
+        ({"HOME": "//"}, None),
+        ({"XDG_CACHE_HOME": "/", "HOME": ""}, None),
+    ],
+)
+def test_the_cache_is_in_an_absolute_folder(monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], expected: str | None) -> None:
+    for name in ("XDG_CACHE_HOME", "HOME"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    found = cache_folder()
+    assert (None if found is None else str(found)) == expected
+
+
+@needs_library
+@pytest.mark.parametrize("harm", ["no home", "group may write", "all may write", "a link", "another user's", "a file"])
+def test_an_unsafe_cache_folder_is_not_used(uncached: pytest.MonkeyPatch, tmp_path: Path, built: bytes, harm: str) -> None:
+    uncached.setattr(native_build, "_build", lambda compiler, flags: built)
+    folder = tmp_path / "cache" / "transom"
+    uncached.setenv("XDG_CACHE_HOME", str(folder.parent))
+    if harm == "no home":
+        uncached.delenv("XDG_CACHE_HOME")
+        uncached.setenv("HOME", "")
+    elif harm == "a link":
+        (tmp_path / "elsewhere").mkdir()
+        folder.parent.mkdir()
+        folder.symlink_to(tmp_path / "elsewhere")
+    elif harm == "a file":
+        folder.parent.mkdir()
+        folder.touch()
+    else:
+        folder.mkdir(parents=True)
+        folder.chmod({"group may write": 0o720, "all may write": 0o702}.get(harm, 0o700))
+        if harm == "another user's":
+            uncached.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    found = native.__wrapped__()
+    assert found.library is not None and "built for this process only" in found.reason
+    assert not folder.is_dir() or list(folder.iterdir()) == []
+
+
+@needs_library
+@pytest.mark.parametrize("harm", ["group may write", "a link", "another user's", "a pipe", "damaged", "cut", "empty"])
+def test_a_library_that_is_not_as_this_user_wrote_it_is_made_anew(
+    uncached: pytest.MonkeyPatch, tmp_path: Path, built: bytes, harm: str
+) -> None:
+    uncached.setattr(native_build, "_build", lambda compiler, flags: built)
+    uncached.setenv("XDG_CACHE_HOME", str(tmp_path))
+    kept = Path(native.__wrapped__().reason)
+    whole = kept.read_bytes()
+    mine = os.geteuid()
+    if harm == "group may write":
+        kept.chmod(0o620)
+    elif harm == "a link":
+        kept.rename(tmp_path / "other.so")
+        kept.symlink_to(tmp_path / "other.so")
+    elif harm == "a pipe":
+        kept.unlink()
+        os.mkfifo(kept)
+    elif harm == "another user's":
+        real = os.fstat
+        asked: list[int] = []
+
+        def owned(descriptor: int) -> os.stat_result:
+            found = list(real(descriptor))
+            if stat.S_ISREG(found[0]) and not asked:  # the planted library; what is built in its place is ours
+                asked.append(descriptor)
+                found[4] = mine + 1
+            return os.stat_result(found)
+
+        uncached.setattr(os, "fstat", owned)
+    else:
+        kept.write_bytes({"damaged": whole.replace(b"transom", b"trans0m", 1), "cut": whole[:-1], "empty": b""}[harm])
+    before = kept.lstat().st_ino
+    found = native.__wrapped__()
+    assert found.library is not None and found.reason == str(kept)
+    assert kept.lstat().st_ino != before and stat.S_IMODE(kept.lstat().st_mode) == 0o600
+    assert kept.read_bytes()[-32:] == hashlib.sha256(kept.read_bytes()[:-32]).digest()
+
+
+@needs_library
+def test_what_interrupted_builds_left_is_removed_once_it_is_old(uncached: pytest.MonkeyPatch, tmp_path: Path, built: bytes) -> None:
+    uncached.setattr(native_build, "_build", lambda compiler, flags: built)
+    uncached.setenv("XDG_CACHE_HOME", str(tmp_path))
+    (folder := tmp_path / "transom").mkdir(mode=0o700)
+    old, new, other = (folder / name for name in (".build-0123", ".build-4567", "notes"))
+    for path in (old, new, other):
+        path.touch()
+    for path in (old, other):
+        os.utime(path, (0, 0))
+    assert native.__wrapped__().library is not None
+    assert not old.exists() and new.exists() and other.exists()
+
+
+@needs_library
+def test_another_compiler_version_is_another_library(uncached: pytest.MonkeyPatch, tmp_path: Path, built: bytes) -> None:
+    uncached.setattr(native_build, "_build", lambda compiler, flags: built)
+    uncached.setenv("XDG_CACHE_HOME", str(tmp_path))
+    first = native.__wrapped__().reason
+    compiler = find_compiler()
+    uncached.setattr("transom.decoding.native.find_compiler", lambda: compiler._replace(version=b"another"))
+    assert native.__wrapped__().reason != first
 
 
 def test_the_source_has_no_warnings(tmp_path: Path) -> None:
@@ -106,11 +238,11 @@ def test_the_source_has_no_warnings(tmp_path: Path) -> None:
         pytest.skip("there is no g++")
     command = [
         compiler,
-        *natives.FLAGS,
+        *native_build.FLAGS,
         "-Wall",
         "-Wextra",
         "-Wno-maybe-uninitialized",
-        str(natives.SOURCE),
+        str(native_build.SOURCE),
         "-o",
         str(tmp_path / "step.so"),
     ]

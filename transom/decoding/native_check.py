@@ -1,0 +1,49 @@
+"""Load a freshly compiled library and multiply with it, in a process of its own: ``python native_check.py LIBRARY``.
+
+It imports nothing of the project, so that it starts at once; a library that crashes takes this process along, and is not kept.
+"""
+
+import ctypes
+import sys
+
+INNER, OUTER, ROWS = 64, 16, 3
+
+
+class Linear(ctypes.Structure):
+    """The ``Linear`` of ``products.h``."""
+
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("weight", "scale", "bias")),
+        *((name, ctypes.c_int32) for name in ("inner", "outer", "after")),
+    ]
+
+
+def main(path: str) -> int:
+    """Return 0 if every kind of product gives what it should; every number here is exact in bfloat16 and in 8 bits."""
+    library = ctypes.CDLL(path)
+    library.transom_packed_bytes.restype = ctypes.c_int64
+    library.transom_open.restype = ctypes.c_void_p
+    if not library.transom_works():
+        return 0  # the system does not let programs use the matrix unit; ``native`` says so
+    weight = (ctypes.c_float * (INNER * OUTER))(*(1.0 if (i * 7 + o) % 3 else -1.0 for o in range(OUTER) for i in range(INNER)))
+    x = (ctypes.c_float * (INNER * ROWS))(*(1.0 if (i + row) % 2 else -1.0 for row in range(ROWS) for i in range(INNER)))
+    expected = [sum(x[r * INNER + i] * weight[o * INNER + i] for i in range(INNER)) for r in range(ROWS) for o in range(OUTER)]
+    for kind in (0, 1):
+        packed = (ctypes.c_uint8 * library.transom_packed_bytes(kind, INNER, OUTER))()
+        scale, y = (ctypes.c_float * OUTER)(), (ctypes.c_float * (OUTER * ROWS))()
+        library.transom_pack(kind, weight, INNER, OUTER, packed, scale)
+        linear = Linear(ctypes.addressof(packed), ctypes.addressof(scale), None, INNER, OUTER, 0)
+        if library.transom_product(kind, ctypes.byref(linear), x, ROWS, y):
+            return 3
+        if any(abs(found - wanted) > 1e-3 for found, wanted in zip(y, expected, strict=True)):
+            print(f"error: kind {kind} multiplies wrongly")
+            return 4
+    workspace = library.transom_open(2)
+    if not workspace:
+        return 5
+    library.transom_close(ctypes.c_void_p(workspace))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))
