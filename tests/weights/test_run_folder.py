@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -346,6 +347,15 @@ def test_every_read_of_a_test_file_is_in_the_ledger(tmp_path):
     assert (first["file"], first["verb"], second["verb"]) == (str(test), "evaluate", "compare")
     assert first["sha256"] == hashlib.sha256(b"A man sleeps.\n").hexdigest()
     assert first["date"].endswith("+00:00")
+
+
+def test_a_test_file_that_never_ends_is_refused(tmp_path):
+    run = RunFolder.open(begun(tmp_path / "a"))
+    os.mkfifo(tmp_path / "pipe")
+    for path in (Path("/dev/zero"), tmp_path / "pipe"):
+        with pytest.raises(CheckpointError, match="found a device or a pipe"):
+            run.ledger.record(path, "evaluate")
+    assert run.ledger.read() == []
 
 
 def test_a_torn_ledger_is_still_read(tmp_path):

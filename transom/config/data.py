@@ -7,6 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, field_validator, model_validator
 
 from transom.config.brick import Brick, Schema
+from transom.config.limits import MAX_SYMBOLS
 
 
 class Files(Schema):
@@ -380,7 +381,7 @@ class Tokenizer(Brick):
     vocab_size: int = Field(
         10000,
         ge=8,
-        le=1_000_000,
+        le=MAX_SYMBOLS,
         description="largest number of symbols a side, special symbols included; tags of target languages come on top",
     )
     lowercase: bool = Field(False, description="lower-case all text before anything else; the round trip is then exact only up to case")

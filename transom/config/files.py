@@ -5,8 +5,9 @@ import math
 import os
 import re
 import stat
+from io import BufferedReader
 from pathlib import Path
-from typing import Any, BinaryIO, NoReturn
+from typing import Any, NoReturn
 
 from transom.config.limits import MAX_DEPTH, MAX_DIGITS
 from transom.errors import TransomError
@@ -15,7 +16,7 @@ _NOT_PLAIN = re.compile(rf"[0-9]{{{MAX_DIGITS}}}|[eE][+-]?[0-9]{{3}}|NaN|Infinit
 """What a number of too many digits, or one that is not finite, cannot do without; it may also stand in a string."""
 
 
-def open_regular(path: str | Path, error: type[TransomError]) -> BinaryIO:
+def open_regular(path: str | Path, error: type[TransomError]) -> BufferedReader:
     """Open a regular file for reading, checked by its descriptor: reading a device or a pipe might never end.
 
     Args:
@@ -45,12 +46,16 @@ def read_regular(path: str | Path, max_bytes: int, what: str, error: type[Transo
         data = file.read(max_bytes + 1)
         if len(data) > max_bytes:
             size = max(os.fstat(file.fileno()).st_size, len(data))
-            raise error(f"{path}: expected {what} of at most {max_bytes:,} bytes, found {size:,}; is this the right file?")
+            raise error(f"{path}: expected at most {max_bytes:,} bytes, found {size:,}; is this {what}?")
     return data
 
 
-def parse_json(data: str | bytes) -> Any:
-    """Parse JSON whose numbers are finite, of at most ``MAX_DIGITS`` digits, and whose nesting is at most ``MAX_DEPTH`` deep.
+def parse_json(data: str | bytes, finite: bool = True) -> Any:
+    """Parse JSON whose whole numbers have at most ``MAX_DIGITS`` digits, and whose nesting is at most ``MAX_DEPTH`` deep.
+
+    Args:
+        data: UTF-8 text.
+        finite: refuse numbers that are not finite, among them NaN and Infinity, which are Python's addition.
 
     Raises:
         ValueError: it is something else; the message says what, in a few words.
@@ -58,7 +63,12 @@ def parse_json(data: str | bytes) -> Any:
     text = data.decode() if isinstance(data, bytes) else data
     try:
         if _NOT_PLAIN.search(text):  # only then is each number looked at, which takes time
-            value = json.loads(text, parse_int=_parse_int, parse_float=_parse_float, parse_constant=_refuse_constant)
+            value = json.loads(
+                text,
+                parse_int=_parse_int,
+                parse_float=_parse_float if finite else None,
+                parse_constant=_refuse_constant if finite else None,
+            )
         else:
             value = json.loads(text)
     except RecursionError:

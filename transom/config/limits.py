@@ -37,11 +37,14 @@ MAX_LEDGER_BYTES = 2**26
 MAX_TOKENIZER_BYTES = 2**25
 """Bytes of a ``tokenizer.json``; a million words take about half. Parsed, a list of short strings takes ten times its bytes."""
 
-MAX_MERGES = 2**20
-"""Merges of a tokenizer; the largest published vocabularies have 256,000 symbols."""
+MAX_SYMBOLS = 1_000_000
+"""Symbols of a vocabulary; the largest published ones have 256,000."""
 
-MAX_SYMBOL_CHARACTERS = 2**24
-"""Characters of all symbols of a tokenizer together: each merge can double the longest, so 30 of them spell a gigabyte."""
+MAX_TOKENIZER_LISTS = MAX_SYMBOLS + 2**16
+"""Lists in a ``tokenizer.json``: each merge is one, and takes eight times its bytes in memory."""
+
+MAX_TOKENIZER_STRINGS = 3 * MAX_SYMBOLS
+"""Strings in a ``tokenizer.json``: two per merge, one per character or word."""
 
 MAX_LINE_BYTES = 2**20
 """Bytes of a line of a text with one sample per line: a longer one is a binary file or one without line ends, not a sentence."""
@@ -55,8 +58,9 @@ MAX_UNPACKED_BYTES = 2**34
 MAX_UNPACKED_RATIO = 100
 """Unpacked bytes per packed byte of a gzip file; text has 3 to 20, a bomb up to 1,030."""
 
-UNPACKED_FREE_BYTES = 2**23
-"""Unpacked bytes to which no ratio applies: a small file of repeated lines is no threat."""
+UNPACKED_FREE_BYTES = 2**20
+"""Unpacked bytes to which no ratio applies: a small file of repeated lines is no threat, a million empty lines
+take a second."""
 
 MAX_CLASSES = 10_000
 """Classes of labelled samples: more than these are something else in their place."""

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from transom.config.architecture import Architecture
 from transom.config.explaining import path_of
+from transom.config.limits import MAX_CONFIG_BYTES
 from transom.config.model import Model
 from transom.errors import CheckpointError, ConfigError
 from transom.planning.parameters import count_parameters
@@ -35,9 +36,6 @@ LOCK = ".transom.lock"
 
 FILES = (RECIPE, CONFIG, WEIGHTS, BASE, ADAPTER, TOKENIZER, METRICS, LEDGER, REPORT, CARD)
 """The files that a run owns."""
-
-MAX_CONFIG_BYTES = 2**20
-"""Most bytes of a config.json that are read."""
 
 
 def holds_run(path: Path) -> bool:
