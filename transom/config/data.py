@@ -140,6 +140,11 @@ class Data(Schema):
         return [] if self.test is None else [self.test]
 
     @property
+    def parts(self) -> list[Files]:
+        """Files of all examples."""
+        return [part for part in (self.train, self.valid, *self.test_parts) if part is not None]
+
+    @property
     @abstractmethod
     def split_off(self) -> str:
         """Say what is taken for validation where no data are named."""
@@ -227,6 +232,12 @@ class TranslationData(PairData):
     def test_parts(self) -> list[Files]:
         """Files of test pairs, of all languages."""
         return [part for part in (self.test, *(language.test for language in self.languages)) if part is not None]
+
+    @property
+    def parts(self) -> list[Files]:
+        """Files of all pairs, of all languages."""
+        own = (part for language in self.languages for part in (language.train, language.valid) if part is not None)
+        return [*super().parts, *own]
 
 
 class TextData(Data):
