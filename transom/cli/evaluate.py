@@ -45,6 +45,8 @@ def evaluate(
         from transom.training import evaluation
         from transom.weights.durable import write_file
 
+    if tokenized is not None:
+        evaluation.moses_lowercased(tokenized)  # refuses a language without rules before the reading is noted
     refuse_output(output_file, [run, source, target])
     translator = load_as(Translator, run, precision)
     translator.tokenizers.source.prefix(to)  # before the reading is noted
