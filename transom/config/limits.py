@@ -71,6 +71,9 @@ MAX_IMAGE_BYTES = 2**27
 MAX_IMAGE_PIXELS = 2**26
 """Pixels of an image, 67 million: a small file may claim any size."""
 
+MAX_PATCHES = 2**16
+"""Patches of an image: attention compares all of them with all."""
+
 MAX_POSITION_TABLE = 2**28
 """Numbers in a table of positions that is learned, or that a model of as many weights computes."""
 
