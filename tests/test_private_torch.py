@@ -18,7 +18,7 @@ from transom.layers import lean, norm
 KNOWN = {"_softmax_backward_data", "native_layer_norm", "native_layer_norm_backward", "torch._subclasses.fake_tensor"}
 """Names looked up by ``getattr`` or ``import_module``, so that a PyTorch without them takes the fallback."""
 
-PRIVATE = re.compile(r"torch\.[\w.]*\b_\w+|(?:_softmax|native|_foreach)_\w+")
+PRIVATE = re.compile(r"torch\.(?:\w+\.)*_\w+(?:\.\w+)*|(?:_softmax|native|_foreach)_\w+")
 """Names of torch in strings."""
 
 

@@ -46,6 +46,10 @@ def test_n_best_and_json(trained: Trained, transom: Call) -> None:
 
 def test_evaluate_and_its_ledger(trained: Trained, transom: Call, tmp_path: Path) -> None:
     arguments = ("evaluate", trained.folder, "--source", trained.source, "--target", trained.target)
+    ledger = trained.folder / "ledger.jsonl"
+    before = ledger.read_bytes() if ledger.exists() else None
+    assert "expected one of as, bn, " in transom(*arguments, "--tokenized", "xx").error
+    assert before == (ledger.read_bytes() if ledger.exists() else None), "no reading was noted"
     value = transom(*arguments, "--tokenized", "de", "--json", "--output", tmp_path / "out").json
     assert value["sentences"] == 120 == (tmp_path / "out").read_text().count("\n")
     assert "case:lc" in value["bleu_lc"]["signature"] and "tok:13a" in value["bleu_lc"]["signature"]

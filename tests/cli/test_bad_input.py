@@ -1,6 +1,7 @@
 """Bad input of every kind: one ``error:`` line, exit 2, before step 1, and nothing lost or half-written."""
 
 import gzip
+import os
 import shutil
 from pathlib import Path
 
@@ -83,6 +84,51 @@ def test_damaged_runs(file: str, damage, copied: Path, transom: Call) -> None:  
     assert str(copied / file) in transom("translate", copied, "ab").error
 
 
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("recipe.toml", "a = " + "[" * 900),
+        ("recipe.toml", ".".join("a" * 20_000) + " = 1"),
+        ("recipe.toml", "[training]\nseed = " + "9" * 5_000),
+        ("recipe.toml", "[decoding]\nmax_length_ratio = 1e308"),
+        ("tokenizer.json", '{"format_version": 1, "source": ' + "9" * 5_000 + "}"),
+        ("tokenizer.json", '{"format_version": 1, "source": NaN}'),
+        ("config.json", '{"format_version": 1, "model": {"kind": "seq2seq", "d_ff": ' + "9" * 5_000 + "}}"),
+        ("config.json", '{"format_version": 1, "model": {"kind": "seq2seq", "dropout": NaN}}'),
+        ("config.json", '{"format_version": 1, "model": {"kind": "seq2seq", "dropout": 1e400}}'),
+    ],
+)
+def test_files_of_a_run_that_unfold(file: str, content: str, copied: Path, transom: Call) -> None:
+    (copied / file).write_text(content)
+    assert str(copied / file) in transom("translate", copied, "ab").error
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "config.json", "tokenizer.json", "recipe.toml"])
+def test_files_of_a_run_that_never_end(file: str, copied: Path, transom: Call) -> None:
+    for special in (lambda path: os.mkfifo(path), lambda path: path.symlink_to("/dev/zero"), lambda path: path.mkdir()):
+        path = copied / file
+        shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink(missing_ok=True)
+        special(path)
+        assert str(path) in transom("translate", copied, "ab").error
+
+
+def test_a_device_or_a_pipe_is_read_by_no_verb(trained: Trained, transom: Call, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.toml")
+    for special in (tmp_path / "pipe.toml", Path("/dev/zero")):
+        for words in (
+            ["tokenizer", "show", special],
+            ["train", special],
+            ["translate", trained.folder, "--input", special],
+            ["evaluate", trained.folder, "--source", special, "--target", trained.target],
+            ["evaluate", trained.folder, "--source", trained.source, "--target", special],
+            ["train", "translation", "--source", special, "--target", trained.target, "--out", tmp_path / "run"],
+            ["compare-attention", trained.folder, "--input", special],
+            ["train", "text-bpe", "--text", special, "--out", tmp_path / "run"],
+            ["train", "images", "--images", special, "--out", tmp_path / "run"],
+        ):
+            assert f"{special}: expected a file, found a device or a pipe" in transom(*words).error, words
+
+
 @pytest.mark.parametrize("file", ["model.safetensors", "config.json", "tokenizer.json"])
 def test_missing_files_of_a_run(file: str, copied: Path, transom: Call) -> None:
     (copied / file).unlink()
@@ -134,7 +180,8 @@ def test_a_run_without_its_recipe_does_not_go_on(copied: Path, trained: Trained,
     ("override", "message"),
     [
         ("model.d_ff=1000000000000", "model: expected one that fits in"),
-        ("model.d_ff=10000000000000000000000", "model: expected one that fits in"),
+        ("model.d_ff=10000000000000000000000", "model.d_ff: expected a whole number of at most 64 bits"),
+        ("model.max_seq_len=2000000", "model.max_seq_len: expected sinusoidal positions of at most 16,777,216 numbers"),
         ("model.max_seq_len=2", "expected at least one pair to train on"),
         ("model.max_seq_len=3", "expected at most model.max_seq_len = 3 tokens a sentence"),
         ("training.batch_tokens=1", "training.batch_tokens: expected at least"),

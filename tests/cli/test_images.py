@@ -91,7 +91,7 @@ def test_mistakes_are_told_in_one_line(transom: Call, seeing: Path, photos: Path
     (tmp_path / "bad").mkdir()
     (tmp_path / "bad.jpg").write_text("not an image")
     assert "bad.jpg: expected an image, found" in transom("classify", seeing, tmp_path / "bad.jpg").error
-    assert "bad: expected an image, found a file that cannot be read" in transom("classify", seeing, tmp_path / "bad").error
+    assert "bad: expected a file, found a folder" in transom("classify", seeing, tmp_path / "bad").error
     assert "found a file that cannot be read: No such file" in transom("classify", seeing, tmp_path / "none.jpg").error
     assert "expected labelled images, found nothing there" in transom("classify", seeing, "--labelled", tmp_path / "none").error
     assert (

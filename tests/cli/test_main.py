@@ -13,6 +13,7 @@ import pytest
 from tests.cli.conftest import Call, Trained
 from transom.cli import recipes
 from transom.cli.answers import answer
+from transom.cli.main import one_line
 from transom.cli.verbs import VERBS
 
 PYTHON = [sys.executable, "-W", "error"]
@@ -127,6 +128,41 @@ def test_mistakes_are_one_line_and_exit_2(
     monkeypatch.chdir(tmp_path)
     assert message in transom(*arguments).error
     assert not list(tmp_path.iterdir()), "nothing is left behind"
+
+
+HOSTILE = "a\nb\r\tc\x1b[2J\x00\x7f\x85\x9b\u2028\u202e\u2066\u200f\ud800\udcff d\xa0é 中"
+
+
+def test_an_error_is_one_line_of_printable_characters(transom: Call) -> None:
+    error = transom("translate", HOSTILE.replace("\x00", "").replace("\ud800", ""), "x").error
+    assert error.isprintable() and "é 中" in error and r"a\nb\r\tc\x1b[2J\x7f\x85\x9b\u2028\u202e\u2066\u200f\udcff d\xa0" in error
+    spelled = one_line(HOSTILE)
+    assert spelled.isprintable() and r"\x00" in spelled and r"\ud800\udcff" in spelled
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["translate", "n" * 3000, "x"],
+        ["train", "copy", "--set", "training." + "x" * 90_000 + "=1"],
+        ["train", "copy", "--set", "training.seed=" + "x" * 90_000],
+        ["train", "\x1b" * 3000],
+        ["recipes", "show", "x" * 3000],
+        ["tokenizer", "show", "x" * 3000],
+        ["--" + "x" * 3000],
+        ["\n" * 3000],
+    ],
+)
+def test_an_error_has_at_most_500_characters(arguments: list[str], transom: Call) -> None:
+    error = transom(*arguments).error
+    assert len(error) <= 500 and error.isprintable()
+
+
+def test_a_long_error_keeps_its_advice(transom: Call) -> None:
+    error = transom("train", "\x1b" * 3000 + "x" * 3000 + ".toml").error
+    assert len(error) == 500 and " ... " in error and error.endswith("(file name too long)")
+    error = transom("translate", "nowhere", "x", "--precision", "x" * 3000).error
+    assert error.startswith("error: invalid value for '--precision'") and error.endswith("see transom translate --help")
 
 
 def test_a_fault_of_ours_saves_its_traceback(transom: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

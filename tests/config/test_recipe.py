@@ -245,9 +245,9 @@ def test_files_that_are_no_recipes(tmp_path: Path) -> None:
     (tmp_path / "large.toml").write_bytes(b"#" * (1 << 20) + b"\n")
     cases = {
         "latin.toml": "expected UTF-8 text, found byte 0xe9 at byte 9",
-        "large.toml": "expected a recipe of at most 1048576 bytes, found 1048577",
+        "large.toml": "expected at most 1,048,576 bytes, found 1,048,577",
         "missing.toml": "no such file",
-        "": "is a directory",
+        "": "expected a file, found a folder",
     }
     for name, expected in cases.items():
         with pytest.raises(ConfigError, match=expected):

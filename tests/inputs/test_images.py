@@ -1,5 +1,6 @@
 """Images from folders and zip files: names, classes, every kind of pixel, and what is damaged, hostile or no image."""
 
+import os
 import struct
 import zipfile
 import zlib
@@ -12,9 +13,10 @@ import pytest
 import torch
 from PIL import Image
 
+from transom.config.limits import MAX_IMAGE_PIXELS
 from transom.errors import DataError
 from transom.inputs.vision import images as module
-from transom.inputs.vision.images import MOST_PIXELS, decode, list_images, read_images
+from transom.inputs.vision.images import decode, list_images, read_file, read_images
 
 
 def picture(shade: int = 100, size: tuple[int, int] = (6, 6), mode: str = "RGB") -> Image.Image:
@@ -124,9 +126,9 @@ def bomb() -> bytes:
         (b"not an image", "found a file that cannot be read as one"),
         (data(picture(size=(64, 64)), "JPEG")[:300], "found a file that cannot be read as one"),
         (data(picture(size=(64, 64)))[:60], "found a file that cannot be read as one"),
-        (bomb(), f"at most {MOST_PIXELS:,} pixels, found"),
-        (data(Image.new("1", (9000, 9000))), f"at most {MOST_PIXELS:,} pixels, found 9,000 x 9,000"),
-        (data(Image.new("1", (9600, 9600))), f"at most {MOST_PIXELS:,} pixels, found"),
+        (bomb(), f"at most {MAX_IMAGE_PIXELS:,} pixels, found"),
+        (data(Image.new("1", (9000, 9000))), f"at most {MAX_IMAGE_PIXELS:,} pixels, found 9,000 x 9,000"),
+        (data(Image.new("1", (9600, 9600))), f"at most {MAX_IMAGE_PIXELS:,} pixels, found"),
         (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "found a file that cannot be read as one"),  # no format of ours
     ],
 )
@@ -149,7 +151,13 @@ def test_what_is_no_set_of_images_is_told(tmp_path: Path, monkeypatch: pytest.Mo
         list_images(tmp_path / "empty")
     with pytest.raises(DataError, match=r"found stray\.png in none; put it into one"):
         list_images(lay_out(tmp_path / "stray", ["cat/a.png", "stray.png"]))
-    monkeypatch.setattr(module, "MOST_BYTES", 50)
+    for special in (tmp_path / "pipe.zip", Path("/dev/zero")):
+        if special.suffix:
+            os.mkfifo(special)
+        for read in (list_images, read_file):
+            with pytest.raises(DataError, match="found a device or a pipe"):
+                read(special)
+    monkeypatch.setattr(module, "MAX_IMAGE_BYTES", 50)
     with pytest.raises(DataError, match="at most 50 bytes, found more"):
         read_images(lay_out(tmp_path / "large", ["cat/a.png"]), 8, 3)
 

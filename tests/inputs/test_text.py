@@ -3,6 +3,7 @@
 import gzip
 import io
 import os
+import re
 import tracemalloc
 from pathlib import Path
 
@@ -10,8 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from transom.config.limits import MAX_DOCUMENT_LINE_BYTES, MAX_LINE_BYTES
 from transom.errors import DataError
-from transom.inputs.text import MAX_LINE_BYTES, check_text, decode_lines, read_lines
+from transom.inputs import text as module
+from transom.inputs.text import check_text, decode_lines, read_lines
 
 clean = st.text(st.characters(codec="utf-8", exclude_characters="\n\r\0\ufeff"))
 
@@ -96,10 +99,10 @@ def test_what_is_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     with pytest.raises(DataError, match="NUL"):
         read_lines("a\0b")
 
-    def refuse(self: Path, mode: str) -> None:
+    def refuse(path: Path, flags: int) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(Path, "open", refuse)
+    monkeypatch.setattr(os, "open", refuse)
     assert message_of(tmp_path / "a.txt") == "FILE: cannot be read: Permission denied"
 
 
@@ -123,6 +126,40 @@ def test_huge_line_is_refused_without_taking_it_in(tmp_path: Path) -> None:
     tracemalloc.stop()
     assert message.startswith("FILE:2:") and "100,000,001 bytes" in message
     assert peak < 10 * MAX_LINE_BYTES
+
+
+def test_a_device_or_a_pipe_is_refused_at_once(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to("/dev/zero")
+    for name in ("pipe", "link"):
+        assert message_of(tmp_path / name).startswith("FILE: expected a file, found a device or a pipe; write its content to a file")
+
+
+@pytest.mark.parametrize("most_bytes", [MAX_LINE_BYTES, MAX_DOCUMENT_LINE_BYTES])
+@pytest.mark.parametrize("line", [b"\n", b"ab\n", b"a" * 1000 + b"\n", b"\0", b"a"], ids=["empty", "short", "long", "nul", "none"])
+def test_a_gzip_bomb_is_refused_while_it_is_unpacked(line: bytes, most_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "UNPACKED_FREE_BYTES", 1 << 16)  # a million empty lines take seconds
+    monkeypatch.setattr(module, "MAX_UNPACKED_RATIO", 10)
+    unit = line * ((1 << 20) // len(line))
+    with gzip.open(tmp_path / "bomb.gz", "wb") as file:
+        for _ in range(50):
+            file.write(unit)
+    with pytest.raises(DataError, match=r"bomb\.gz") as caught:
+        read_lines(tmp_path / "bomb.gz", most_bytes=most_bytes)
+    if line.endswith(b"\n") or most_bytes > MAX_LINE_BYTES:
+        found = re.search(r"at most 10 unpacked bytes per packed byte, found [0-9,]+ in the first ([0-9,]+)", str(caught.value))
+        assert found and int(found[1].replace(",", "")) < 2 << 20, "ten times the 128 KiB that are read at once"
+
+
+def test_a_gzip_file_that_unpacks_to_too_much(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = written(tmp_path, gzip.compress(b"".join(b"%d\n" % n for n in range(60_000))), "a.gz")
+    assert len(read_lines(path)) == 60_000
+    monkeypatch.setattr(module, "MAX_UNPACKED_BYTES", 3 << 16)
+    assert "expected at most 196,608 unpacked bytes, found more; name a part of the text, or unpack it" in message_of(path)
+
+
+def test_repeated_lines_of_a_small_file_are_no_bomb(tmp_path: Path) -> None:
+    assert len(read_lines(written(tmp_path, gzip.compress(b"ab\n" * 100_000), "a.gz"))) == 100_000
 
 
 def test_huge_line_of_old_mac_ends_says_so(tmp_path: Path) -> None:

@@ -1,6 +1,8 @@
 """Tokenizers of all kinds, and their file."""
 
 import json
+import os
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -9,10 +11,12 @@ from hypothesis import strategies as st
 
 from tests.inputs.test_bpe import SENTENCES, texts
 from transom.config.data import PairTokenizer as TokenizerConfig
+from transom.config.limits import MAX_TOKENIZER_BYTES
 from transom.errors import CheckpointError, ConfigError, DataError
+from transom.inputs import tokenizer as module
 from transom.inputs.pairs import Pairs
 from transom.inputs.special import EOS, PAD, SOS, UNK
-from transom.inputs.tokenizer import MAX_FILE_BYTES, Tokenizer, Tokenizers, describe
+from transom.inputs.tokenizer import Tokenizer, Tokenizers, describe
 
 PAIRS = Pairs(SENTENCES, [sentence.upper() for sentence in SENTENCES], "made up")
 CONFIGS = [
@@ -137,14 +141,45 @@ def test_bad_files(tmp_path: Path, content: bytes) -> None:
 
 
 def test_what_is_no_file(tmp_path: Path) -> None:
-    for path in (tmp_path, tmp_path / "none.json"):
-        with pytest.raises(CheckpointError, match="cannot be read"):
-            Tokenizers.load(path)
+    os.mkfifo(tmp_path / "pipe.json")
+    (tmp_path / "link.json").symlink_to("/dev/zero")
+    special = "expected a file, found a device or a pipe"
+    for name, message in {"none.json": "cannot be read", "": "found a folder", "pipe.json": special, "link.json": special}.items():
+        with pytest.raises(CheckpointError, match=message):
+            Tokenizers.load(tmp_path / name)
     huge = tmp_path / "huge.json"
     with huge.open("wb") as file:
-        file.truncate(MAX_FILE_BYTES + 1)
-    with pytest.raises(CheckpointError, match="this is no tokenizer"):
+        file.truncate(MAX_TOKENIZER_BYTES + 1)
+    with pytest.raises(CheckpointError, match="is this a tokenizer"):
         Tokenizers.load(huge)
+
+
+def repeated(merges: str, n: int) -> bytes:
+    return f'{{"format_version": 1, "source": {{"kind": "bpe", "lowercase": false, "characters": [], "merges": [{merges * n}'.encode()
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (repeated('["a", "a"], ', 2_000_000)[:-2] + b"]}}", "expected at most 1,065,536 merges, found 2,000,00"),
+        (repeated('"a", ', 4_000_000)[:-2] + b"]}}", "expected at most 3,000,000 symbols"),
+        (repeated('["a", "a"], ', 1_000)[:-2] + b"]}}", "expected different merges, found 999 that are there twice"),
+    ],
+)
+def test_a_file_that_would_unfold(content: bytes, expected: str) -> None:
+    tracemalloc.start()
+    try:
+        with pytest.raises(CheckpointError, match=expected):
+            Tokenizers.from_bytes(content)
+        assert tracemalloc.get_traced_memory()[1] < 2_000_000
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_tokenizer_too_large_to_be_read_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_TOKENIZER_STRINGS", 100)
+    with pytest.raises(DataError, match=r"at most 100 symbols, found [0-9]+; lower tokenizer\.vocab_size"):
+        Tokenizers(LOWER).to_bytes()
 
 
 def test_every_truncation_is_refused() -> None:

@@ -7,6 +7,7 @@ import pytest
 import sacrebleu
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.significance import PairedTest
+from sacremoses.corpus import NonbreakingPrefixes
 
 from transom.errors import ConfigError, DataError
 from transom.training import evaluation
@@ -92,6 +93,17 @@ def test_wu2021_lower_cases_normalises_and_tokenizes_by_moses() -> None:
 
 def test_wu2021_does_not_smooth() -> None:
     assert wu2021_bleu(["ein hund"], ["eine katze"], "de").value == 0.0
+
+
+@pytest.mark.parametrize("language", ["xx", "DE", "german", "", "13a", "d" * 1000])
+def test_wu2021_refuses_a_language_without_rules(language: str) -> None:
+    with pytest.raises(ConfigError, match=r"expected one of as, bn, ca, .* yue, zh, found '"):
+        wu2021_bleu(GOOD, REFERENCES, language)
+
+
+def test_the_languages_with_rules_are_those_of_the_scripts() -> None:
+    named = set(NonbreakingPrefixes().available_langs.values())
+    assert set(evaluation.MOSES_LANGUAGES) == named | {"ja", "ko"}, "these two have no prefixes, but rules for their characters"
 
 
 def test_without_sacremoses_the_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

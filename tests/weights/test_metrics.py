@@ -67,7 +67,13 @@ def test_cut_at_any_byte_only_the_last_record_is_lost(tmp_path):
         assert (tmp_path / "cut").read_bytes() == whole[: whole[:length].rfind(b"\n") + 1]
 
 
-@pytest.mark.parametrize("line", ["", "{", "[1]", "5", '{"step": "x"}', '{"step": true}', "[" * 10**5, "\0\0\0\0"])
+@pytest.mark.parametrize(
+    "line",
+    [
+        *("", "{", "[1]", "5", '{"step": "x"}', '{"step": true}', "[" * 10**5, "\0\0\0\0", '{"step": ' + "9" * 5000 + "}"),
+        *('{"step": ' + "9" * 400 + "}", '{"step": NaN}', '{"step": 1, "loss": 1e400}', '{"step": 1, "x": ' + "[" * 900 + "]" * 900 + "}"),
+    ],
+)
 def test_a_damaged_line_is_named(tmp_path, line):
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 1}\n' + line + '\n{"step": 2}\n')

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ from tests.weights.checking import names, one_line
 from transom.config.model import Seq2Seq
 from transom.errors import CheckpointError, ConfigError, DiskError
 from transom.models.build import build_model
+from transom.planning import parameters
 from transom.weights.run_folder import LOCK, RunFolder, holds_run
 
 ROOT = Path(__file__).parents[2]
@@ -275,6 +277,33 @@ def test_no_model_is_built_that_is_larger_than_its_weights(tmp_path, changes):
     one_line(error, "expected")
 
 
+@pytest.mark.parametrize("position", ["sinusoidal", "rotary"])
+def test_no_table_of_positions_is_built_that_the_weights_do_not_justify(tmp_path, position, monkeypatch):
+    monkeypatch.setattr(parameters, "FREE_POSITION_TABLE", 4096)
+    path = begun(tmp_path / "a")
+    fitting = config(position=position).model_dump(mode="json")
+    most = 4096 // config(position=position).position_table * 8
+    put_config(path, fitting | {"max_seq_len": most})
+    assert RunFolder.open(path).load_config().max_seq_len == most
+    put_config(path, fitting | {"max_seq_len": most + 1})
+    with pytest.raises(CheckpointError) as error:
+        RunFolder.open(path).load_config()
+    one_line(
+        error, "config.json: model.max_seq_len: expected", "at most 4,096 numbers for a model of so many weights", f"found {most + 1:,}"
+    )
+    monkeypatch.setattr(parameters, "FREE_POSITION_TABLE", 0)
+    put_config(path, fitting)
+    assert RunFolder.open(path).load_config() == config(position=position), "its weights are more"
+
+
+def test_no_model_is_built_without_its_weights(tmp_path):
+    path = begun(tmp_path / "a")
+    put_config(path, config(d_ff=10**12).model_dump(mode="json"))
+    (path / "model.safetensors").unlink()
+    with pytest.raises(CheckpointError, match=r"no model\.safetensors yet"):
+        RunFolder.open(path).load_config()
+
+
 def test_a_huge_or_special_config_is_not_read(tmp_path):
     path = begun(tmp_path / "a")
     with (path / "config.json").open("r+b") as file:
@@ -347,6 +376,15 @@ def test_every_read_of_a_test_file_is_in_the_ledger(tmp_path):
     assert (first["file"], first["verb"], second["verb"]) == (str(test), "evaluate", "compare")
     assert first["sha256"] == hashlib.sha256(b"A man sleeps.\n").hexdigest()
     assert first["date"].endswith("+00:00")
+
+
+def test_a_test_file_that_never_ends_is_refused(tmp_path):
+    run = RunFolder.open(begun(tmp_path / "a"))
+    os.mkfifo(tmp_path / "pipe")
+    for path in (Path("/dev/zero"), tmp_path / "pipe"):
+        with pytest.raises(CheckpointError, match="found a device or a pipe"):
+            run.ledger.record(path, "evaluate")
+    assert run.ledger.read() == []
 
 
 def test_a_torn_ledger_is_still_read(tmp_path):

@@ -9,6 +9,7 @@ import typer
 from transom.cli.answers import Json, answer, table
 from transom.cli.imports import lasting_imports
 from transom.cli.options import CompareTooLong, Precision, Run, refuse_with
+from transom.cli.outputs import refuse_output
 from transom.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -66,6 +67,7 @@ def compare_attention(
         from transom.planning.precision import choose_threads, using_threads
         from transom.weights.durable import write_file
 
+    refuse_output(out, [run, input_file])
     loaded, threads = load(run, precision), choose_threads()
     if isinstance(loaded, ImageClassifier):
         refuse_with({"--too-long": too_long}, "a model of texts", "one of images")

@@ -10,6 +10,7 @@ import typer
 from transom.cli.answers import Json, answer, note_longer
 from transom.cli.imports import lasting_imports
 from transom.cli.options import IN_WINDOWS, TRUNCATED, EmbedTooLong, Precision, Run
+from transom.cli.outputs import refuse_output
 from transom.errors import ConfigError
 
 EXAMPLES = """
@@ -44,6 +45,7 @@ def embed(
         from transom.decoding.load import load_embedder
         from transom.inputs.text import check_text, read_lines
 
+    refuse_output(output, [run, input_file])
     embedder = load_embedder(run, precision)
     rows = read_lines(input_file, empty=True) if input_file is not None else [check_text(text, "TEXT") for text in texts or []]
     with counting("texts", quiet=as_json or input_file is None) as tell:

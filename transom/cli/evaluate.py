@@ -8,6 +8,7 @@ import typer
 from transom.cli.answers import Json, answer, table
 from transom.cli.imports import lasting_imports
 from transom.cli.options import Alpha, Beam, Run, SearchPrecision, Source, Target, To, TranslateTooLong
+from transom.cli.outputs import refuse_output
 
 EXAMPLES = """
 transom evaluate runs/en-de --source test.en --target test.de
@@ -44,6 +45,9 @@ def evaluate(
         from transom.training import evaluation
         from transom.weights.durable import write_file
 
+    if tokenized is not None:
+        evaluation.moses_lowercased(tokenized)  # refuses a language without rules before the reading is noted
+    refuse_output(output_file, [run, source, target])
     translator = load_as(Translator, run, precision)
     translator.tokenizers.source.prefix(to)  # before the reading is noted
     pairs = read_test_set([run], source, target, "evaluate")

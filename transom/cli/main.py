@@ -17,10 +17,12 @@ from typer.exceptions import TyperException
 
 from transom import __version__
 from transom.cli.verbs import command_line
+from transom.config.limits import MAX_ERROR_CHARACTERS
 from transom.errors import TransomError
 
 OK, BUG, MISTAKE, INTERRUPTED, BROKEN_PIPE, TERMINATED = 0, 1, 2, 130, 141, 143
 
+_FOLDED = re.compile(r"\s*\n\s*")
 _POSSIBLE = re.compile(r" \(Possible options: ([^)]*)\)")
 
 
@@ -97,13 +99,31 @@ def _wants_memory(error: Exception) -> bool:
 
 
 def _say(line: str, code: int) -> int:
-    print(" ".join(line.split()), file=sys.stderr)
+    print(one_line(line), file=sys.stderr)
     return code
+
+
+def one_line(text: str, most: int = MAX_ERROR_CHARACTERS) -> str:
+    r"""Spell a text as one line of printable characters; a long one loses its middle, since its end says what to do.
+
+    >>> one_line("a\nb\x1b[2J\u202ec")
+    'a\\nb\\x1b[2J\\u202ec'
+    >>> one_line("error: expected " + "x" * 100 + "; name another file", 40)
+    'error: expected xx ... name another file'
+    """
+    if len(text) > 2 * most:  # before it is spelled: it may be a whole file
+        text = text[:most] + text[-most:]
+    line = "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text.strip())
+    if len(line) <= most:
+        return line
+    gap = " ... "
+    end = (most - len(gap)) // 2
+    return line[: most - len(gap) - end] + gap + line[-end:]
 
 
 def _usage(error: TyperException) -> str:
     """Word a usage error with the nearest option or verb and the way to help."""
-    message = _POSSIBLE.sub(r"; did you mean \1?", error.format_message()).replace(". Did you", "; did you").rstrip(".")
+    message = _POSSIBLE.sub(r"; did you mean \1?", _FOLDED.sub(" ", error.format_message())).replace(". Did you", "; did you").rstrip(".")
     context = getattr(error, "ctx", None)
     path = context.command_path if context else "transom"
     return f"{message[:1].lower()}{message[1:]}{' ' if message.endswith('?') else '; '}see {path} --help"

@@ -14,6 +14,7 @@ from typer.core import TyperGroup
 from transom.cli.answers import Json, answer
 from transom.cli.imports import signals_held
 from transom.cli.options import RecipeName, Set
+from transom.cli.outputs import refuse_output
 from transom.config.names import nearest
 from transom.config.recipe import packaged_recipes
 from transom.errors import ConfigError
@@ -69,6 +70,7 @@ def copy(
     text = _recipe(name)
     if os.path.lexists(file):
         raise ConfigError(f"{file} is there already; give another name or remove it first")
+    refuse_output(file)
     write_file(file, text.encode())
     answer({"name": name, "file": str(file)}, as_json, [f"wrote {file}; train it with: transom train {file} --out runs/{file.stem}"])
 
@@ -88,6 +90,7 @@ def patterns(
         from transom.inspection.patterns import pattern_text, pattern_views, patterns_file
         from transom.weights.durable import write_file
 
+    refuse_output(out, [Path(recipe)])
     views = pattern_views(load_recipe(recipe, overrides or [], DATA_LATER)[0].model, length)
     if out is not None:
         write_file(out, patterns_file(views).encode())

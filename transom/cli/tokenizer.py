@@ -8,6 +8,7 @@ import typer
 from transom.cli.answers import Json, answer, note
 from transom.cli.imports import signals_held
 from transom.cli.options import RecipeName, Set, Suffix, TrainSource, TrainTarget, TrainText, file_overrides, of_own_files, text_overrides
+from transom.cli.outputs import data_paths, refuse_output
 
 EXAMPLES = """
 transom tokenizer train multi30k-en-de --set data.root=data/multi30k --out tokenizer.json
@@ -55,6 +56,7 @@ def train(
 
     files = {"--source and --target": file_overrides(source, target, None, None), "--text": text_overrides(text, None, suffix)}
     read, base = load_recipe(recipe, [*of_own_files(recipe, overrides or [], files), *(overrides or [])])
+    refuse_output(out, [Path(recipe), *data_paths(read, base)])
     tell("reading the data ...")
     if isinstance(read, TranslationRecipe | EmbeddingRecipe):
         splits = load_languages(read.data, base)

@@ -9,6 +9,7 @@ from types import FrameType, TracebackType
 from typing import Any
 
 from transom.cli.imports import signals_held
+from transom.cli.outputs import refuse_training_onto_its_inputs
 from transom.config.recipe import Recipe, load_recipe
 from transom.errors import ConfigError
 from transom.training.events import Event, Finished, Observer, Reason, Stepped, Validated
@@ -105,6 +106,7 @@ def run_training(
         from transom.training.setup import set_up
         from transom.weights.run_folder import RunFolder
 
+    refuse_training_onto_its_inputs(recipe, base, out)
     with RunFolder.create(out, resume=resume, overwrite=overwrite) as folder:
         parts = set_up(recipe, base, folder, tell)
         boards = [tensorboard_observer(out)] if recipe.training.tensorboard else []

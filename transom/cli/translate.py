@@ -11,6 +11,7 @@ import typer
 from transom.cli.answers import Json, answer, note, note_longer
 from transom.cli.imports import lasting_imports
 from transom.cli.options import SPLIT, Alpha, Beam, Run, SearchPrecision, To, TranslateTooLong
+from transom.cli.outputs import refuse_output
 from transom.errors import ConfigError
 
 EXAMPLES = """
@@ -50,6 +51,7 @@ def translate(
         from transom.decoding.load import load_as
         from transom.decoding.translator import Translator
 
+    refuse_output(output_file, [run, input_file])
     translator = load_as(Translator, run, precision)
     with counting("sentences", quiet=as_json or sentence is not None) as tell:
         found = translator.n_best(

@@ -145,6 +145,12 @@ class Transformer(Architecture):
         """How many places the position brick tells apart."""
 
     @property
+    def position_table(self) -> int:
+        """How many numbers a stack's table of positions has, learned or computed."""
+        kind = self.position.kind
+        return self.n_positions * (self.d_model if kind in ("sinusoidal", "sinusoidal-2d", "learned") else self.width_turned)
+
+    @property
     def key_heads(self) -> int:
         """Heads of keys and values."""
         return self.n_kv_heads or self.n_heads

@@ -3,8 +3,10 @@
 from types import UnionType
 from typing import Annotated, Any, Union, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import BaseModel, ConfigDict, field_validator, model_validator
 from pydantic.fields import FieldInfo
+
+from transom.config.limits import MAX_FLOAT, MAX_INT
 
 
 class Schema(BaseModel):
@@ -22,6 +24,16 @@ class Schema(BaseModel):
             return value
         fields = cls.model_fields
         return {name: spelled_out(fields[name], part) if name in fields else part for name, part in value.items()}
+
+    @field_validator("*")
+    @classmethod
+    def _computable(cls, value: Any) -> Any:
+        for number in value if isinstance(value, tuple | list) else (value,):
+            if isinstance(number, int) and abs(number) > MAX_INT:
+                raise ValueError(f"expected a whole number of at most 64 bits, found {number}; make it smaller")
+            if isinstance(number, float) and abs(number) > MAX_FLOAT:
+                raise ValueError(f"expected a number of at most {MAX_FLOAT:.1e}, found {number:g}; make it smaller")
+        return value
 
 
 class Brick(Schema):

@@ -7,6 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, field_validator, model_validator
 
 from transom.config.brick import Brick, Schema
+from transom.config.limits import MAX_SYMBOLS
 
 
 class Files(Schema):
@@ -139,6 +140,11 @@ class Data(Schema):
         return [] if self.test is None else [self.test]
 
     @property
+    def parts(self) -> list[Files]:
+        """Files of all examples."""
+        return [part for part in (self.train, self.valid, *self.test_parts) if part is not None]
+
+    @property
     @abstractmethod
     def split_off(self) -> str:
         """Say what is taken for validation where no data are named."""
@@ -226,6 +232,12 @@ class TranslationData(PairData):
     def test_parts(self) -> list[Files]:
         """Files of test pairs, of all languages."""
         return [part for part in (self.test, *(language.test for language in self.languages)) if part is not None]
+
+    @property
+    def parts(self) -> list[Files]:
+        """Files of all pairs, of all languages."""
+        own = (part for language in self.languages for part in (language.train, language.valid) if part is not None)
+        return [*super().parts, *own]
 
 
 class TextData(Data):
@@ -380,7 +392,7 @@ class Tokenizer(Brick):
     vocab_size: int = Field(
         10000,
         ge=8,
-        le=1_000_000,
+        le=MAX_SYMBOLS,
         description="largest number of symbols a side, special symbols included; tags of target languages come on top",
     )
     lowercase: bool = Field(False, description="lower-case all text before anything else; the round trip is then exact only up to case")

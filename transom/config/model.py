@@ -7,13 +7,11 @@ from pydantic import Field, model_validator
 from transom.config.architecture import PLACEMENT, Fraction, Placement, TextNetwork, Transformer, TwoSided
 from transom.config.brick import Brick
 from transom.config.bricks import FeedForward, Gated, Learned, Norm, Position, RmsNorm, Rotary, Sinusoidal
+from transom.config.limits import MAX_POSITION_TABLE
 from transom.config.mixture import FeedForwardNetwork
 from transom.config.patterns import kinds_of
 from transom.config.recurrent import RecurrentDecoder, RecurrentSeq2Seq
 from transom.config.vision import ConvolutionalNetwork, VisionTransformer
-
-MAX_POSITION_TABLE = 2**28
-"""Most numbers in a table of positions; no file vouches for its size, as weights do for the other sizes."""
 
 
 class TextTransformer(Transformer, TextNetwork):
@@ -24,11 +22,10 @@ class TextTransformer(Transformer, TextNetwork):
 
     @model_validator(mode="after")
     def _positions_fit(self) -> "TextTransformer":
-        width = {"sinusoidal": self.d_model, "learned": self.d_model, "rotary": self.width_turned}.get(self.position.kind, 0)
-        if self.max_seq_len * width > MAX_POSITION_TABLE:
+        if self.position_table > MAX_POSITION_TABLE:
             raise ValueError(
                 f"expected a table of {self.position.kind} positions of at most {MAX_POSITION_TABLE} numbers,"
-                f" found max_seq_len {self.max_seq_len} * {width}; lower max_seq_len"
+                f" found max_seq_len {self.max_seq_len} * {self.position_table // self.max_seq_len}; lower max_seq_len"
             )
         return self
 

@@ -7,13 +7,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from transom.config.files import read_regular
+from transom.config.limits import MAX_DEPTH, MAX_DIGITS, MAX_RECIPE_BYTES, MAX_RECIPE_VALUES
 from transom.errors import ConfigError
 
-MOST_BYTES = 1 << 20
-"""No recipe is larger than this; what is, is another kind of file."""
-
-_TABLE = re.compile(r"\s*(\[\[|\[)\s*([^\[\]#]+?)\s*\]{1,2}\s*(#.*)?$")
-_KEY = re.compile(r"\s*([A-Za-z0-9_.\"'-]+(?:\s*\.\s*[A-Za-z0-9_\"'-]+)*)\s*=")
+_TABLE = re.compile(r"\s*+(\[\[?)\s*+([^\[\]#]++)\]{1,2}\s*+(#.*)?$")
+_KEY = re.compile(r"\s*+((?:[A-Za-z0-9_\"'-]++|\s*+\.\s*+)++)\s*+=")
 _PLACE = re.compile(r"(.*?) \(at (?:line (\d+), column (\d+)|(end of document))\)$", re.DOTALL)
 
 
@@ -24,19 +23,124 @@ def read_toml_text(path: Path) -> str:
         ConfigError: missing, a folder, not readable, too large, or not UTF-8.
     """
     try:
-        if path.stat().st_size > MOST_BYTES:
-            raise ConfigError(
-                f"{path}: expected a recipe of at most {MOST_BYTES} bytes, found {path.stat().st_size}; is this the right file?"
-            )
-        return path.read_text(encoding="utf-8-sig")
+        text = read_regular(path, MAX_RECIPE_BYTES, "a recipe", ConfigError).decode("utf-8-sig")
+        return text.replace("\r\n", "\n").replace("\r", "\n")
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: expected UTF-8 text, found byte {error.object[error.start]:#04x} at byte {error.start + 1}") from None
     except OSError as error:
         raise ConfigError(f"{path}: expected a TOML file, found none that can be read ({(error.strerror or str(error)).lower()})") from None
 
 
+_TOKEN = re.compile(
+    r'''(?P<string>"""(?:[^"\\]++|\\.|"(?!""))*+(?:"{3,5}|\Z)|"(?:[^"\\\n]++|\\.)*+(?:"|(?=\n)|\Z)'''
+    r"""|'''(?:[^']++|'(?!''))*+(?:'{3,5}|\Z)|'[^'\n]*+(?:'|(?=\n)|\Z))"""
+    r"""|\#[^\n]*+|(?P<bare>[^\s"'\#\[\]{}=,.]++)|(?P<mark>[\[\]{}=,.\n])""",
+    re.DOTALL,
+)
+"""Strings, whole, also unfinished ones; comments; names, numbers and other words between dots; and the marks that order them."""
+
+
+class _Scan:
+    """What a reader of TOML would build, counted without building it: levels, values and digits.
+
+    Names are to the left of ``=``, at the start of a line or in an inline table; each of their parts is a level.
+    """
+
+    def __init__(self, name: str) -> None:
+        """Start at the first line of a file, or of the one line of ``--set``."""
+        self.name, self.line, self.values = name, 1, 0
+        self.header = 0  # levels of the table that lines belong to
+        self.depth = 0  # levels of what is being read
+        self.open: list[tuple[str, int]] = []  # brackets of values, each with the levels outside it
+        self.of_name, self.in_header = True, False
+
+    def read(self, text: str) -> None:
+        """Count a whole text."""
+        for token in _TOKEN.finditer(text):
+            if token["mark"] is not None:
+                self._mark(token["mark"])
+            elif token["bare"] is not None and not self.of_name:
+                self._digits(token["bare"])
+            if token["string"] is not None:
+                self.line += token["string"].count("\n")
+
+    @property
+    def _place(self) -> str:
+        return self.name if self.name.startswith("--set ") else f"{self.name}:{self.line}"
+
+    def _mark(self, mark: str) -> None:
+        if mark == "\n":
+            self.line += 1
+            if not self.open:
+                self.of_name, self.in_header, self.depth = True, False, self.header
+        elif mark == "=":
+            self._deeper()
+            self.of_name = False
+        elif mark == ".":
+            if self.of_name:
+                self._deeper()
+        elif mark == ",":
+            bracket, outside = self.open[-1] if self.open else ("", 0)
+            self.depth, self.of_name = outside + (bracket == "["), bracket == "{"
+            self._another()
+        elif mark in "[{":
+            self._opened(mark)
+        elif self.in_header:
+            self.in_header, self.header = False, self.depth
+        elif self.open:
+            self.depth = self.open.pop()[1]
+            self.of_name = False
+
+    def _opened(self, mark: str) -> None:
+        if self.of_name and not self.open and mark == "[":
+            self.depth, self.in_header = self.depth if self.in_header else 0, True
+            self._deeper()
+            return
+        self.open.append((mark, self.depth))
+        self.of_name = mark == "{"
+        if mark == "[":  # the levels of an inline table are its names'
+            self._deeper()
+
+    def _deeper(self) -> None:
+        self.depth += 1
+        self._another()
+        if self.depth > MAX_DEPTH:
+            raise ConfigError(
+                f"{self._place}: expected tables, lists and dotted names at most {MAX_DEPTH} levels deep, found more; make it flat"
+            )
+
+    def _another(self) -> None:
+        self.values += 1
+        if self.values > MAX_RECIPE_VALUES:
+            raise ConfigError(
+                f"{self._place}: expected at most {MAX_RECIPE_VALUES:,} names and list elements, found more; is this a recipe?"
+            )
+
+    def _digits(self, word: str) -> None:
+        if len(word) > MAX_DIGITS and word[:1] in "+-0123456789":
+            raise ConfigError(
+                f"{self._place}: expected a number of at most {MAX_DIGITS} digits, found one of {len(word):,}; write it shorter"
+            )
+
+
+def check_toml(text: str, name: str) -> None:
+    """Refuse TOML that would take the parser much memory, time or depth; one linear pass, before anything is parsed.
+
+    Args:
+        text: TOML, or what may be.
+        name: what messages call it.
+
+    Raises:
+        ConfigError: it is longer, deeper or holds more than ``config.limits`` allows.
+    """
+    if (size := len(text.encode(errors="surrogatepass"))) > MAX_RECIPE_BYTES:
+        raise ConfigError(f"{name}: expected at most {MAX_RECIPE_BYTES:,} bytes, found {size:,}; is this a recipe?")
+    _Scan(name).read(text)
+
+
 def parse_toml(text: str, name: str) -> dict[str, Any]:
     """Parse TOML; a syntax error is named as ``name:line:column``."""
+    check_toml(text, name)
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -86,6 +190,11 @@ def parse_override(text: str) -> Override:
     path = tuple(part.strip() for part in name.split("."))
     if not equals or not all(path):
         raise ConfigError(f"--set {text}: expected FIELD=VALUE as in training.max_steps=300")
+    if len(path) > MAX_DEPTH:
+        raise ConfigError(
+            f"--set {name:.80}: expected a name of at most {MAX_DEPTH} parts, found {len(path):,}; name a field of the recipe"
+        )
+    check_toml(f"value = {value}", f"--set {name:.80}")
     try:
         parsed = tomllib.loads(f"value = {value}")
     except tomllib.TOMLDecodeError:

@@ -8,10 +8,8 @@ from pydantic import Field, model_validator
 from transom.config.architecture import PLACEMENT, Architecture, Fraction, Placement, Transformer
 from transom.config.brick import Brick
 from transom.config.bricks import FeedForward, Learned, NoPosition, PositionBrick
+from transom.config.limits import MAX_PATCHES
 from transom.config.mixture import FeedForwardNetwork
-
-MOST_PATCHES = 2**16
-"""Most patches of an image: attention compares all of them with all."""
 
 
 class Sinusoidal2d(PositionBrick):
@@ -203,8 +201,8 @@ class VisionTransformer(ImageClassifier, Transformer):
             raise ValueError(
                 f"expected image_size to be a multiple of {side} pixels, a patch's side, found {self.image_size}; change it or patch_size"
             )
-        if self.grid**2 > MOST_PATCHES:
-            raise ValueError(f"expected at most {MOST_PATCHES} patches, found {self.grid} x {self.grid}; raise patch_size")
+        if self.grid**2 > MAX_PATCHES:
+            raise ValueError(f"expected at most {MAX_PATCHES} patches, found {self.grid} x {self.grid}; raise patch_size")
         if self.position.kind == "sinusoidal-2d" and self.d_model % 4:
             raise ValueError(f"position.kind = 'sinusoidal-2d' needs d_model to be a multiple of 4, found {self.d_model}")
         return self

@@ -36,8 +36,7 @@ def main(path: str) -> int:
         if library.transom_product(kind, ctypes.byref(linear), x, ROWS, y):
             return 3
         if any(abs(found - wanted) > 1e-3 for found, wanted in zip(y, expected, strict=True)):
-            print(f"error: kind {kind} multiplies wrongly")
-            return 4
+            sys.exit(f"error: kind {kind} multiplies wrongly")
     workspace = library.transom_open(2)
     if not workspace:
         return 5

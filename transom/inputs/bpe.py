@@ -52,14 +52,16 @@ class BytePairs:
         known = set(tokens) - set(_SPECIAL) - set(_FIRST[len(_SPECIAL) + 128 :])
         for rank, (left, right) in enumerate(merges, 1):
             if left not in known or right not in known:
-                raise CheckpointError(f"expected merges of earlier symbols, found {left!r} + {right!r} as number {rank}")
+                raise CheckpointError(f"expected merges of earlier symbols, found {left!r:.80} + {right!r:.80} as number {rank}")
             known.add(left + right)
             tokens.setdefault(left + right, len(tokens))
         self.symbols = list(tokens)
         self.pieces = [symbol.encode() for symbol in self.symbols]
         self.pieces[:LEAST_SIZE] = [*(b"" for _ in _SPECIAL), *(bytes([byte]) for byte in range(256))]
-        self._library = _library(models.BPE(tokens, self._merges, byte_fallback=True))
         ranks = {(tokens[left], tokens[right]): (rank, tokens[left + right]) for rank, (left, right) in enumerate(merges)}
+        if len(ranks) < len(merges):
+            raise CheckpointError(f"expected different merges, found {len(merges) - len(ranks):,} that are there twice")
+        self._library = _library(models.BPE(tokens, self._merges, byte_fallback=True))
         self._dropout = MergeDropout(ranks, self._split, self._spell)
 
     @classmethod

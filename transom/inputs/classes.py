@@ -3,10 +3,8 @@
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
+from transom.config.limits import MAX_CLASSES
 from transom.errors import DataError
-
-MOST_CLASSES = 10_000
-"""More than these are not classes but something else in their place."""
 
 
 @runtime_checkable
@@ -33,9 +31,9 @@ def classes_of(labels: Sequence[str], where: Samples, known: tuple[str, ...] = (
         numbered(labels, known, where)
         return known
     found = tuple(sorted(set(labels)))
-    if not 2 <= len(found) <= MOST_CLASSES:
+    if not 2 <= len(found) <= MAX_CLASSES:
         shown = f" ({found[0][:50]!r}{' ...' if len(found) > 1 else ''})" if found else ""
-        raise DataError(f"{where.name}: expected 2 to {MOST_CLASSES:,} classes, found {len(found):,}{shown}; is that the class?")
+        raise DataError(f"{where.name}: expected 2 to {MAX_CLASSES:,} classes, found {len(found):,}{shown}; is that the class?")
     return found
 
 

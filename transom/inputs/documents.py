@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from transom.config.data import StandardLibrary, TextData, TextFiles
+from transom.config.limits import MAX_DOCUMENT_LINE_BYTES
 from transom.errors import DataError
 from transom.inputs.json_lines import json_rows
 from transom.inputs.split import Splits, read_splits, split_off, text_hash
@@ -16,9 +17,6 @@ from transom.inputs.text import expanded, read_lines
 
 VALID_SHARE = 0.05
 """Part of the text that is split off where no validation text is named."""
-
-MAX_LINE_BYTES = 1 << 30
-"""Longest line of a document: text that is read on needs no lines."""
 
 _PARAGRAPHS = re.compile(r"\n(?:[^\S\n]*\n)+")
 
@@ -174,7 +172,7 @@ def _files(path: Path, suffixes: Sequence[str] | None) -> list[Path]:
 
 def _read(path: Path, files: TextFiles) -> Iterator[tuple[str, str]]:
     """Give a file's documents with their places."""
-    lines = read_lines(path, empty=True, most_bytes=MAX_LINE_BYTES)
+    lines = read_lines(path, empty=True, most_bytes=MAX_DOCUMENT_LINE_BYTES)
     if path.name.removesuffix(".gz").endswith(".jsonl"):
         for number, (text,) in json_rows(path, lines, [files.field], "set field to the key of the text"):
             yield f"{path}:{number}", text

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from transom.config.files import parse_json
 from transom.errors import DataError
 from transom.inputs.text import check_text
 
@@ -38,11 +39,11 @@ def json_rows(
 
 def _parse(line: str, where: str) -> Any:
     try:
-        return json.loads(line)
+        return parse_json(line)
     except json.JSONDecodeError as error:
         raise DataError(f"{where}:{error.colno}: expected one JSON object a line: {error.msg}") from error
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{where}: expected one plain JSON object a line: {error}") from error
+    except ValueError as error:
+        raise DataError(f"{where}: expected one plain JSON object a line, found {error}; correct or remove the line") from error
 
 
 def _field(record: Any, field: str | int, where: str, advice: str, numbers: bool) -> str:

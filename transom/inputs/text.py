@@ -6,14 +6,14 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NoReturn, Protocol, runtime_checkable
+from typing import BinaryIO, NoReturn, Protocol, runtime_checkable
 
+from transom.config.files import open_regular
+from transom.config.limits import MAX_LINE_BYTES, MAX_UNPACKED_BYTES, MAX_UNPACKED_RATIO, UNPACKED_FREE_BYTES
 from transom.errors import DataError
 
-MAX_LINE_BYTES = 1 << 20
-"""Longest line that is taken into memory: a longer one is a binary file or one without line ends, not a sentence."""
-
 _COUNTED_BYTES = 1 << 30
+_CHECKED_BYTES = 1 << 16
 _GZIP_MAGIC = b"\x1f\x8b"
 _WIDE_MARKS = {
     codecs.BOM_UTF32_LE: "UTF-32",
@@ -61,21 +61,21 @@ def open_bytes(path: str | Path) -> Iterator[ByteLines]:
     """Open a file for reading bytes, unpacked if its content is gzip; failures of reading become a DataError.
 
     Args:
-        path: any file that can be read from start to end, a pipe too.
+        path: a regular file.
 
     Yields:
         The stream of (unpacked) bytes.
 
     Raises:
-        DataError: the file cannot be opened, or fails or ends too early while it is read.
+        DataError: the file cannot be opened, is a device or a pipe, fails or ends too early while it is read, or unpacks to too much.
     """
     if "\0" in str(path):
         raise DataError(f"{str(path)!r}: expected a path, found one with a NUL character")
     try:
-        with Path(path).open("rb") as stream:
+        with open_regular(path, DataError) as stream:
             if stream.peek(2)[:2] == _GZIP_MAGIC or Path(path).suffix == ".gz":
                 with gzip.GzipFile(fileobj=stream) as unpacked:
-                    yield unpacked
+                    yield _Unpacked(unpacked, stream, str(path))
             else:
                 yield stream
     except EOFError as error:
@@ -84,10 +84,48 @@ def open_bytes(path: str | Path) -> Iterator[ByteLines]:
         raise DataError(f"{path}: not intact gzip data ({error}); copy the file again, or rename it if it is not gzipped") from error
     except FileNotFoundError as error:
         raise DataError(f"{path}: no such file; check the path") from error
-    except IsADirectoryError as error:
-        raise DataError(f"{path}: expected a file, found a folder; name a file in it") from error
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error.strerror or error}") from error
+
+
+class _Unpacked:
+    """Unpacked bytes, counted as they come: a small file can hold any number of them."""
+
+    def __init__(self, unpacked: gzip.GzipFile, packed: BinaryIO, name: str) -> None:
+        """Start at the beginning of a file."""
+        self._unpacked, self._packed, self._name = unpacked, packed, name
+        self._done, self._checked = 0, 0
+
+    def readline(self, size: int = -1, /) -> bytes:
+        """Give the bytes up to and with the next line end, or ``size`` of them, or none at the end.
+
+        Raises:
+            DataError: the file unpacks to more than the limits allow.
+        """
+        pieces, left = list[bytes](), size if size >= 0 else MAX_UNPACKED_BYTES
+        while left:
+            piece = self._unpacked.readline(min(left, MAX_LINE_BYTES))
+            pieces.append(piece)
+            left -= len(piece)
+            self._done += len(piece)
+            if self._done - self._checked > _CHECKED_BYTES:
+                self._check()
+            if not piece or piece.endswith(b"\n"):
+                break
+        return b"".join(pieces)
+
+    def _check(self) -> None:
+        self._checked = self._done
+        ratio = self._done / max(self._packed.tell(), 1)
+        if self._done > UNPACKED_FREE_BYTES and ratio > MAX_UNPACKED_RATIO:
+            raise DataError(
+                f"{self._name}: expected at most {MAX_UNPACKED_RATIO} unpacked bytes per packed byte, found {ratio:,.0f} in the first"
+                f" {self._done:,}; if it is meant to be so, unpack the file and name that"
+            )
+        if self._done > MAX_UNPACKED_BYTES:
+            raise DataError(
+                f"{self._name}: expected at most {MAX_UNPACKED_BYTES:,} unpacked bytes, found more; name a part of the text, or unpack it"
+            )
 
 
 def decode_lines(stream: ByteLines, name: str, most_bytes: int = MAX_LINE_BYTES) -> Iterator[str]:

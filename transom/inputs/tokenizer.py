@@ -10,6 +10,8 @@ from typing import Any
 
 from transom.config.data import TAG, PairTokenizer
 from transom.config.data import Tokenizer as TokenizerConfig
+from transom.config.files import parse_json, read_regular
+from transom.config.limits import MAX_TOKENIZER_BYTES, MAX_TOKENIZER_LISTS, MAX_TOKENIZER_STRINGS
 from transom.config.names import nearest
 from transom.errors import CheckpointError, ConfigError, DataError
 from transom.inputs.bpe import BytePairs
@@ -18,7 +20,6 @@ from transom.inputs.pairs import Pairs
 from transom.inputs.special import EOS, PAD, SOS
 
 FORMAT_VERSION = 1
-MAX_FILE_BYTES = 1 << 28
 
 _KINDS: dict[str, type[BytePairs] | type[Closed]] = {"bpe": BytePairs, "char": Characters, "whitespace": Words}
 _SILENT = frozenset({PAD, SOS, EOS})
@@ -190,11 +191,18 @@ class Tokenizers:
         return cls(Tokenizer.train(pairs.source, config, tags), Tokenizer.train(pairs.target, config))
 
     def to_bytes(self) -> bytes:
-        """Give the content of ``tokenizer.json``."""
+        """Give the content of ``tokenizer.json``.
+
+        Raises:
+            DataError: it would be larger than what is read again.
+        """
         value = {"format_version": FORMAT_VERSION, "source": self.source.to_dict()}
         if not self.joint:
             value["target"] = self.target.to_dict()
-        return (json.dumps(value, ensure_ascii=False) + "\n").encode()
+        content = (json.dumps(value, ensure_ascii=False) + "\n").encode()
+        if too_large := _too_large(content):
+            raise DataError(f"tokenizer: {too_large}; lower tokenizer.vocab_size, or break long words")
+        return content
 
     @classmethod
     def from_bytes(cls, content: bytes, name: str = "tokenizer.json") -> "Tokenizers":
@@ -203,10 +211,13 @@ class Tokenizers:
         Raises:
             CheckpointError: it is damaged, or of another program or version.
         """
+        if too_large := _too_large(content):
+            raise CheckpointError(f"{name}: {too_large}; is this a tokenizer?")
         try:
-            value = json.loads(content)
-            json.dumps(value, ensure_ascii=False).encode()
-        except (ValueError, RecursionError) as error:
+            value = parse_json(content)
+            if b"\\u" in content:  # only an escape can spell half a surrogate pair
+                json.dumps(value, ensure_ascii=False).encode()
+        except ValueError as error:
             raise CheckpointError(f"{name}: not intact JSON ({error}); take the file from the run folder again") from error
         version = value.get("format_version") if isinstance(value, dict) else None
         if version != FORMAT_VERSION or isinstance(version, bool):
@@ -230,12 +241,22 @@ class Tokenizers:
         """
         path = Path(path)
         try:
-            size = path.stat().st_size
-            if size > MAX_FILE_BYTES:
-                raise CheckpointError(f"{path}: expected at most {MAX_FILE_BYTES:,} bytes, found {size:,}; this is no tokenizer")
-            return cls.from_bytes(path.read_bytes(), str(path))
+            return cls.from_bytes(read_regular(path, MAX_TOKENIZER_BYTES, "a tokenizer", CheckpointError), str(path))
         except OSError as error:
             raise CheckpointError(f"{path}: cannot be read: {error.strerror}; name a run folder that is whole") from error
+
+
+def _too_large(content: bytes) -> str | None:
+    """Tell what a file has too much of to be parsed in bounded memory, or None; strings may hold some of these signs too."""
+    n_lists, n_strings = content.count(b"[") + content.count(b"{"), content.count(b'"') // 2
+    for found, most, what in (
+        (len(content), MAX_TOKENIZER_BYTES, "bytes"),
+        (n_lists, MAX_TOKENIZER_LISTS, "merges"),
+        (n_strings, MAX_TOKENIZER_STRINGS, "symbols"),
+    ):
+        if found > most:
+            return f"expected at most {most:,} {what}, found {found:,}"
+    return None
 
 
 def describe(tokenizers: Tokenizers) -> list[str]:

@@ -70,12 +70,22 @@ def sinusoids(max_seq_len: int, d_model: int, base: float = 10000.0) -> Float[Te
 
     P[i, 2k] = sin(i / base^(2k / d_model)), P[i, 2k + 1] = cos(i / base^(2k / d_model)) (Vaswani et al. 2017, section 3.5).
     """
-    place = torch.arange(max_seq_len, dtype=torch.float64)[:, None]
     frequency = base ** (-torch.arange(0, d_model, 2, dtype=torch.float64) / d_model)
-    table = torch.empty(max_seq_len, d_model, dtype=torch.float64)
-    table[:, 0::2] = torch.sin(place * frequency)
-    table[:, 1::2] = torch.cos(place * frequency[: d_model // 2])
-    return table.to(torch.get_default_dtype())
+    table = torch.empty(max_seq_len, d_model)
+    for start in range(0, max_seq_len, _ROWS):
+        angles = _angles(start, max_seq_len, frequency)
+        table[start : start + _ROWS, 0::2] = angles.sin()
+        table[start : start + _ROWS, 1::2] = angles[:, : d_model // 2].cos()
+    return table
+
+
+_ROWS = 1024
+"""Positions that are tabulated at once: all of a long table in float64 would take many times its own memory."""
+
+
+def _angles(start: int, max_seq_len: int, frequency: Float[Tensor, "pairs"]) -> Float[Tensor, "rows pairs"]:
+    """Multiply the positions of the rows from ``start`` by each frequency, in float64."""
+    return torch.arange(start, min(start + _ROWS, max_seq_len), dtype=torch.float64)[:, None] * frequency
 
 
 class Sinusoidal(Position):
@@ -178,12 +188,15 @@ class Rotary(Position):
         super().__init__(config, causal)
         assert isinstance(config.position, bricks.Rotary)
         theta, scale = frequencies(config.position, config.width_turned, config.n_positions)
-        angles = torch.arange(config.n_positions, dtype=torch.float64)[:, None] * theta
+        cos, sin = (torch.empty(config.n_positions, len(theta)) for _ in range(2))
+        for start in range(0, config.n_positions, _ROWS):
+            angles = _angles(start, config.n_positions, theta)
+            cos[start : start + _ROWS] = angles.cos() * scale
+            sin[start : start + _ROWS] = angles.sin() * scale
         self.cos: Tensor
         self.sin: Tensor
-        dtype = torch.get_default_dtype()
-        self.register_buffer("cos", (angles.cos() * scale).to(dtype), persistent=False)
-        self.register_buffer("sin", (angles.sin() * scale).to(dtype), persistent=False)
+        self.register_buffer("cos", cos, persistent=False)
+        self.register_buffer("sin", sin, persistent=False)
 
     def rotation(self, positions: Int[Tensor, "#batch length"]) -> Rotation:
         """Look up the angles' cosines and sines."""

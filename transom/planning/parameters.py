@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from transom.config.architecture import Architecture, Transformer
 from transom.config.bricks import PLACEMENTS
+from transom.config.limits import FREE_POSITION_TABLE
 from transom.config.model import Decoder, Encoder, MaskedEncoder, Seq2Seq, TextClassifier
 from transom.config.recurrent import Recurrent, RecurrentDecoder, RecurrentSeq2Seq
 from transom.config.vision import ConvolutionalNetwork, VisionTransformer
@@ -95,6 +96,22 @@ def count_parameters(config: Architecture) -> Parameters:
             raise AssertionError(c.kind)
     idle = sum(c.stacks) * c.feed_forward.idle(c.d_model, c.d_ff) if isinstance(c, Transformer) else 0
     return Parameters(parts, idle)
+
+
+def excess_positions(config: Architecture) -> str | None:
+    """Tell what is wrong with a table of positions that is computed, not learned, where it is larger than the weights justify; or None.
+
+    A configuration alone vouches for such a table: a few bytes could ask for gigabytes.
+    """
+    if not isinstance(config, Transformer) or config.position.parameters(config.n_positions, config.d_model, config.n_heads):
+        return None
+    table, most = config.position_table, max(FREE_POSITION_TABLE, count_parameters(config).total)
+    if table <= most:
+        return None
+    return (
+        f"model.max_seq_len: expected {config.position.kind} positions of at most {most:,} numbers for a model of so many weights, found"
+        f" {config.n_positions:,} positions and {table:,} numbers; lower max_seq_len, or take position 'alibi' or 'relative'"
+    )
 
 
 def _stack(c: Transformer, name: str, n_layers: int, cross: bool) -> dict[str, int]:

@@ -16,6 +16,13 @@ LENGTHS = (5, 10, 15, 20, 30, 50)
 """Upper ends, in words of the reference, of the buckets that BLEU is also given for."""
 
 
+MOSES_LANGUAGES = (
+    *("as", "bn", "ca", "cs", "de", "el", "en", "es", "et", "fi", "fr", "ga", "gu", "hi", "hu", "is", "it", "ja", "kn", "ko", "lt", "lv"),
+    *("ml", "mni", "mr", "nl", "or", "pa", "pl", "pt", "ro", "ru", "sk", "sl", "sv", "ta", "tdt", "te", "yue", "zh"),
+)
+"""Languages that the Moses scripts have rules for; any other they would silently take for English."""
+
+
 class Figure(NamedTuple):
     """A score and how exactly it was computed.
 
@@ -113,7 +120,7 @@ def wu2021_bleu(translations: Sequence[str], references: Sequence[str], language
         language: of both, as in "de".
 
     Raises:
-        ConfigError: sacremoses is not installed.
+        ConfigError: the language is none of ``MOSES_LANGUAGES``, or sacremoses is not installed.
         DataError: the two differ in number, or are empty.
     """
     _check(translations, references)
@@ -127,8 +134,12 @@ def moses_lowercased(language: str) -> Callable[[str], str]:
     """Return the function from a line to its ``lc.norm.tok`` form.
 
     Raises:
-        ConfigError: sacremoses is not installed.
+        ConfigError: the language is none of ``MOSES_LANGUAGES``, or sacremoses is not installed.
     """
+    if language not in MOSES_LANGUAGES:
+        raise ConfigError(
+            f"tokenized BLEU (--tokenized): expected one of {', '.join(MOSES_LANGUAGES)}, found {language!r:.50}; name one, or leave it out"
+        )
     if importlib.util.find_spec("sacremoses") is None:
         raise ConfigError("tokenized BLEU needs the package sacremoses, found none; install transom[bench]")
     from sacremoses import MosesPunctNormalizer, MosesTokenizer

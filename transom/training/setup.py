@@ -20,7 +20,7 @@ from transom.models.network import Network
 from transom.planning.adapters import count_adapters
 from transom.planning.machine import MachinePeak, measure_peak
 from transom.planning.memory import keep_freed_memory, keep_made_kernels, refuse_larger_than_memory
-from transom.planning.parameters import count_parameters
+from transom.planning.parameters import count_parameters, excess_positions
 from transom.planning.precision import Precision, Processes, Threads, choose_precision, choose_threads, share_processors
 from transom.training.optimizer import build_optimizer
 from transom.training.schedule import too_short
@@ -111,6 +111,8 @@ def set_up(recipe: Recipe, base: Path, folder: RunFolder, tell: Callable[[str], 
     task = TASKS[recipe.task](recipe, Reader(base, folder, tell, n_ranks=processes.count))
     recipe = task.recipe.with_fields("training", precision=precision.name)
     refuse_larger_than_memory(count_parameters(recipe.model).total, device)
+    if (problem := excess_positions(recipe.model)) is not None:
+        raise ConfigError(problem)
     if (adapter := recipe.training.adapter) is not None:
         count_adapters(recipe.model, adapter)  # refuses maps that are not there
         if recipe.training.start_from is None:

@@ -1,7 +1,6 @@
 """Read files that may be damaged or hostile: plain files only, of a bounded size, inside their folder, with the hash they should have."""
 
 import hashlib
-import json
 import re
 import stat
 from collections.abc import Iterable
@@ -10,11 +9,10 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from transom.config.files import open_regular, parse_json, read_regular
+from transom.config.limits import MAX_JSON_BYTES
 from transom.errors import CheckpointError
 from transom.weights.durable import FORMAT_VERSION, MANIFEST
-
-MAX_JSON_BYTES = 64 * 2**20
-"""Most bytes of a JSON file that are read."""
 
 
 def plain_file(path: Path) -> Path:
@@ -39,26 +37,22 @@ def read_bytes(path: Path, max_bytes: int = MAX_JSON_BYTES) -> bytes:
     """Read a plain file of at most ``max_bytes``."""
     plain_file(path)
     try:
-        with path.open("rb") as file:
-            data = file.read(max_bytes + 1)
+        return read_regular(path, max_bytes, "one of transom's files", CheckpointError)
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read ({_reason(error)})") from error
-    if len(data) > max_bytes:
-        raise CheckpointError(f"{path}: expected at most {max_bytes:,} bytes, found {path.stat().st_size:,}; this is no file of transom's")
-    return data
 
 
 def read_json(path: Path, max_bytes: int = MAX_JSON_BYTES) -> dict[str, Any]:
-    """Read a JSON object whose ``format_version`` this transom reads.
+    """Read a JSON object whose ``format_version`` this transom reads; numbers may be NaN, as a checkpoint's validation figures can be.
 
     Raises:
         CheckpointError: it is damaged, too large, or written by a newer transom.
     """
     data = read_bytes(path, max_bytes)
     try:
-        document = json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path}: damaged, expected JSON ({type(error).__name__})") from error
+        document = parse_json(data, finite=False)
+    except ValueError as error:
+        raise CheckpointError(f"{path}: damaged, expected JSON ({error})") from error
     if not isinstance(document, dict) or not isinstance(version := document.get("format_version"), int):
         raise CheckpointError(f"{path}: expected a JSON object with a format_version, found none; this is no file of transom's")
     if not 1 <= version <= FORMAT_VERSION or isinstance(version, bool):
@@ -107,13 +101,13 @@ def verify(folder: Path, files: dict[str, dict[str, Any]], names: Iterable[str])
 
 
 def sha256(path: Path) -> str:
-    """Hash a file's content.
+    """Hash a regular file's content.
 
     Raises:
         CheckpointError: it cannot be read.
     """
     try:
-        with path.open("rb") as file:
+        with open_regular(path, CheckpointError) as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read ({_reason(error)})") from error

@@ -6,11 +6,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from transom.config.files import parse_json
+from transom.config.limits import MAX_LEDGER_BYTES
 from transom.weights.checked import read_bytes, sha256
 from transom.weights.durable import append_line
-
-MAX_BYTES = 2**26
-"""Most bytes of a ledger that are read."""
 
 
 class Ledger:
@@ -35,9 +34,9 @@ class Ledger:
         if not self.path.exists():
             return []
         entries = []
-        for line in read_bytes(self.path, MAX_BYTES).splitlines():
+        for line in read_bytes(self.path, MAX_LEDGER_BYTES).splitlines():
             try:
-                entries.append(json.loads(line))
+                entries.append(parse_json(line))
             except ValueError:
                 continue
         return entries

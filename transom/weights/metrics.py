@@ -7,12 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from transom.config.files import parse_json
+from transom.config.limits import MAX_METRICS_BYTES
 from transom.errors import CheckpointError
 from transom.weights.checked import read_bytes
 from transom.weights.durable import append_line, disk_errors, write_file
-
-MAX_BYTES = 2**30
-"""Most bytes of a history that are read."""
 
 
 class Metrics:
@@ -49,7 +48,7 @@ class Metrics:
     def _lines(self) -> list[bytes]:
         if not self.path.exists():
             return []
-        lines = read_bytes(self.path, MAX_BYTES).split(b"\n")
+        lines = read_bytes(self.path, MAX_METRICS_BYTES).split(b"\n")
         for number, line in enumerate(lines[:-1], start=1):
             if not _is_record(line):
                 raise CheckpointError(f"{self.path}:{number}: damaged, expected a JSON object; remove this line to go on")
@@ -58,8 +57,8 @@ class Metrics:
 
 def _is_record(line: bytes) -> bool:
     try:
-        record = json.loads(line)
-    except (ValueError, RecursionError):
+        record = parse_json(line)
+    except ValueError:
         return False
     return isinstance(record, dict) and type(record.get("step", 0)) in (int, float)
 

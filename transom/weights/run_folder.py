@@ -16,9 +16,10 @@ from torch import Tensor, nn
 
 from transom.config.architecture import Architecture
 from transom.config.explaining import path_of
+from transom.config.limits import MAX_CONFIG_BYTES
 from transom.config.model import Model
 from transom.errors import CheckpointError, ConfigError
-from transom.planning.parameters import count_parameters
+from transom.planning.parameters import count_parameters, excess_positions
 from transom.weights.checked import read_bytes, read_json
 from transom.weights.checkpoint import Checkpoints
 from transom.weights.durable import FORMAT_VERSION, Content, disk_errors, json_bytes, make_folder, remove, remove_leftovers, write_file
@@ -36,9 +37,6 @@ LOCK = ".transom.lock"
 
 FILES = (RECIPE, CONFIG, WEIGHTS, BASE, ADAPTER, TOKENIZER, METRICS, LEDGER, REPORT, CARD)
 """The files that a run owns."""
-
-MAX_CONFIG_BYTES = 2**20
-"""Most bytes of a config.json that are read."""
 
 _RUN_ID = re.compile(r"[0-9a-f]{32}")
 
@@ -189,15 +187,15 @@ class RunFolder:
         """Read the model's configuration; build nothing from it that is larger than the weights beside it.
 
         Raises:
-            CheckpointError: it is damaged, or asks for more parameters than the weights file holds.
+            CheckpointError: it is damaged, there are no weights yet, or it asks for more parameters, or a larger table of positions, than
+                the weights file justifies.
         """
-        config, weights = self._read_config(), self.path / WEIGHTS
-        if weights.exists():
-            asked, found = count_parameters(config).total, sum(math.prod(spec.shape) for spec in read_specs(weights).values())
-            if asked > found:
-                raise CheckpointError(
-                    f"{weights}: expected {asked:,} parameters by {CONFIG}, found {found:,}; they are of different models"
-                )
+        config, weights = self._read_config(), self._weights()
+        asked, found = count_parameters(config).total, sum(math.prod(spec.shape) for spec in read_specs(weights).values())
+        if asked > found:
+            raise CheckpointError(f"{weights}: expected {asked:,} parameters by {CONFIG}, found {found:,}; they are of different models")
+        if (problem := excess_positions(config)) is not None:
+            raise CheckpointError(f"{self.path / CONFIG}: {problem}")
         return config
 
     def write_tensors(self, name: str, tensors: Mapping[str, Tensor], step: int) -> None:
@@ -220,10 +218,14 @@ class RunFolder:
         Raises:
             CheckpointError: they are not there yet, damaged, or another model's.
         """
+        path = self._weights()
+        self._require_own(WEIGHTS)
+        load_into(model, path)
+
+    def _weights(self) -> Path:
         if not (self.path / WEIGHTS).exists():
             raise CheckpointError(f"{self.path}: no {WEIGHTS} yet; it comes with the first validation, so let the training go on: --resume")
-        self._require_own(WEIGHTS)
-        load_into(model, self.path / WEIGHTS)
+        return self.path / WEIGHTS
 
     def _require_own(self, name: str) -> None:
         """Refuse a file of tensors that another run wrote; files of format 1 do not say."""

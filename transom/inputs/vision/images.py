@@ -17,6 +17,8 @@ from jaxtyping import UInt8
 from numpy.typing import NDArray
 from torch import Tensor
 
+from transom.config.files import open_regular
+from transom.config.limits import MAX_IMAGE_BYTES, MAX_IMAGE_PIXELS
 from transom.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -25,12 +27,6 @@ if TYPE_CHECKING:
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
 """What Pillow may try: the formats of these suffixes and no other."""
-
-MOST_PIXELS = 2**26
-"""Most pixels of an image, 67 million: a small file may claim any size."""
-
-MOST_BYTES = 2**27
-"""Most bytes of an image's file."""
 
 UNREADABLE = (OSError, SyntaxError, ValueError, EOFError, IndexError, KeyError, TypeError, OverflowError, struct.error, zlib.error)
 """What Pillow's readers raise on damaged files."""
@@ -68,6 +64,7 @@ def list_images(path: Path) -> Files:
     if not path.exists():
         raise DataError(f"{path}: expected a folder of images or a .zip of one, found nothing there")
     try:
+        open_regular(path, DataError).close()
         archive = zipfile.ZipFile(path)
     except (zipfile.BadZipFile, OSError) as error:
         raise DataError(f"{path}: expected a folder of images or a .zip of one, found neither ({error})") from error
@@ -98,8 +95,8 @@ def read_file(file: Path) -> bytes:
         DataError: it cannot be read, or is too large.
     """
     try:
-        with file.open("rb") as opened:
-            data = opened.read(MOST_BYTES + 1)
+        with open_regular(file, DataError) as opened:
+            data = opened.read(MAX_IMAGE_BYTES + 1)
     except OSError as error:
         raise DataError(f"{file}: expected an image, found a file that cannot be read: {error.strerror}") from error
     return _limited(data, str(file))
@@ -108,15 +105,15 @@ def read_file(file: Path) -> bytes:
 def _read_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo, path: Path) -> bytes:
     try:
         with archive.open(member) as opened:
-            data = opened.read(MOST_BYTES + 1)
+            data = opened.read(MAX_IMAGE_BYTES + 1)
     except (zipfile.BadZipFile, RuntimeError, EOFError, OSError, ValueError) as error:
         raise DataError(f"{path}: expected to read {member.filename}, found {error}; make the file anew") from error
     return _limited(data, f"{path}, {member.filename}")
 
 
 def _limited(data: bytes, place: str) -> bytes:
-    if len(data) > MOST_BYTES:
-        raise DataError(f"{place}: expected an image of at most {MOST_BYTES:,} bytes, found more; make it smaller or remove it")
+    if len(data) > MAX_IMAGE_BYTES:
+        raise DataError(f"{place}: expected an image of at most {MAX_IMAGE_BYTES:,} bytes, found more; make it smaller or remove it")
     return data
 
 
@@ -141,7 +138,7 @@ def decode(data: bytes, place: str, size: int, channels: int) -> NDArray[np.uint
         warnings.simplefilter("error", library.Image.DecompressionBombWarning)
         try:
             with library.Image.open(BytesIO(data), formats=FORMATS) as opened:
-                if opened.width * opened.height > MOST_PIXELS:
+                if opened.width * opened.height > MAX_IMAGE_PIXELS:
                     raise DataError(_too_large(place, f"{opened.width:,} x {opened.height:,}"))
                 opened.draft(mode, (size, size))  # a JPEG file can be read at a fraction of its size
                 image = _plain(library.ImageOps.exif_transpose(opened), mode, library)
@@ -157,7 +154,7 @@ def decode(data: bytes, place: str, size: int, channels: int) -> NDArray[np.uint
 
 
 def _too_large(place: str, found: str) -> str:
-    return f"{place}: expected an image of at most {MOST_PIXELS:,} pixels, found {found}; make it smaller or remove it"
+    return f"{place}: expected an image of at most {MAX_IMAGE_PIXELS:,} pixels, found {found}; make it smaller or remove it"
 
 
 def _plain(image: "Image", mode: str, library: Any) -> "Image":
