@@ -17,7 +17,7 @@ TEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 SESSION := -n $(JOBS) --dist worksteal
 PLAIN := -o addopts="--strict-markers --strict-config --import-mode=importlib"
 
-.PHONY: help demo test ci check chaos bench docs size clean
+.PHONY: help demo test ci check chaos sanitize bench docs size clean
 .DEFAULT_GOAL := help
 
 help:
@@ -26,6 +26,7 @@ help:
 	@echo "make ci      make test and the long checks"
 	@echo "make check   ruff and mypy"
 	@echo "make chaos   kill trainings at random moments, resume, compare bit for bit"
+	@echo "make sanitize  the native code under address, undefined-behavior and thread sanitizers"
 	@echo "make bench   speed beside the peers, in one run"
 	@echo "make docs    write docs/config.md and docs/bricks.md anew from the schema"
 	@echo "make size    lines a file and a room"
@@ -71,6 +72,9 @@ ci: test
 
 chaos: $(VENV)/dev.stamp
 	$(TEST) $(PLAIN) -m chaos -s tests
+
+sanitize: $(VENV)/dev.stamp
+	$(BIN)/python -m tests.native.sanitize
 
 bench: $(VENV)/bench.stamp
 	$(BIN)/python -m benchmarks.translation --out benchmarks/results/translation.json

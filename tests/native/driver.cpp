@@ -1,0 +1,84 @@
+// Steps of a small decoder without Python, for the thread sanitizer: every shape that tests/native/sanitize.py names, by 1 to 4 threads.
+// The library's source is included, so that its threads and its arithmetic are built with the same flags.
+
+#include "../../transom/decoding/step/step.cpp"
+
+#include <cstdio>
+#include <cstdlib>
+
+namespace {
+
+struct Weights {
+    std::vector<std::vector<uint8_t>> packed;
+    std::vector<std::vector<float>> floats;
+
+    const float* numbers(size_t n) {
+        floats.emplace_back(n);
+        for (size_t i = 0; i < n; i++) floats.back()[i] = float(int((i * 2654435761u) >> 20) % 17 - 8) / 32;
+        return floats.back().data();
+    }
+
+    Linear linear(int kind, int inner, int outer, int after = 0) {
+        const float* weight = numbers(size_t(inner) * outer);
+        packed.emplace_back(transom_packed_bytes(kind, inner, outer));
+        floats.emplace_back(outer);
+        transom_pack(kind, weight, inner, outer, packed.back().data(), floats.back().data());
+        const float* scale = floats.back().data();
+        return Linear{packed.back().data(), scale, numbers(outer), inner, outer, after};
+    }
+
+    Norm norm(int width) { return Norm{numbers(width), numbers(width), 1e-5f, 1}; }
+};
+
+int steps(int kind, int threads, int sources, int beams, int longest, bool padding, int max_length, int vocab) {
+    const int d_model = 80, n_heads = 4, n_kv = 2, d_head = 16, d_ff = 72, n_blocks = 2, rows = sources * beams;
+    const int width = n_kv * 2 * d_head;
+    Weights w;
+    w.packed.reserve(64), w.floats.reserve(256);
+    std::vector<Block> blocks(n_blocks);
+    for (Block& b : blocks) {
+        b = Block{};
+        b.attn_after = w.norm(d_model), b.cross_after = w.norm(d_model), b.ff_after = w.norm(d_model);
+        b.qkv = w.linear(kind, d_model, n_heads * d_head + width), b.o = w.linear(kind, n_heads * d_head, d_model);
+        b.q = w.linear(kind, d_model, n_heads * d_head), b.cross_o = w.linear(kind, n_heads * d_head, d_model);
+        b.up = w.linear(kind, d_model, d_ff, 1), b.down = w.linear(kind, d_ff, d_model);
+    }
+    Decoder decoder{kind, n_blocks, d_model, n_heads, n_kv, d_head, d_head, 0, nullptr, nullptr, blocks.data(), Norm{}, w.linear(kind, d_model, vocab)};
+    std::vector<int32_t> of(rows), lengths(sources, padding ? 0 : longest), slots(size_t(rows) * max_length);
+    for (int row = 0; row < rows; row++) of[row] = row / beams;
+    std::vector<uint16_t> tokens(size_t(n_blocks) * max_length * rows * width), memory(size_t(n_blocks) * sources * longest * width + 1);
+    std::vector<float> x(size_t(rows) * d_model, 0.5f), logits(size_t(rows) * vocab);
+    State state{rows, 0, rows, max_length, longest, of.data(), lengths.data(), slots.data(), tokens.data(), memory.data(),
+                int64_t(sources) * longest * width, x.data(), logits.data()};
+    void* workspace = transom_open(threads);
+    if (!workspace) return 1;
+    int failed = 0;
+    for (int i = 0; i < max_length; i++) failed |= transom_step(&decoder, &state, workspace);
+    failed |= transom_step(&decoder, &state, workspace) != OUT_OF_BOUNDS;  // the cache is full
+    transom_close(workspace);
+    for (float logit : logits) failed |= !std::isfinite(logit);
+    return failed;
+}
+
+}  // namespace
+
+int main() {
+    if (!transom_works()) return std::puts("the system does not let programs use the matrix unit"), 0;
+    int n = 0, failed = 0;
+    for (int kind : {int(BFLOAT16), int(INT8)})
+        for (int threads : {1, 2, 3, 4})
+            for (int sources : {1, 3})
+                for (int beams : {1, 5, 20})  // more beams than the 7 symbols, too
+                    for (int longest : {0, 1, 9})
+                        for (int max_length : {1, 40})
+                            failed += steps(kind, threads, sources, beams, longest, false, max_length, 7), n++;
+    for (int kind : {int(BFLOAT16), int(INT8)}) failed += steps(kind, 2, 2, 3, 4, true, 20, 33), n++;
+#if defined(PLANTED)
+    static int shared = 0;  // a race that must be found
+    std::thread other([] { shared++; });
+    shared++;
+    other.join();
+#endif
+    std::printf("%d runs, %d failed\n", n, failed);
+    return failed != 0;
+}

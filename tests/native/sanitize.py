@@ -1,0 +1,83 @@
+"""Run the native code under sanitizers (``make sanitize``): 0 findings, or exit code 1.
+
+AddressSanitizer and UndefinedBehaviorSanitizer watch a library that Python searches with; ThreadSanitizer, which Python and PyTorch are not
+built for, watches ``driver.cpp`` alone. Leaks are not searched for: Python keeps most of what it allocates until the process ends.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from transom.decoding.native import processor_flags
+from transom.decoding.native_build import SOURCE, find_compiler
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+COMMON = ["-O1", "-g", "-march=native", "-std=c++17", "-pthread", "-fno-omit-frame-pointer"]
+ADDRESS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-shared", "-fPIC"]
+OPTIONS = {
+    "ASAN_OPTIONS": "detect_leaks=0:detect_stack_use_after_return=1:halt_on_error=1",
+    "UBSAN_OPTIONS": "print_stacktrace=1",
+    "TSAN_OPTIONS": "halt_on_error=1",
+}
+PLANTED = "int planted(int n) { int *x = new int[n]; int y = x[n]; delete[] x; return y; }\n"
+"""An overrun that must be found."""
+
+
+def build(source: Path, flags: list[str], out: Path) -> None:
+    """Compile ``source``."""
+    subprocess.run([*find_compiler().command, *COMMON, *flags, str(source), "-o", str(out)], check=True)
+
+
+def runtime(name: str) -> str:
+    """Find the shared library of a sanitizer."""
+    found = subprocess.run([*find_compiler().command, f"-print-file-name={name}"], check=True, capture_output=True, text=True)
+    return found.stdout.strip()
+
+
+def in_python(arguments: list[str]) -> int:
+    """Run Python under the address sanitizer's runtime."""
+    preload = f"{runtime('libasan.so')} {runtime('libubsan.so')}"
+    environment = {**os.environ, **OPTIONS, "LD_PRELOAD": preload, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    return subprocess.run([sys.executable, *arguments], env=environment, cwd=ROOT).returncode
+
+
+def paths() -> str:
+    """Name the paths of the products that this processor takes."""
+    flags = processor_flags()
+    units = {"amx_tile": "matrix unit (AMX)", "avx512_bf16": "AVX-512 with bfloat16", "avx512_vnni": "AVX-512 with VNNI"}
+    has = [name for flag, name in units.items() if flag in flags]
+    return f"ran: {', '.join(has[:1])}" + ("" if "amx_tile" in flags else "; NOT run: the matrix unit's path, which this processor lacks")
+
+
+def main() -> int:
+    """Build and run everything."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--planted", choices=["overrun", "race"], help="plant a fault, which must be found")
+    planted = parser.parse_args().planted
+    with tempfile.TemporaryDirectory() as work:
+        codes = {}
+        if planted != "race":
+            library = Path(work) / "step.so"
+            build(SOURCE, ADDRESS, library)
+            arguments = ["-m", "tests.native.shapes", str(library)]
+            if planted:
+                (Path(work) / "planted.cpp").write_text(f'extern "C" {PLANTED}')
+                build(Path(work) / "planted.cpp", ADDRESS, library)
+                arguments = ["-c", f"import ctypes; ctypes.CDLL({str(library)!r}).planted(10)"]
+            codes["address and undefined behavior"] = in_python(arguments)
+        if planted != "overrun":
+            driver = Path(work) / "driver"
+            build(HERE / "driver.cpp", ["-fsanitize=thread", *(["-DPLANTED"] if planted else [])], driver)
+            codes["threads"] = subprocess.run([str(driver)], env={**os.environ, **OPTIONS}).returncode
+    for name, code in codes.items():
+        print(f"{name}: {'0 findings' if code == 0 else f'FOUND something (exit code {code})'}")
+    print(paths())
+    return int(any(codes.values()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

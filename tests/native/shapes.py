@@ -1,0 +1,64 @@
+"""Search with a library that was built by sanitizers: ``python -m tests.native.shapes LIBRARY``, under their runtime.
+
+Every shape of ``SHAPES`` in bfloat16 and in 8 bits, by one thread and by several; each logit must be finite.
+"""
+
+import ctypes
+import sys
+
+import torch
+
+from tests.decoding.test_compiled import LANGUAGE_VARIANTS, VARIANTS, language_model, model_of
+from transom.decoding import native as natives
+from transom.decoding.compiled import KINDS, CompiledLanguageModel, CompiledSeq2Seq
+from transom.inputs.batch import Sequences
+
+SHAPES = [
+    ([[5, 6, 7, 2]], 1, 4),
+    ([[5, 2]], 1, 1),
+    ([[0, 0]], 3, 2),  # padding alone
+    ([[0, 0, 0], [4, 5, 2]], 2, 3),
+    ([[3, 4, 5, 6, 2], [7, 2], [*range(3, 23), 2]], 60, 5),  # more beams than the 43 symbols
+    ([[2]], 17, 24),
+]
+"""Sources, beams of each, and most tokens."""
+
+
+def load(path: str) -> ctypes.CDLL:
+    """Load a library and tell ctypes about its functions."""
+    library = ctypes.CDLL(path)
+    for name, (arguments, result) in natives._FUNCTIONS.items():
+        getattr(library, name).argtypes, getattr(library, name).restype = arguments, result
+    return library
+
+
+def run(library: ctypes.CDLL) -> int:
+    """Search every shape; return the number of steps."""
+    n_steps = 0
+    for kind in KINDS:
+        for n_threads in (1, 3):
+            torch.set_num_threads(n_threads)
+            for fields in (VARIANTS[0], VARIANTS[-1]):
+                model = model_of(fields)
+                translator = CompiledSeq2Seq(library, model, kind, model.encode)
+                for sources, n_beams, max_length in SHAPES:
+                    rows = len(sources) * n_beams
+                    cache = translator.start(translator.encode(Sequences.pad(sources)), n_beams, max_length)
+                    for i in range(max_length):
+                        logits = translator.step(torch.full((rows, 1), 1 + i % 40), cache)
+                        assert logits.isfinite().all()
+                        cache.reorder(torch.arange(rows).flip(0) if i % 2 else torch.zeros(rows, dtype=torch.long))
+                        n_steps += 1
+            for fields in LANGUAGE_VARIANTS[:3]:
+                writer = CompiledLanguageModel(library, language_model(fields), kind)
+                for prompt in ([[1]], [[1, 4, 5]], [[1, 4], [1, 7]]):
+                    cache = writer.start(Sequences.pad(prompt), 2, 3)
+                    for _ in range(3):
+                        assert writer.step(torch.ones(2 * len(prompt), 1, dtype=torch.long), cache).isfinite().all()
+                        n_steps += 1
+    return n_steps
+
+
+if __name__ == "__main__":
+    with torch.inference_mode():
+        print(run(load(sys.argv[1])), "steps")

@@ -1,0 +1,29 @@
+"""The sanitizers run clean over the native code, and find what is planted; ``make sanitize`` shows the same by hand."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.decoding.test_compiled import needs_library
+
+ROOT = Path(__file__).parents[2]
+pytestmark = [needs_library, pytest.mark.long]
+
+
+def sanitize(*arguments: str) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", "tests.native.sanitize", *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=900)
+
+
+def test_nothing_is_found() -> None:
+    done = sanitize()
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.count("0 findings") == 2 and "ran: " in done.stdout
+
+
+@pytest.mark.parametrize(("fault", "told"), [("overrun", "heap-buffer-overflow"), ("race", "data race")])
+def test_a_planted_fault_is_found(fault: str, told: str) -> None:
+    done = sanitize("--planted", fault)
+    assert done.returncode == 1 and told in done.stderr and "FOUND something" in done.stdout
