@@ -23,9 +23,11 @@ class Progress:
         n_skipped: steps skipped because loss or gradient was not finite.
         skips_in_a_row: of these, the last ones without a good step between.
         best: validation figures of the kept weights, with their ``step``; empty before the first validation.
+        best_weights: "raw" or "averaged", whichever the kept weights are; None where the run averages none, or kept none yet.
         validations_since_best: validations without a better one.
         validated_at: step of the last validation.
         window: sums since the last line of metrics.jsonl.
+        n_averaged: optimizer steps that the average of weights was told of; 0 in checkpoints of versions that began it at the initial ones.
     """
 
     step: int = 0
@@ -35,9 +37,11 @@ class Progress:
     n_skipped: int = 0
     skips_in_a_row: int = 0
     best: dict[str, float] = field(default_factory=dict)
+    best_weights: str | None = None
     validations_since_best: int = 0
     validated_at: int = 0
     window: dict[str, float] = field(default_factory=dict)
+    n_averaged: int = 0
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data; floats survive exactly."""
