@@ -162,3 +162,26 @@ def test_from_python(trained: Trained, tmp_path: Path) -> None:
     assert len(package.load(sitting.folder).translate(["ab", "", "ba"], beam_size=1)) == 3
     with pytest.raises(AttributeError, match="'transom' has no attribute 'tarin'"):
         package.tarin  # noqa: B018
+
+
+def test_what_is_worse_than_guessing_is_a_problem(trained: Trained, transom: Call, tmp_path: Path) -> None:
+    broken = [*trained.command, *sets("training.learning_rate=30.0", "training.max_steps=2", "training.schedule.warmup_steps=1")]
+    outcome = transom(*broken, "--out", tmp_path / "run")
+    assert "look at this: the validation loss of the kept weights is " in outcome.out and "worse than guessing" in outcome.out
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert "worse than guessing" in page and "No problem was found" not in page
+    assert "worse than guessing" in (tmp_path / "run" / "README.md").read_text()
+    learning = sets("training.max_steps=60", "training.validate_every=60", "training.learning_rate=0.01", "training.average=none")
+    good = transom(*trained.command, *learning, "--out", tmp_path / "good", "--json").json
+    assert good["problems"] == [] and "worse than guessing" not in (tmp_path / "good" / "report.html").read_text()
+
+
+def test_the_kept_weights_are_named(trained: Trained, transom: Call, tmp_path: Path) -> None:
+    outcome = transom(*trained.command, *sets("training.average=ema"), "--out", tmp_path / "run")
+    records = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    best = [record for record in records if record.get("best")][-1]
+    assert f", {best['weights']} weights" in outcome.out and f", {best['weights']} weights" in outcome.err
+    for name in ("report.html", "README.md"):
+        assert f"{best['weights']} weights" in (tmp_path / "run" / name).read_text()
+    plain = transom(*trained.command, *sets("training.average=none"), "--out", tmp_path / "plain", "--json").json
+    assert "weights" not in plain

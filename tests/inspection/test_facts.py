@@ -3,8 +3,12 @@ from dataclasses import replace
 
 import pytest
 
+from transom.config.recipe import ImageRecipe, LanguageRecipe, Recipe, TranslationRecipe
+from transom.inspection.card import card
 from transom.inspection.facts import Facts, gather
 from transom.inspection.report import report
+
+GENERATED = {"generate": {"kind": "copy", "n_train": 100, "n_valid": 10, "n_test": 10}}
 
 
 def test_the_kept_validation_is_the_last_that_was_best(facts: Facts) -> None:
@@ -52,3 +56,46 @@ def test_facts_are_gathered_from_what_the_run_told(facts: Facts) -> None:
         "torch 2.13.0",
     )
     assert "measured peak: matrix products 412 GFLOP/s" in report(told)
+
+
+def kept(loss: float | None, **fields: object) -> list[dict[str, object]]:
+    """Write the record of one validation, whose weights were kept."""
+    return [{"step": 1, "kind": "validation", "best": True, "seconds": 1.0, "loss": loss, **fields}]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "n", "noun"),
+    [
+        (ImageRecipe(data={"train": {"images": "x"}}, model={"classes": list("abcdef")}), 6, "classes"),  # type: ignore[arg-type]
+        (LanguageRecipe(data={"train": {"files": "x"}}, model={"vocab_size": 300}), 300, "tokens"),  # type: ignore[arg-type]
+        (TranslationRecipe(data=GENERATED, model={"source_vocab_size": 40, "target_vocab_size": 40}), 40, "tokens"),  # type: ignore[arg-type]
+    ],
+)
+def test_a_model_that_is_worse_than_guessing_is_a_problem(facts: Facts, recipe: Recipe, n: int, noun: str) -> None:
+    """The report and the card of such a run name it, and say nowhere that there is no problem."""
+    sound = replace(facts, recipe=recipe, data={"problems": [], "train": 300}, alignments=(), scores=())
+    worse = replace(sound, metrics=kept(math.log(n) + 0.01))
+    found = (
+        f"the validation loss of the kept weights is {math.log(n) + 0.01:.2f} nats, worse than guessing: a uniform choice among {n} {noun}"
+    )
+    assert len(worse.problems) == 1 and worse.problems[0].startswith(f"{found} has ln {n} = {math.log(n):.2f}; ")
+    page, text = report(worse), card(worse)
+    assert f"T{found[1:]}" in page and f"- look at this: {found}" in text
+    assert "No problem was found" not in page
+    better = replace(sound, metrics=kept(math.log(n) - 0.01))
+    assert better.problems == [] and "No problem was found in the data" in report(better) and "look at this" not in card(better)
+    (broken,) = replace(sound, metrics=kept(None)).problems
+    assert "is not a number" in broken and "No problem was found" not in report(replace(sound, metrics=kept(None)))
+
+
+def test_which_weights_were_kept_is_told(facts: Facts) -> None:
+    told = replace(facts, metrics=kept(1.5, weights="raw", raw_loss=1.5, averaged_loss=1.62))
+    assert told.kept_weights == "raw weights (the averaged weights have loss 1.6200)"
+    assert "raw weights (the averaged weights have loss 1.6200)" in report(told)
+    assert "They are the raw weights (the averaged weights have loss 1.6200)." in card(told)
+    assert (
+        replace(facts, metrics=kept(1.5, weights="averaged", raw_loss=1.62)).kept_weights
+        == "averaged weights (the raw weights have loss 1.6200)"
+    )
+    assert replace(facts, metrics=kept(1.5, weights="raw", raw_loss=1.5)).kept_weights == "raw weights"
+    assert facts.kept_weights is None and "raw weights" not in report(facts) + card(facts)

@@ -1,15 +1,17 @@
 """A small recipe of each task, with data of its own, and sittings of a run."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from PIL import Image
 
 from transom.config.recipe import ClassificationRecipe, EmbeddingRecipe, ImageRecipe, MaskedRecipe, Recipe, TranslationRecipe
 from transom.training.events import Finished
 from transom.training.run import train
-from transom.training.setup import set_up
+from transom.training.setup import Parts, set_up
 from transom.weights.run_folder import RunFolder
 
 WIDTHS = {"d_model": 16, "n_heads": 2, "d_ff": 32, "max_seq_len": 16, "dropout": 0.1}
@@ -133,3 +135,10 @@ def sit(recipe: Recipe, out: Path, *observers: Any) -> Finished:
     """One sitting of a run in ``out``, going on with what is there."""
     with RunFolder.create(out, resume=True) as folder:
         return train(set_up(recipe, Path(), folder), observers)
+
+
+def measured(parts: Parts) -> tuple[dict[str, float], tuple[Mapping[str, Any], ...]]:
+    """Validate the weights that a run would begin with, in float32: all figures, and the answers that are shown."""
+    model, exactly = parts.validated.float(), torch.autocast("cpu", enabled=False)
+    scores, samples = parts.task.answer(model, exactly, parts.precision)
+    return parts.task.measure(model, exactly) | scores, samples

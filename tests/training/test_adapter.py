@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.training.conftest import changed, sit
+from tests.training.conftest import changed, measured, sit
 from tests.training.test_run import KILLS, Killed, die, kill_at, recipe, same
 from transom.config.recipe import ClassificationRecipe, MaskedRecipe, TranslationRecipe
 from transom.decoding.classifier import Classifier
@@ -150,7 +150,7 @@ def test_a_translator_learns_another_task_as_well_as_with_all_weights(tmp_path: 
     few = {"kind": "lora", "rank": 4, "alpha": 16.0, "on": ["cross.q", "cross.k", "attn.v"]}
     with RunFolder.create(tmp_path / "untrained") as folder:
         parts = set_up(sequences("reverse", **from_copy), Path(), folder)
-    before = parts.task.validate(parts.validated, torch.autocast("cpu", enabled=False), parts.precision)[0]["loss"]
+    before = measured(parts)[0]["loss"]
     losses = {
         name: sit(sequences("reverse", adapter=adapter, **from_copy), tmp_path / name).best["loss"]
         for name, adapter in (("whole", None), ("full", full), ("few", few))

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.training.conftest import ANIMALS, SAYS, changed, sit
+from tests.training.conftest import ANIMALS, SAYS, changed, measured, sit
 from transom.config.recipe import ClassificationRecipe, EmbeddingRecipe, MaskedRecipe, Recipe
 from transom.decoding.classifier import Classifier
 from transom.decoding.embedder import Embedder
@@ -74,7 +74,7 @@ def test_the_figures_are_means_over_what_counts(recipe: Recipe, tmp_path: Path) 
     with RunFolder.create(tmp_path / "run") as folder:
         parts = set_up(changed(recipe, precision="fp32"), Path(), folder)
         task: Any = parts.task
-        figures, _ = task.validate(parts.validated, torch.autocast("cpu", enabled=False), parts.precision)
+        figures, _ = measured(parts)
         total, right, n = 0.0, 0, 0
         for batch in task.valid_batches:
             with torch.no_grad():

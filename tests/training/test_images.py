@@ -7,7 +7,7 @@ import pytest
 import torch
 from PIL import Image
 
-from tests.training.conftest import changed, sit
+from tests.training.conftest import changed, measured, sit
 from transom.config.recipe import ImageRecipe
 from transom.decoding.image_classifier import ImageClassifier
 from transom.decoding.load import load
@@ -45,7 +45,7 @@ def test_the_figures_are_those_of_the_images_as_they_are(recipe: ImageRecipe, tm
     with RunFolder.create(tmp_path / "run") as folder:
         parts = set_up(changed(recipe, precision="fp32"), Path(), folder)
         task: Any = parts.task
-        figures, samples = task.validate(parts.validated, torch.autocast("cpu", enabled=False), parts.precision)
+        figures, samples = measured(parts)
     valid, classes = task.valid, parts.recipe.model.classes  # type: ignore[attr-defined]
     found = ImageClassifier(parts.validated).classify_pixels(valid.load(range(len(valid))))  # type: ignore[arg-type]
     right = [each.label == label for each, label in zip(found, valid.labels, strict=True)]

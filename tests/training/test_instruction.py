@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from tests.training.conftest import MODEL, TRAINING, changed, sit
+from tests.training.conftest import MODEL, TRAINING, changed, measured, sit
 from tests.training.test_run import die_and_end_the_same
 from transom.config.recipe import InstructionRecipe, LanguageRecipe
 from transom.decoding.generator import Generator
@@ -60,7 +60,7 @@ def test_the_loss_is_that_of_each_answer_read_alone(mask: str, tmp_path: Path) -
             total += F.cross_entropy(model(alone)[0, -n:], alone.labels[0, -n:], reduction="sum").item()
     assert packed.target.segments.max() == 2 and packed.n_target_tokens == sum(len(read.answers[i]) + 1 for i in range(4))
     assert nll.item() == pytest.approx(total, abs=1e-9)
-    figures, samples = task.validate(parts.validated.float(), torch.autocast("cpu", enabled=False), parts.precision)
+    figures, samples = measured(parts)
     assert {"loss", "perplexity", "accuracy"} == set(figures) and {"text", "class", "found"} == set(samples[0])
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
+from tests.training.conftest import measured
 from tests.training.test_run import die_and_end_the_same
 from transom.config.recipe import LanguageRecipe
 from transom.decoding.generator import Generator
@@ -74,7 +74,7 @@ def test_validation_reads_all_text_once_in_nats_and_bits(texts: Path, tmp_path: 
     with folder:
         task = made.task
         assert isinstance(task, LanguageTask)
-        figures, samples = task.validate(made.validated, torch.autocast("cpu", enabled=False), made.precision)
+        figures, samples = measured(made)
     generator = Generator(made.validated, task.tokenizer)  # type: ignore[arg-type]
     scores = generator.score(task.valid.texts)
     n_tokens = sum(score.n_tokens for score in scores)

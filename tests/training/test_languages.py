@@ -4,9 +4,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
-from tests.training.conftest import changed, sit
+from tests.training.conftest import changed, measured, sit
 from transom.config.recipe import TranslationRecipe
 from transom.decoding import translator as searching
 from transom.decoding.load import load_as
@@ -42,7 +41,7 @@ def test_figures_are_of_each_language_and_of_all_sentences_together(languages: T
     with RunFolder.create(tmp_path / "run") as folder:
         parts = set_up(changed(languages, precision="fp32"), Path(), folder)
         task: Any = parts.task
-        figures, samples = task.validate(parts.validated, torch.autocast("cpu", enabled=False), parts.precision)
+        figures, samples = measured(parts)
     translator = Translator(parts.validated, task.tokenizers, parts.recipe.decoding)  # type: ignore[arg-type]
     total, n, translations, references = 0.0, 0, list[str](), list[str]()
     for to, pairs in task.valid.items():

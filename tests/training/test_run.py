@@ -13,7 +13,8 @@ from transom.config.recipe import TranslationRecipe
 from transom.errors import ConfigError, TransomError
 from transom.training import run
 from transom.training.events import Event, Finished, Foreseen, Saved, Started, Stepped, Validated
-from transom.training.run import _better, train
+from transom.training.run import train
+from transom.training.selection import better
 from transom.training.setup import set_up
 from transom.weights.run_folder import WEIGHTS, RunFolder
 from transom.weights.tensors import read_tensors
@@ -177,10 +178,10 @@ def test_any_validation_is_better_than_one_that_is_not_a_number() -> None:
     nan = {"loss": math.nan, "bleu": 0.0}
     finite = {"loss": 2.0, "bleu": 0.0}
     for select_by in ("loss", "bleu"):
-        assert _better(finite, nan, select_by)
-        assert not _better(nan, finite, select_by)
-        assert not _better(nan, nan, select_by)
-    assert _better({"loss": 1.0, "bleu": 0.0}, finite, "loss") and not _better({"loss": 1.0, "bleu": 0.0}, finite, "bleu")
+        assert better(finite, nan, select_by)
+        assert not better(nan, finite, select_by)
+        assert not better(nan, nan, select_by)
+    assert better({"loss": 1.0, "bleu": 0.0}, finite, "loss") and not better({"loss": 1.0, "bleu": 0.0}, finite, "bleu")
 
 
 def test_patience_ends_a_run_that_stopped_improving(tmp_path: Path) -> None:

@@ -20,14 +20,15 @@ ALIGNED = 2
 """Translations of the last validation of which the report shows the alignment."""
 
 
-def write_pages(parts: Parts, finished: Finished) -> None:
-    """Write the report and the card of a run, from what was known before it, its metrics and its last event."""
+def write_pages(parts: Parts, finished: Finished) -> list[str]:
+    """Write the report and the card of a run, from what was known before it, its metrics and its last event; return its problems."""
     name = parts.folder.path.resolve().name
     facts = gather(name, parts.recipe, parts.facts, read_history(parts.folder.metrics), finished.seconds)
     parts.folder.load_weights(parts.validated)
     whole = replace(facts, alignments=list(islice(_alignments(parts, facts.samples), ALIGNED)))
     parts.folder.write(REPORT, report(whole).encode())
     parts.folder.write(CARD, card(whole).encode())
+    return whole.problems
 
 
 def _alignments(parts: Parts, samples: Iterable[Mapping[str, str]]) -> Iterator[Alignment]:

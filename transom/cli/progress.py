@@ -111,7 +111,8 @@ def _load(event: Stepped) -> str:
 
 
 def _validation(event: Validated) -> str:
-    return f"step {whole(event.step)}: validation {', '.join(spelled(event.figures))}{' (best so far)' if event.best else ''}"
+    figures = [*spelled(event.figures), *([] if event.weights is None else [f"{event.weights} weights"])]
+    return f"step {whole(event.step)}: validation {', '.join(figures)}{' (best so far)' if event.best else ''}"
 
 
 @contextmanager

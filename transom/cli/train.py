@@ -134,9 +134,10 @@ def _asked_to_overwrite(folder: Path) -> bool:
 def _told(sitting: Sitting) -> list[str]:
     if sitting.stopped_by:
         return [f"stopped at step {sitting.step:,}; saved in {sitting.folder}; the same command with --resume goes on"]
-    best = ", ".join(spelled(sitting.best))
+    best = ", ".join([*spelled(sitting.best), *([] if sitting.weights is None else [f"{sitting.weights} weights"])])
     return [
         f"best validation, step {sitting.best['step']:,.0f}: {best}" if sitting.best else "no validation",
+        *(f"look at this: {problem}" for problem in sitting.problems),
         f"model in {sitting.folder}, report in {sitting.folder / 'report.html'}",
         f"try: {sitting.example}",
     ]

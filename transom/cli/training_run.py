@@ -27,6 +27,8 @@ class Sitting:
         seconds: training time over all sittings.
         stopped_by: number of the signal that stopped it; 0 for none.
         example: a command that answers with the model.
+        weights: "raw" or "averaged", whichever were kept; None where the run averages none.
+        problems: sentences that name what a person should look at in the training.
     """
 
     folder: Path
@@ -36,6 +38,8 @@ class Sitting:
     seconds: float
     stopped_by: int
     example: str
+    weights: str | None = None
+    problems: Sequence[str] = ()
 
     @property
     def exit_code(self) -> int:
@@ -44,7 +48,8 @@ class Sitting:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data."""
-        return {"folder": str(self.folder), "step": self.step, "reason": self.reason, "seconds": self.seconds, "best": self.best}
+        plain = {"folder": str(self.folder), "step": self.step, "reason": self.reason, "seconds": self.seconds, "best": self.best}
+        return plain | ({} if self.weights is None else {"weights": self.weights}) | {"problems": list(self.problems)}
 
 
 class Stop:
@@ -113,10 +118,10 @@ def run_training(
         with Stop() as stop:
             finished = train(parts, [*boards, *observers], stop.wanted)
             stopped = finished.reason == "stopped"
-            if not stopped:
-                write_pages(parts, finished)
+            problems = [] if stopped else write_pages(parts, finished)
     example = use(parts.recipe, str(out))[0]
-    return Sitting(out, finished.step, finished.reason, dict(finished.best), finished.seconds, stop.signal if stopped else 0, example)
+    told = (dict(finished.best), finished.seconds, stop.signal if stopped else 0, example, finished.weights, problems)
+    return Sitting(out, finished.step, finished.reason, *told)
 
 
 def train(

@@ -80,14 +80,18 @@ class NoAverage(Brick):
 
 
 class Ema(Brick):
-    """An exponential moving average of the weights, updated each step."""
+    """An exponential moving average of the weights, updated each step, corrected for its start as Adam's moments are.
+
+    After t steps: (1 - decay) sum_i decay^(t - i) w_i / (1 - decay^t). The initial weights w_0 are no part of it. A validation measures the
+    raw weights too, which takes a second pass over the validation data, and keeps the better of both.
+    """
 
     kind: Literal["ema"] = "ema"
     decay: float = Field(0.999, gt=0, lt=1, description="share of the old average that is kept at a step")
 
 
 class CheckpointAverage(Brick):
-    """The mean of the last checkpoints' weights (Vaswani et al. 2017, section 6.1)."""
+    """The mean of the last checkpoints' weights (Vaswani et al. 2017, section 6.1); a validation measures the raw ones too, as for ema."""
 
     kind: Literal["checkpoints"] = "checkpoints"
     last: int = Field(5, ge=1, description="how many checkpoints")
@@ -120,7 +124,7 @@ class Training(Schema):
     schedule: Schedule = Field(PaperSchedule(), description="the learning-rate schedule brick")
     clip_norm: float | None = Field(1.0, gt=0, description="largest norm of the whole gradient; none to leave it")
     label_smoothing: float = Field(0.1, ge=0, lt=1, description=_SMOOTHING)
-    average: Average = Field(CheckpointAverage(), description="which weights are validated and kept")
+    average: Average = Field(CheckpointAverage(), description="what is validated beside the raw weights; the better of both is kept")
     precision: Literal["auto", "fp32", "bf16", "fp16"] = Field(
         "auto", description="arithmetic of the matrix products; auto chooses by measuring"
     )
@@ -185,7 +189,7 @@ class AdamWTraining(Training):
     learning_rate: Peak = Field(1e-3, description=_PEAK)
     schedule: Schedule = Field(Cosine(), description="the learning-rate schedule brick")
     label_smoothing: float = Field(0.0, ge=0, lt=1, description=_SMOOTHING)
-    average: Average = Field(NoAverage(), description="which weights are validated and kept")
+    average: Average = Field(NoAverage(), description="what is validated beside the raw weights; the better of both is kept")
 
 
 class EncoderTraining(AdamWTraining, TextTraining):

@@ -46,7 +46,9 @@ def _scores(facts: Facts) -> str:
         lines.append(
             f"validation set{translated}: {figures}, at step {whole(kept['step'])}."
             f" These weights were chosen by this {facts.recipe.training.select_by}, so the figures favour them."
+            + (f" They are the {facts.kept_weights}." if facts.kept_weights else "")
         )
+    lines += [f"look at this: {problem}" for problem in facts.problems]
     note = "" if facts.scores else "\n\nNo test score was measured for this card."
     return f"## Scores\n\n{_list(lines) if lines else 'None was measured.'}{note}"
 

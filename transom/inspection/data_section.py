@@ -18,15 +18,16 @@ _TITLES = {
 """What people read for a field of the data report, where its name alone does not say it."""
 
 
-def data_section(data: Mapping[str, Any]) -> list[Element]:
+def data_section(data: Mapping[str, Any], trained_well: bool = True) -> list[Element]:
     """Lay out a data report: its problems first, then its figures, whatever fields it has.
 
     Args:
         data: ``PairReport.to_json()``. ``problems`` is a list of sentences; every other field is a figure, a text, a list or a mapping.
+        trained_well: whether the training itself has no problem; only then is it said that the data have none.
     """
     problems = data.get("problems") or []
     elements = [node("div", str(problem), class_="note") for problem in problems]
-    if data and not problems:
+    if data and trained_well and not problems:
         elements.append(node("p", "✓ No problem was found in the data.", class_="good"))
     figures = {key: value for key, value in data.items() if key != "problems" and value not in (None, "", [], {}, ())}
     blocks = [(key, value) for key, value in figures.items() if isinstance(value, Mapping | list | tuple)]

@@ -68,6 +68,33 @@ class Facts:
         return next((record for record in reversed(self.validations) if record["best"]), None)
 
     @cached_property
+    def kept_weights(self) -> str | None:
+        """Which weights were kept, those of the optimizer or their average, with the loss of the others; None where a run averages none."""
+        names = {"raw": "raw weights", "averaged": "averaged weights"}
+        chosen = self.kept.get("weights") if self.kept else None
+        if self.kept is None or chosen not in names:
+            return None
+        (other,) = names.keys() - {chosen}
+        loss = self.kept.get(f"{other}_loss")
+        return names[chosen] + (f" (the {names[other]} have loss {loss:.4f})" if loss is not None else "")
+
+    @cached_property
+    def problems(self) -> list[str]:
+        """Sentences that name what a person should look at in the training itself."""
+        if self.kept is None:
+            return []
+        loss = _number(self.kept["loss"])
+        if math.isnan(loss):
+            return ["the validation loss of the kept weights is not a number; lower training.learning_rate"]
+        if (choices := _choices(self.recipe)) is None or loss <= math.log(choices[0]):
+            return []
+        return [
+            f"the validation loss of the kept weights is {loss:.2f} nats, worse than guessing: a uniform choice among {choices[0]:,}"
+            f" {choices[1]} has ln {choices[0]:,} = {math.log(choices[0]):.2f}; train longer, change training.learning_rate, or look at the"
+            " data"
+        ]
+
+    @cached_property
     def samples(self) -> Sequence[Mapping[str, str]]:
         """What the kept weights answered to some of the validation data, with what they answered to."""
         return self.kept.get("samples", ()) if self.kept else ()
@@ -112,6 +139,19 @@ def gather(name: str, recipe: Recipe, known: Mapping[str, Any], metrics: Sequenc
         data=known["data"],
         machine=(*(known[name] for name in ("precision", "threads", "processes") if known[name]), measured, f"torch {known['torch']}"),
     )
+
+
+def _choices(recipe: Recipe) -> tuple[int, str] | None:
+    """Return among how many a model's answer is a choice, and what they are.
+
+    None where that is not known, and for pairs of texts: each is told from the others of its batch, however many these are.
+    """
+    if recipe.task == "embedding":
+        return None
+    if classes := getattr(recipe.model, "classes", ()):
+        return len(classes), "classes"
+    n_tokens = getattr(recipe.model, "target_vocab_size", None) or getattr(recipe.model, "vocab_size", None)
+    return None if n_tokens is None else (n_tokens, "tokens")
 
 
 def _number(value: float | None) -> float:

@@ -42,14 +42,14 @@ def report(facts: Facts) -> str:
         ("answers", "Answers", _answers(facts)),
         ("alignment", "Alignment", _alignments(facts)),
         ("patterns", "Attention patterns", _patterns(facts)),
-        ("data", "Data", data_section(facts.data)),
+        ("data", "Data", data_section(facts.data, trained_well=not facts.problems)),
         ("time", "Time and throughput", _time(facts)),
         ("recipe", "Recipe", [node("p", f"{PORTABLE}."), preformatted(dump_recipe(portable(facts.recipe)))]),
     ]
     filled = [section for section in sections if section[2]]
     links = (node("a", title, href=f"#{anchor}") for anchor, title, _ in filled)
     head = node("header", node("h1", facts.name), node("p", _lead(facts), class_="lead"), node("nav", *links, aria_label="Sections"))
-    main = node("main", _tiles(facts), *_skipped(facts))
+    main = node("main", _tiles(facts), *(node("div", _sentence(problem), class_="note") for problem in facts.problems), *_skipped(facts))
     main.extend(node("section", node("h2", title), *content, id=anchor) for anchor, title, content in filled)
     return page(f"{facts.name}: training report", COLOURS + PICTURES + PAGE, node("body", head, main, _footer()))
 
@@ -57,6 +57,10 @@ def report(facts: Facts) -> str:
 def _lead(facts: Facts) -> str:
     kind, start, width = article(facts.recipe.task).capitalize(), origin(facts.recipe), facts.recipe.model.d_model
     return f"{kind} model trained {start}: {layers_in_short(facts.recipe)}, width {width}, {compact(facts.n_parameters)} parameters."
+
+
+def _sentence(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:]}."
 
 
 def _counted(facts: Facts) -> str:
@@ -80,7 +84,8 @@ def _tiles(facts: Facts) -> Element:
         measures = [f"perplexity {_figure(facts.kept, 'perplexity', 2)}"] if "perplexity" in facts.kept else []
         if "bits_per_byte" in facts.kept:
             measures.append(f"{_figure(facts.kept, 'bits_per_byte', 3)} bits a byte")
-        tiles.append(_tile("Validation loss", _figure(facts.kept, "loss", 3), *measures, kept))
+        weights = [] if facts.kept_weights is None else [facts.kept_weights]
+        tiles.append(_tile("Validation loss", _figure(facts.kept, "loss", 3), *measures, kept, *weights))
     tiles.append(_tile("Training time", duration(facts.seconds), f"{whole(facts.steps)} steps"))
     if facts.throughput is not None:
         share = () if facts.peak_share is None else (f"{percent(facts.peak_share, 1)} of measured peak",)

@@ -1,6 +1,8 @@
-"""Which weights are validated and kept: the raw ones, a moving average, or the mean of the last checkpoints."""
+"""The average of a run's weights: a moving one, or the mean of the last checkpoints. It never holds the initial weights."""
 
+import math
 from collections.abc import Mapping
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -8,53 +10,88 @@ from torch import Tensor, nn
 from transom.config.training import CheckpointAverage, Ema, NoAverage
 from transom.training.state import learned_tensors
 
+WeightsName = Literal["raw", "averaged"]
+RAW: WeightsName = "raw"
+AVERAGED: WeightsName = "averaged"
+"""Names of the weights that a validation compares: as the optimizer left them, and their average."""
+
 
 class Averager:
     """Follows a model through training and gives the weights to validate.
 
     Attributes:
-        ema: the moving average, in float32 at least; empty unless the brick asks for it.
+        n_averaged: optimizer steps whose weights were taken in, or could have been; 0 means that there is no average yet.
+        ema: the moving average of the weights after each of these steps, in their own type; empty before the first one.
         snapshots: weights at the last checkpoints, by step; empty unless the brick asks for them.
     """
 
     def __init__(self, brick: NoAverage | Ema | CheckpointAverage, model: nn.Module) -> None:
-        """Begin with the model's present weights."""
+        """Begin with no average: the initial weights are no part of it."""
         self._brick = brick
         self._model = model
+        self.n_averaged = 0
         self.ema: dict[str, Tensor] = {}
         self.snapshots: dict[int, dict[str, Tensor]] = {}
-        if isinstance(brick, Ema):
-            self.ema = self._copy()
 
     def stepped(self) -> None:
-        """Take in the weights after an optimizer step: average = decay * average + (1 - decay) * weights."""
-        if isinstance(self._brick, Ema):
-            live = learned_tensors(self._model)
-            with torch.no_grad():
-                torch._foreach_lerp_(list(self.ema.values()), [live[name] for name in self.ema], 1 - self._brick.decay)
+        """Take in the weights after an optimizer step.
+
+        With decay d, the average of the weights w_1 ... w_t after t steps is (1 - d) sum_i d^(t - i) w_i / (1 - d^t): Adam's correction of
+        the bias (Kingma & Ba 2015, section 3), so the coefficients sum to 1 at every t. As a recursion, which is what is computed:
+        average += (1 - d) / (1 - d^t) (w_t - average).
+        """
+        self.n_averaged += 1
+        if not isinstance(self._brick, Ema):
+            return
+        if not self.ema:
+            self.ema = self._copy()
+            return
+        decay, live = self._brick.decay, self._present()
+        weight = (1 - decay) / -math.expm1(self.n_averaged * math.log(decay))
+        with torch.no_grad():
+            torch._foreach_lerp_(list(self.ema.values()), [live[name] for name in self.ema], weight)
 
     def checkpointed(self, step: int) -> None:
-        """Take in the weights of the checkpoint at ``step``."""
-        if isinstance(self._brick, CheckpointAverage):
+        """Take in the weights of the checkpoint at ``step``, unless no optimizer step has changed them yet."""
+        if isinstance(self._brick, CheckpointAverage) and (self.n_averaged or self.snapshots):
             last = sorted({*self.snapshots, step})[-self._brick.last :]
             every = {**self.snapshots, step: self._copy()}
             self.snapshots = {kept: every[kept] for kept in last}
 
-    def restore(self, ema: Mapping[str, Tensor], snapshots: Mapping[int, Mapping[str, Tensor]]) -> None:
-        """Go on from a checkpoint's moving average and from the weights of the last ones, on the model's device."""
-        device = next(self._model.parameters()).device
-        self.ema = {name: x.to(device) for name, x in ema.items()}
-        self.snapshots = {step: {name: x.to(device) for name, x in weights.items()} for step, weights in snapshots.items()}
+    def restore(self, n_averaged: int, ema: Mapping[str, Tensor], snapshots: Mapping[int, Mapping[str, Tensor]]) -> list[str]:
+        """Continue from a checkpoint's moving average and from the weights of the last checkpoints, on the model's device.
 
-    def weights(self, step: int) -> dict[str, Tensor]:
-        """Return the weights to validate after ``step``: between two checkpoints the present ones take the next one's place."""
-        if self.ema:
-            return self.ema
-        if not isinstance(self._brick, CheckpointAverage):
-            return self._copy()
-        snapshots = self.snapshots if step in self.snapshots else {**self.snapshots, step: self._copy()}
-        chosen = list(snapshots.values())[-self._brick.last :]
-        return {name: torch.stack([s[name] for s in chosen]).mean(0) for name in chosen[0]}
+        A moving average without a count is of a version that began it at the initial weights. They cannot be taken out of it, so it is
+        dropped and the average begins anew.
+
+        Returns:
+            A sentence that says so, where that is the case.
+        """
+        device = next(self._model.parameters()).device
+        self.n_averaged = n_averaged
+        self.ema = {name: x.to(device) for name, x in ema.items()} if n_averaged else {}
+        self.snapshots = {step: {name: x.to(device) for name, x in weights.items()} for step, weights in snapshots.items()}
+        if not ema or n_averaged:
+            return []
+        return ["the checkpoint's average of weights began at the initial ones, as earlier versions did; it begins anew from here"]
+
+    def candidates(self, step: int) -> dict[WeightsName, dict[str, Tensor]]:
+        """Return the weights to validate after ``step``, by name, the average first; it is left out where it equals the raw weights.
+
+        Between two checkpoints the present weights take the next one's place in the mean of the last ones.
+        """
+        raw = self._present()
+        if isinstance(self._brick, Ema) and self.n_averaged > 1:
+            return {AVERAGED: self.ema, RAW: raw}
+        if isinstance(self._brick, CheckpointAverage):
+            snapshots = self.snapshots if step in self.snapshots else {**self.snapshots, step: raw}
+            chosen = list(snapshots.values())[-self._brick.last :]
+            if len(chosen) > 1:
+                return {AVERAGED: {name: torch.stack([s[name] for s in chosen]).mean(0) for name in raw}, RAW: raw}
+        return {RAW: raw}
+
+    def _present(self) -> dict[str, Tensor]:
+        return {name: x.detach() for name, x in learned_tensors(self._model).items()}
 
     def _copy(self) -> dict[str, Tensor]:
-        return {name: p.detach().clone() for name, p in learned_tensors(self._model).items()}
+        return {name: x.clone() for name, x in self._present().items()}

@@ -109,12 +109,14 @@ class Validated:
         figures: loss, perplexity and what else the task measures.
         best: True if these weights are the best so far and were written.
         samples: a few answers of the model, with what they answer to and what was expected.
+        weights: "raw" or "averaged", whichever were better; None where the run averages none.
     """
 
     step: int
     figures: Mapping[str, float]
     best: bool
     samples: tuple[Mapping[str, str], ...] = ()
+    weights: str | None = None
 
 
 @dataclass(frozen=True)
@@ -135,6 +137,7 @@ class Finished:
         best: validation figures of the kept weights, with their step.
         seconds: training time, over all sittings.
         facts: totals: target tokens, skipped steps, tokens a second.
+        weights: "raw" or "averaged", whichever were kept; None where the run averages none.
     """
 
     step: int
@@ -142,6 +145,7 @@ class Finished:
     best: Mapping[str, float]
     seconds: float
     facts: Mapping[str, Any] = field(default_factory=dict)
+    weights: str | None = None
 
 
 Event = Started | Stepped | Foreseen | Validated | Saved | Finished

@@ -31,6 +31,7 @@ class _Validation(_Record):
     seconds: float
     best: bool
     samples: list[dict[str, str | int | float | None]]
+    weights: Literal["raw", "averaged"] | None = None
 
 
 class _Skipped(_Record):

@@ -60,7 +60,9 @@ def read_run(checkpoints: Checkpoints, step: int, stepper: Stepper, task: Task) 
         raise CheckpointError(f"{folder / 'state.json'}: state.{explain(error)}") from error
     _check_state(folder, step, state, stepper, task)
     model, optimizer = stepper.model, stepper.optimizer
-    expected = {"model", "optimizer", "generators", *(["ema"] if isinstance(stepper.training.average, Ema) else [])}
+    expected = {"model", "optimizer", "generators"}
+    if isinstance(stepper.training.average, Ema) and (state.progress.n_averaged or version == 1):
+        expected.add("ema")
     if groups.keys() != expected:
         raise CheckpointError(f"{folder}: expected the groups {sorted(expected)}, found {sorted(groups)}")
     learned = {name: Spec.of(x) for name, x in learned_tensors(model).items()}

@@ -1,14 +1,12 @@
 """The training loop: steps, validations and checkpoints of one recipe in one run folder."""
 
-import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
-from transom.config.training import Training
+from transom.config.training import NoAverage, Training
 from transom.errors import TransomError
-from transom.models.adapt import merged
 from transom.parallel.workers import working_together
 from transom.parallel.world import World
 from transom.planning.memory import give_back_freed_memory
@@ -20,6 +18,7 @@ from transom.training.pace import SETTLED, Pace
 from transom.training.record import Window, read_history
 from transom.training.resume import read_run
 from transom.training.schedule import ends_early, learning_rate
+from transom.training.selection import better, validate_candidates
 from transom.training.setup import Parts
 from transom.training.state import (
     Progress,
@@ -100,12 +99,12 @@ class _Run:
         restore_optimizer(self.parts.model, self.parts.optimizer, saved.optimizer)
         restore_generators(saved.generators)
         self.averaged = saved.state.snapshots
-        self.averager.restore(saved.ema, saved.snapshots)
+        self.progress = saved.state.progress
+        renewed = self.averager.restore(self.progress.n_averaged, saved.ema, saved.snapshots)
         if saved.state.scaler is not None:
             self.stepper.scaler.load_state_dict(saved.state.scaler.model_dump(by_alias=True))
-        self.progress = saved.state.progress
         self.window = Window(self.progress.window)
-        self.notes = newest.passed_over
+        self.notes = (*newest.passed_over, *renewed)
 
     def fit(self, should_stop: Callable[[], bool]) -> Finished:
         """Step until something ends the run."""
@@ -218,29 +217,31 @@ class _Run:
         return reason
 
     def validate(self) -> None:
-        """Read the validation set with the averaged weights and keep them if they are the best so far."""
+        """Read the validation set with the raw weights and with their average; keep the better ones if they are the best so far."""
         p, t, parts = self.progress, self.training, self.parts
-        weights = self.averager.weights(p.step)
-        restore_learned(parts.validated, merged(parts.model, weights))
+        candidates = self.averager.candidates(p.step)
         with using_threads(parts.threads.count):  # the other processes are waiting
-            figures, samples = parts.task.validate(parts.validated, self.stepper.autocast(), parts.precision)
-        best = not p.best or _better(figures, p.best, t.select_by)
+            chosen = validate_candidates(parts, candidates, self.stepper.autocast())
+        figures, samples = chosen.figures, chosen.samples
+        weights = None if isinstance(t.average, NoAverage) else chosen.weights
+        best = not p.best or better(figures, p.best, t.select_by)
         p.validations_since_best = 0 if best else p.validations_since_best + 1
         p.validated_at = p.step
         if best:
-            p.best = {"step": p.step, **figures}
+            p.best, p.best_weights = {"step": p.step, **figures}, weights
             parts.folder.write_tensors(WEIGHTS, parts.validated.state_dict(), p.step)
             if t.adapter is not None:
-                parts.folder.write_tensors(ADAPTER, weights, p.step)
+                parts.folder.write_tensors(ADAPTER, candidates[chosen.weights], p.step)
+        compared = {} if weights is None else {"weights": weights, **chosen.compared}
         parts.folder.metrics.append(
-            {"step": p.step, "kind": "validation", "best": best, "seconds": p.seconds, **figures, "samples": samples}
+            {"step": p.step, "kind": "validation", "best": best, "seconds": p.seconds, **figures, **compared, "samples": samples}
         )
-        self.tell(Validated(p.step, figures, best, samples))
+        self.tell(Validated(p.step, figures, best, samples, weights))
 
     def save(self) -> None:
         """Write a checkpoint, then prune the older ones."""
         p, parts = self.progress, self.parts
-        p.window = self.window.sums
+        p.window, p.n_averaged = self.window.sums, self.averager.n_averaged
         self.world.from_first(SAVE)
         groups: dict[str, dict[str, Tensor]] = {
             "model": learned_tensors(parts.model),
@@ -266,14 +267,6 @@ class _Run:
             "n_skipped": p.n_skipped,
             "target_tokens_per_second": p.n_target_tokens / max(p.seconds, 1e-9),
         }
-        finished = Finished(p.step, reason, p.best, p.seconds, facts)
+        finished = Finished(p.step, reason, p.best, p.seconds, facts, p.best_weights)
         self.tell(finished)
         return finished
-
-
-def _better(figures: Mapping[str, float], best: Mapping[str, float], select_by: str) -> bool:
-    """Compare two validations; any is better than one whose loss is not a number."""
-    if math.isnan(figures["loss"]) or math.isnan(best["loss"]):
-        return math.isnan(best["loss"]) and not math.isnan(figures["loss"])
-    gain = figures[select_by] - best[select_by]
-    return gain < 0 if select_by == "loss" else gain > 0

@@ -1,7 +1,7 @@
 """What a checkpoint holds, so that a resumed run is the run that was never stopped, bit for bit."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
@@ -26,9 +26,11 @@ class Progress(BaseModel):
         n_skipped: steps skipped because loss or gradient was not finite.
         skips_in_a_row: of these, the last ones without a good step between.
         best: validation figures of the kept weights, with their ``step``; empty before the first validation.
+        best_weights: "raw" or "averaged", whichever the kept weights are; None where the run averages none, or kept none yet.
         validations_since_best: validations without a better one.
         validated_at: step of the last validation.
         window: sums since the last line of metrics.jsonl.
+        n_averaged: optimizer steps that the average of weights was told of; 0 in checkpoints of versions that began it at the initial ones.
     """
 
     model_config = _STRICT
@@ -40,9 +42,11 @@ class Progress(BaseModel):
     n_skipped: Count = 0
     skips_in_a_row: Count = 0
     best: dict[str, int | float] = {}
+    best_weights: Literal["raw", "averaged"] | None = None
     validations_since_best: Count = 0
     validated_at: Count = 0
     window: dict[str, int | Finite] = {}
+    n_averaged: Count = 0
 
     @field_validator("best")
     @classmethod
@@ -62,6 +66,8 @@ class Progress(BaseModel):
     def _agrees_with_itself(self) -> Self:
         if max(self.n_skipped, self.validated_at, self.best.get("step", 0)) > self.step:
             raise ValueError(f"expected n_skipped, validated_at and best.step of at most step = {self.step}")
+        if self.n_averaged > self.step - self.n_skipped:
+            raise ValueError(f"expected n_averaged of at most step - n_skipped = {self.step - self.n_skipped}")
         if self.skips_in_a_row > self.n_skipped:
             raise ValueError(f"expected skips_in_a_row of at most n_skipped = {self.n_skipped}")
         return self

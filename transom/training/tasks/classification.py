@@ -19,7 +19,7 @@ from transom.models.network import Network
 from transom.planning.flops import count_flops
 from transom.planning.precision import Precision
 from transom.training.start import tokenizer_of
-from transom.training.tasks.task import Reader, Validation
+from transom.training.tasks.task import Answers, Reader
 from transom.training.validation import validation_accuracy, validation_loss
 from transom.weights.run_folder import TOKENIZER, RunFolder
 
@@ -95,14 +95,19 @@ class ClassificationTask:
         """Count the floating-point operations of learning from a batch, forward and backward, padding included."""
         return count_flops(self.recipe.model, len(batch.samples), batch.source.tokens.shape[1], 1).training
 
-    def validate(self, model: Network, autocast: torch.autocast, precision: Precision) -> Validation:
-        """Measure a model on the validation texts; return the figures and a few texts with the class it gives them."""
+    def measure(self, model: Network, autocast: torch.autocast) -> dict[str, float]:
+        """Measure a model on the validation texts."""
         assert isinstance(model, TextClassifierTransformer)
         figures = validation_loss(model, self.valid_batches, autocast) | validation_accuracy(model, self.valid_batches, autocast)
         del figures["perplexity"]  # of classes it says nothing
+        return figures
+
+    def answer(self, model: Network, autocast: torch.autocast, precision: Precision) -> Answers:
+        """Give a few validation texts with the class that a model finds."""
+        assert isinstance(model, TextClassifierTransformer)
         shown = slice(self.recipe.training.validate_samples)
         classifier = Classifier(model, self.tokenizer, self.recipe.decoding)
         with autocast:
             answers = classifier.classify(self.valid.source[shown])
         rows = zip(self.valid.source[shown], self.valid.target[shown], answers, strict=True)
-        return figures, tuple({"text": text, "class": label, "found": each.label} for text, label, each in rows)
+        return {}, tuple({"text": text, "class": label, "found": each.label} for text, label, each in rows)

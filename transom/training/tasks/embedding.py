@@ -18,7 +18,7 @@ from transom.models.network import Network
 from transom.planning.flops import count_flops
 from transom.planning.precision import Precision
 from transom.training.tasks.pairs import read_pairs
-from transom.training.tasks.task import Reader, Validation
+from transom.training.tasks.task import Answers, Reader
 from transom.training.validation import validation_loss
 from transom.weights.run_folder import TOKENIZER, RunFolder
 
@@ -82,16 +82,21 @@ class EmbeddingTask:
         sides = (count_flops(self.recipe.model, len(batch.samples), side.tokens.shape[1], 0) for side in (batch.source, batch.target))
         return sum(side.training for side in sides) + 6 * self.recipe.model.d_model * len(batch.samples) ** 2
 
-    def validate(self, model: Network, autocast: torch.autocast, precision: Precision) -> Validation:
-        """Measure a model on the validation pairs: the loss, and how often a left side's nearest right side is its own."""
+    def measure(self, model: Network, autocast: torch.autocast) -> dict[str, float]:
+        """Measure a model on the validation pairs."""
         assert isinstance(model, TextEmbedderTransformer)
         figures = validation_loss(model, self.valid_batches, autocast)
         del figures["perplexity"]  # of batches it says nothing
+        return figures
+
+    def answer(self, model: Network, autocast: torch.autocast, precision: Precision) -> Answers:
+        """Measure how often a left side's nearest right side is its own, and give a few left sides with what is found."""
+        assert isinstance(model, TextEmbedderTransformer)
         embedder = Embedder(model, self.tokenizers.source, self.recipe.decoding)
         left, right = self.valid.source[:SEARCHED], self.valid.target[:SEARCHED]
         with autocast:
             cosines = embedder.embed(left) @ embedder.embed(right).T
         nearest = cosines.argmax(1).tolist()
-        figures["accuracy"] = 100 * sum(right[found] == own for found, own in zip(nearest, right, strict=True)) / len(right)
+        accuracy = 100 * sum(right[found] == own for found, own in zip(nearest, right, strict=True)) / len(right)
         shown = range(min(self.recipe.training.validate_samples, len(left)))
-        return figures, tuple({"text": left[i], "class": right[i], "found": right[nearest[i]]} for i in shown)
+        return {"accuracy": accuracy}, tuple({"text": left[i], "class": right[i], "found": right[nearest[i]]} for i in shown)

@@ -22,7 +22,7 @@ from transom.models.network import Network
 from transom.models.vision import ConvolutionalNetwork, VisionTransformer
 from transom.planning.flops import count_flops
 from transom.planning.precision import Precision
-from transom.training.tasks.task import Reader, Validation
+from transom.training.tasks.task import Answers, Reader
 from transom.training.validation import validation_accuracy, validation_loss
 from transom.weights.run_folder import RunFolder
 
@@ -95,20 +95,25 @@ class ImageTask:
         tokens = config.n_positions if isinstance(config, VisionTransformerConfig) else 0
         return count_flops(config, len(batch.samples), tokens, 1).training
 
-    def validate(self, model: Network, autocast: torch.autocast, precision: Precision) -> Validation:
-        """Measure a model on the validation images; return the figures and a few images with the class it gives them."""
+    def measure(self, model: Network, autocast: torch.autocast) -> dict[str, float]:
+        """Measure a model on the validation images."""
         assert isinstance(model, VisionTransformer | ConvolutionalNetwork)
         batches = list(image_batches(self.valid, self.labels, self.recipe.decoding.batch_images))
         figures = validation_loss(model, batches, autocast) | validation_accuracy(model, batches, autocast)
         del figures["perplexity"]  # of classes it says nothing
+        return figures
+
+    def answer(self, model: Network, autocast: torch.autocast, precision: Precision) -> Answers:
+        """Give a few validation images with the class that a model finds."""
+        assert isinstance(model, VisionTransformer | ConvolutionalNetwork)
         shown = range(min(self.recipe.training.validate_samples, len(self.valid)))
         if not shown:
-            return figures, ()
+            return {}, ()
         pixels = self.valid.load(shown)
         with autocast:
             answers = ImageClassifier(model, self.recipe.decoding).classify_pixels(pixels)
         rows = zip(shown, pixels, answers, strict=True)
-        return figures, tuple(
+        return {}, tuple(
             {"picture": _picture(image), "text": self.valid.names[i], "class": self.valid.labels[i], "found": answer.label}
             for i, image, answer in rows
         )

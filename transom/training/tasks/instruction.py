@@ -18,7 +18,7 @@ from transom.models.network import LanguageNetwork, Network
 from transom.planning.flops import count_flops
 from transom.planning.precision import Precision
 from transom.training.start import tokenizer_of
-from transom.training.tasks.task import Reader, Validation
+from transom.training.tasks.task import Answers, Reader
 from transom.training.validation import validation_accuracy, validation_loss
 from transom.weights.run_folder import TOKENIZER, RunFolder
 
@@ -91,13 +91,17 @@ class InstructionTask:
         whole, logits = (count_flops(self.recipe.model, 1, 0, n).parts["unembedding"] for n in (n_rows * length, batch.n_target_tokens))
         return count_flops(self.recipe.model, n_rows, 0, length).training - 3 * (whole - logits)
 
-    def validate(self, model: Network, autocast: torch.autocast, precision: Precision) -> Validation:
-        """Measure a model on the validation instructions; return the figures, over tokens of answers only, and a few answers."""
+    def measure(self, model: Network, autocast: torch.autocast) -> dict[str, float]:
+        """Measure a model on the validation instructions, over tokens of answers only."""
         assert isinstance(model, LanguageNetwork)
-        figures = validation_loss(model, self.valid_batches, autocast) | validation_accuracy(model, self.valid_batches, autocast)
+        return validation_loss(model, self.valid_batches, autocast) | validation_accuracy(model, self.valid_batches, autocast)
+
+    def answer(self, model: Network, autocast: torch.autocast, precision: Precision) -> Answers:
+        """Give a few validation prompts with a model's answers."""
+        assert isinstance(model, LanguageNetwork)
         shown = slice(self.recipe.training.validate_samples)
         searcher = searcher_of(model, precision.dtype)
         generator = Generator(model, self.tokenizer, self.recipe.decoding, searcher=searcher, answering=True)
         answers = generator.generate(self.valid.source[shown], min_new_tokens=0)
         rows = zip(self.valid.source[shown], self.valid.target[shown], answers, strict=True)
-        return figures, tuple({"text": prompt, "class": answer, "found": found} for prompt, answer, found in rows)
+        return {}, tuple({"text": prompt, "class": answer, "found": found} for prompt, answer, found in rows)

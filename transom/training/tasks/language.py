@@ -18,7 +18,7 @@ from transom.inputs.windows import WindowLoader, scoring_batches
 from transom.models.network import LanguageNetwork, Network
 from transom.planning.flops import count_flops
 from transom.planning.precision import Precision
-from transom.training.tasks.task import Reader, Validation
+from transom.training.tasks.task import Answers, Reader
 from transom.training.tasks.text import read_text
 from transom.training.validation import validation_loss
 from transom.weights.run_folder import TOKENIZER, RunFolder
@@ -83,16 +83,21 @@ class LanguageTask:
         n_exits = len(self.recipe.training.exits.weights(sum(self.recipe.model.stacks)))
         return flops.training + 3 * (n_exits - 1) * flops.parts["unembedding"]
 
-    def validate(self, model: Network, autocast: torch.autocast, precision: Precision) -> Validation:
-        """Measure a model on the validation text; return the figures, bits a byte of it among them, and a few texts gone on with."""
+    def measure(self, model: Network, autocast: torch.autocast) -> dict[str, float]:
+        """Measure a model on the validation text, in bits per byte too."""
         assert isinstance(model, LanguageNetwork)
         figures = validation_loss(model, self.valid_batches, autocast)
         n_tokens = sum(batch.n_target_tokens for batch in self.valid_batches)
         figures["bits_per_byte"] = figures["loss"] * n_tokens / math.log(2) / self.valid.n_bytes
+        return figures
+
+    def answer(self, model: Network, autocast: torch.autocast, precision: Precision) -> Answers:
+        """Give the beginnings of a few validation texts with a model's continuations."""
+        assert isinstance(model, LanguageNetwork)
         texts = self.valid.texts[: self.recipe.training.validate_samples]
         rows = [self.tokenizer.encode(text[: 8 * PROMPT_TOKENS])[: PROMPT_TOKENS + ANSWER_TOKENS] for text in texts]
         prompts = [self.tokenizer.decode(row[:PROMPT_TOKENS]) for row in rows]
         generator = Generator(model, self.tokenizer, self.recipe.decoding, searcher=searcher_of(model, precision.dtype))
         answers = generator.generate(prompts, max_new_tokens=ANSWER_TOKENS, min_new_tokens=0, stop=())
         samples = [{"prompt": prompt, "continuation": answer} for prompt, answer in zip(prompts, answers, strict=True)]
-        return figures, tuple(samples)
+        return {}, tuple(samples)

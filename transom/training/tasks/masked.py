@@ -18,7 +18,7 @@ from transom.models.encoder import MaskedEncoderTransformer
 from transom.models.network import Network
 from transom.planning.flops import count_flops
 from transom.planning.precision import Precision
-from transom.training.tasks.task import Reader, Validation
+from transom.training.tasks.task import Answers, Reader
 from transom.training.tasks.text import read_text
 from transom.training.validation import validation_accuracy, validation_loss
 from transom.weights.run_folder import TOKENIZER, RunFolder
@@ -87,10 +87,14 @@ class MaskedTask:
         inside = count_flops(self.recipe.model, rows, length, 0)
         return inside.training + count_flops(self.recipe.model, 1, 0, batch.n_target_tokens).training
 
-    def validate(self, model: Network, autocast: torch.autocast, precision: Precision) -> Validation:
-        """Measure a model on the validation text; return the figures and a few gaps filled."""
+    def measure(self, model: Network, autocast: torch.autocast) -> dict[str, float]:
+        """Measure a model on the masked tokens of the validation text."""
         assert isinstance(model, MaskedEncoderTransformer)
-        figures = validation_loss(model, self.valid_batches, autocast) | validation_accuracy(model, self.valid_batches, autocast)
+        return validation_loss(model, self.valid_batches, autocast) | validation_accuracy(model, self.valid_batches, autocast)
+
+    def answer(self, model: Network, autocast: torch.autocast, precision: Precision) -> Answers:
+        """Give a few validation texts with a gap, and what a model fills in."""
+        assert isinstance(model, MaskedEncoderTransformer)
         filler, samples = Filler(model, self.tokenizer, self.recipe.decoding), list[dict[str, str]]()
         for text in self.valid.texts[: self.recipe.training.validate_samples]:
             row = self.tokenizer.encode(text[: 8 * SHOWN_TOKENS])[:SHOWN_TOKENS]
@@ -99,7 +103,7 @@ class MaskedTask:
                 (best, *_) = filler.fill_tokens([row[:gap], row[gap + 1 :]], top=1).gaps[0]
             before, behind = (self.tokenizer.decode(part) for part in (row[:gap], row[gap + 1 :]))
             samples.append({"text": f"{before} [MASK]{behind}", "filled": best.text, "was": self.tokenizer.decode(row[gap : gap + 1])})
-        return figures, tuple(samples)
+        return {}, tuple(samples)
 
 
 def _hidden(stream: Stream, max_seq_len: int, batch_tokens: int, share: float, mask: int) -> list[MaskedBatch]:

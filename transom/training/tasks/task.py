@@ -15,8 +15,8 @@ from transom.models.network import Network
 from transom.planning.precision import Precision
 from transom.weights.run_folder import RunFolder
 
-Validation = tuple[dict[str, float], tuple[Mapping[str, Any], ...]]
-"""The figures of a validation, and a few answers of the model with what they answer to."""
+Answers = tuple[dict[str, float], tuple[Mapping[str, Any], ...]]
+"""Scores of a model's answers to validation data, if the task has any, and a few of the answers with what they answer to."""
 
 
 class Reader(NamedTuple):
@@ -91,6 +91,10 @@ class Task(Protocol):
         """Count the floating-point operations of learning from a batch, forward and backward, padding included."""
         ...
 
-    def validate(self, model: Network, autocast: torch.autocast, precision: Precision) -> Validation:
-        """Measure a model on the validation data."""
+    def measure(self, model: Network, autocast: torch.autocast) -> dict[str, float]:
+        """Measure a model on the validation data, in few passes over them."""
+        ...
+
+    def answer(self, model: Network, autocast: torch.autocast, precision: Precision) -> Answers:
+        """Let a model answer validation data; return what takes answers to be measured, and a few of them to be shown."""
         ...

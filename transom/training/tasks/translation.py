@@ -17,7 +17,7 @@ from transom.models.network import Network, Seq2SeqNetwork
 from transom.planning.flops import count_flops
 from transom.planning.precision import Precision
 from transom.training.tasks.pairs import read_pairs
-from transom.training.tasks.task import Reader, Validation
+from transom.training.tasks.task import Answers, Reader
 from transom.training.validation import validation_losses, validation_scores
 from transom.weights.run_folder import TOKENIZER, RunFolder
 
@@ -83,16 +83,19 @@ class TranslationTask:
         """Count the floating-point operations of learning from a batch, forward and backward, padding included."""
         return count_flops(self.recipe.model, len(batch.samples), batch.source.tokens.shape[1], batch.target.tokens.shape[1]).training
 
-    def validate(self, model: Network, autocast: torch.autocast, precision: Precision) -> Validation:
-        """Measure a model on the validation pairs; return the figures and, where it translated, a few translations.
+    def measure(self, model: Network, autocast: torch.autocast) -> dict[str, float]:
+        """Measure a model on the validation pairs.
 
         Where there are several languages, the figures are of all of their sentences together, and with a language's tag, as in
         ``loss/de``, of its own.
         """
         assert isinstance(model, Seq2SeqNetwork)
-        figures = validation_losses(model, self.valid_batches, autocast)
+        return validation_losses(model, self.valid_batches, autocast)
+
+    def answer(self, model: Network, autocast: torch.autocast, precision: Precision) -> Answers:
+        """Return BLEU and chrF of a model's translations of validation pairs, likewise, and a few of the translations."""
+        assert isinstance(model, Seq2SeqNetwork)
         n_sentences = self.recipe.training.validate_bleu
         if not n_sentences:
-            return figures, ()
-        scores, samples = validation_scores(model, self.valid, n_sentences, self.tokenizers, self.recipe.decoding, precision.dtype)
-        return figures | scores, samples
+            return {}, ()
+        return validation_scores(model, self.valid, n_sentences, self.tokenizers, self.recipe.decoding, precision.dtype)
