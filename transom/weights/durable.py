@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from transom.errors import DiskError
-from transom.weights.lock import lock
+from transom.weights.lock import lock, refuse_without_locks
 
 FORMAT_VERSION = 1
 """Version of everything in a run folder: configuration, checkpoints, manifests."""
@@ -128,7 +128,9 @@ def append_line(path: Path, line: str, sync: bool = False) -> None:
 
     Raises:
         DiskError: it could not be written; the earlier lines are unchanged.
+        ConfigError: this system cannot lock files.
     """
+    refuse_without_locks()
     with disk_errors(path, "its earlier lines are unchanged"):
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
         try:
@@ -182,7 +184,9 @@ def remove_leftovers(folder: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Force a folder's list of names to the disk."""
+    """Force a folder's list of names to the disk, where the system opens folders (Windows does not)."""
+    if not hasattr(os, "O_DIRECTORY"):
+        return
     with disk_errors(folder, "its newest names are in place but may not survive a power cut"):
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         try:

@@ -22,7 +22,7 @@ from transom.weights.checked import read_bytes, read_json
 from transom.weights.checkpoint import Checkpoints
 from transom.weights.durable import FORMAT_VERSION, Content, disk_errors, json_bytes, make_folder, remove, remove_leftovers, write_file
 from transom.weights.ledger import Ledger
-from transom.weights.lock import lock
+from transom.weights.lock import lock, refuse_without_locks
 from transom.weights.metrics import Metrics
 from transom.weights.tensors import load_into, pack, read_specs
 
@@ -72,11 +72,13 @@ class RunFolder:
             overwrite: remove the run that is there. Its ledger stays, and so does every file that is not a run's.
 
         Raises:
-            ConfigError: there is a run and neither was asked for, another training is writing it, or the folder is something else.
+            ConfigError: there is a run and neither was asked for, another training is writing it, the folder is something else, or this
+                system cannot lock files.
             DiskError: it cannot be written.
         """
         if re.search("[\ud800-\udfff]", str(path)):
             raise ConfigError(f"{str(path)!a}: expected a folder whose name is UTF-8, found other bytes in it; give another --out")
+        refuse_without_locks()
         taken = None
         while taken is None:  # another process may remove what it made between any two of these lines
             fresh = not path.exists()
@@ -259,7 +261,7 @@ def _take_lock(path: Path) -> int | None:
     """
     with disk_errors(path / LOCK):
         try:
-            descriptor = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o666)
+            descriptor = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
         except FileNotFoundError:
             return None
         try:
@@ -275,7 +277,7 @@ def _take_lock(path: Path) -> int | None:
             raise ConfigError(
                 f"{path}: another training is writing it ({holder!r}); wait for it, stop it, or give another --out"
             ) from error
-        except (OSError, ConfigError):
+        except OSError:
             os.close(descriptor)
             raise
         return descriptor
