@@ -285,5 +285,5 @@ def test_8_bits_and_early_exits_are_refused_together() -> None:
     eight, wide = (Generator(model.bfloat16(), tokenizer, searcher=searcher_of(model, eight_bits=bits)) for bits in (True, False))
     with pytest.raises(ConfigError, match=r"decoding\.exit_threshold = 0\.5: expected it with a precision other than int8"):
         eight.generate(["abc"], exit_threshold=0.5)
-    assert eight.continuations(["abc"], exit_threshold=1.0, max_new_tokens=2) and eight.exits is None
-    assert wide.continuations(["abc"], exit_threshold=0.5, max_new_tokens=2) and wide.exits is not None
+    assert eight.continuations(["abc"], exit_threshold=1.0, max_new_tokens=2).exits is None
+    assert wide.continuations(["abc"], exit_threshold=0.5, max_new_tokens=2).exits is not None

@@ -115,11 +115,37 @@ def test_a_generator_stops_its_tokens_early_where_it_is_asked_to() -> None:
     whole, early = generator(1.0), generator(0.2)
     prompts = ["abc", "hg", ""]
     plain = whole.generate(prompts)
-    assert whole.exits is None and early.generate(prompts, exit_threshold=1.0) == plain and early.exits is None
-    found = early.generate(prompts)
-    assert early.exits is not None and 1 < early.exits.mean_exit < 4
+    unasked = early.continuations(prompts, exit_threshold=1.0)
+    assert unasked.exits is None and [each.text for (each,) in unasked] == plain
+    told = early.continuations(prompts)
+    found = [each.text for (each,) in told]
+    assert told.exits is not None and 1 < told.exits.mean_exit < 4
+    assert early.generate(prompts) == found
     assert found == [early.generate([prompt])[0] for prompt in prompts] == ["".join(early.stream(prompt)) for prompt in prompts]
     assert found != plain
+
+
+def test_streams_and_calls_of_one_generator_each_tell_of_their_own_exits() -> None:
+    one = generator(0.2)
+
+    def passed(exits: EarlyExits | None) -> list[tuple[int, int]]:
+        assert exits is not None
+        return exits.passed
+
+    def alone(prompt: str, threshold: float) -> tuple[list[str], list[tuple[int, int]]]:
+        stream = generator(0.2).stream(prompt, exit_threshold=threshold)
+        return list(stream), passed(stream.exits)
+
+    first, second, plain = one.stream("abc"), one.stream("hg", exit_threshold=0.9), one.stream("hg", exit_threshold=1.0)
+    begun: tuple[list[str], ...] = ([next(first)], [next(second)], [next(plain)])
+    told = one.continuations(["abc", "hg"], exit_threshold=0.05)
+    calls = list(passed(told.exits))
+    texts = [said + list(stream) for said, stream in zip(begun, (first, second, plain), strict=True)]
+    assert plain.exits is None and texts[2] == list(generator(1.0).stream("hg"))
+    assert (texts[0], passed(first.exits)) == alone("abc", 0.2)
+    assert (texts[1], passed(second.exits)) == alone("hg", 0.9)
+    assert passed(first.exits) != passed(second.exits) and passed(told.exits) == calls
+    assert calls == passed(generator(0.2).continuations(["abc", "hg"], exit_threshold=0.05).exits)
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ def test_the_card_states_what_the_facts_state(facts: Facts) -> None:
         "6,000 steps in 42 min 14 s",
         "2 steps skipped",
         "- training: `train.en`, `train.de`",
-        "- `bf16: matrix products 4.1x faster than fp32 here`",
+        "- `bf16: this processor multiplies it in hardware (amx_bf16)`",
     ):
         assert said in text
 

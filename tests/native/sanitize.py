@@ -11,8 +11,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from transom.decoding.native import processor_flags
 from transom.decoding.native_build import SOURCE, find_compiler
+from transom.planning.machine import processor_flags
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]

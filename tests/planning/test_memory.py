@@ -1,4 +1,4 @@
-"""What is asked of the allocator and of oneDNN takes effect, and the user's word comes first."""
+"""What is asked of the allocator takes effect while it should, and the user's word comes first."""
 
 import os
 import subprocess
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from transom.planning.memory import keep_made_kernels
+REPOSITORY = Path(__file__).parents[2]
 
 HOLES = """
 from pathlib import Path
@@ -28,17 +28,51 @@ print(held >> 20, (resident() - before) >> 20)
 
 
 def test_holes_between_blocks_are_given_back() -> None:
-    run = subprocess.run([sys.executable, "-c", HOLES], capture_output=True, text=True, cwd=Path(__file__).parents[2])
+    run = subprocess.run([sys.executable, "-c", HOLES], capture_output=True, text=True, cwd=REPOSITORY)
     if run.stderr.strip() == "no glibc":
         return
     held, left = map(int, run.stdout.split())
     assert held > 150 and left < 60, (run.stdout, run.stderr)
 
 
-def test_the_environment_has_the_last_word_on_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "7")
-    keep_made_kernels()
-    assert os.environ["ONEDNN_PRIMITIVE_CACHE_CAPACITY"] == "7"
-    monkeypatch.delenv("ONEDNN_PRIMITIVE_CACHE_CAPACITY")
-    keep_made_kernels()
-    assert os.environ["ONEDNN_PRIMITIVE_CACHE_CAPACITY"] == "4096"
+MAPPED = """
+import ctypes
+from transom.planning.memory import freed_memory_kept
+libc = ctypes.CDLL(None)
+if not hasattr(libc, "mallopt"):
+    raise SystemExit("no glibc")
+libc.malloc.restype, libc.malloc.argtypes, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_size_t], [ctypes.c_void_p]
+def mapped(mib):
+    block = libc.malloc(mib << 20)
+    flag = ctypes.c_size_t.from_address(block - ctypes.sizeof(ctypes.c_size_t)).value & 2  # a mapping of its own
+    libc.free(block)
+    return "mapped" if flag else "heap"
+def told():
+    print(*[mapped(mib) for mib in (31, 31, 100)], flush=True)
+told()
+try:
+    with freed_memory_kept():
+        told()
+        raise ZeroDivisionError
+except ZeroDivisionError:
+    told()
+"""
+
+KEEPING = ["mapped heap mapped", "heap heap heap", "heap heap mapped"]
+"""A process by itself, whose threshold grows by the first block that it frees; while all is kept; afterwards."""
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({}, KEEPING),
+        ({"MALLOC_MMAP_THRESHOLD_": "65536"}, ["mapped mapped mapped"] * 3),
+        ({"GLIBC_TUNABLES": "glibc.malloc.mmap_threshold=65536"}, ["mapped mapped mapped"] * 3),
+        ({"GLIBC_TUNABLES": "glibc.malloc.check=0"}, KEEPING),
+    ],
+    ids=str,
+)
+def test_the_allocator_keeps_memory_for_a_while_unless_the_environment_says_how(environment: dict[str, str], expected: list[str]) -> None:
+    run = subprocess.run([sys.executable, "-c", MAPPED], capture_output=True, text=True, cwd=REPOSITORY, env={**os.environ, **environment})
+    if run.stderr.strip() != "no glibc":
+        assert run.stdout.splitlines() == expected, run.stderr

@@ -1,5 +1,6 @@
-"""The choices come with a reason, follow what was measured, and yield to what was asked for."""
+"""The choices come with a reason, are the same in every process of a machine, and yield to what was asked for."""
 
+import itertools
 import os
 import time
 
@@ -8,39 +9,62 @@ import torch
 
 from transom.errors import ConfigError
 from transom.planning import precision
-from transom.planning.machine import best_seconds, matmul_rate, measure_peak
+from transom.planning.machine import best_seconds, matmul_rate, measure_peak, processor_flags
 from transom.planning.precision import Precision, Processes, Threads, choose_precision, choose_threads, share_processors, using_threads
 
 CPU = torch.device("cpu")
 
 
-def rates(monkeypatch, **of):
-    monkeypatch.setattr(precision, "_rate", lambda dtype, device: of[{v: k for k, v in precision._DTYPES.items()}[dtype]])
-
-
 @pytest.mark.parametrize(
-    ("bf16", "expected"),
+    ("flags", "expected"),
     [
-        (4.1, Precision("bf16", "bf16: matrix products 4.1x faster than fp32 here")),
-        (1.3, Precision("bf16", "bf16: matrix products 1.3x faster than fp32 here")),
-        (1.2, Precision("fp32", "fp32: bf16 matrix products run at 1.2x its speed here, 1.3x is worth it")),
-        (0.1, Precision("fp32", "fp32: bf16 matrix products run at 0.1x its speed here, 1.3x is worth it")),
+        ({"avx512f", "avx512_bf16", "amx_bf16"}, Precision("bf16", "bf16: this processor multiplies it in hardware (amx_bf16)")),
+        ({"avx512f", "avx512_bf16"}, Precision("bf16", "bf16: this processor multiplies it in hardware (avx512_bf16)")),
+        ({"asimd", "bf16"}, Precision("bf16", "bf16: this processor multiplies it in hardware (bf16)")),
+        ({"avx2", "avx512f", "avx512_vnni"}, Precision("fp32", "fp32: this processor has no instructions for bf16")),
+        (set(), Precision("fp32", "fp32: this processor has no instructions for bf16")),
     ],
+    ids=str,
 )
-def test_auto_takes_the_fast_one(monkeypatch, bf16, expected):
-    rates(monkeypatch, fp32=1.0, bf16=bf16)
+def test_auto_goes_by_the_processor_s_instructions(monkeypatch, flags, expected):
+    monkeypatch.setattr(precision, "processor_flags", lambda: flags)
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: True)
     assert choose_precision("auto", CPU) == expected
 
 
-def test_other_work_that_meets_one_measurement_does_not_choose(monkeypatch):
-    measured = {torch.bfloat16: iter([0.2, 8.0, 7.0, 0.5]), torch.float32: iter([1.0, 2.0, 0.1, 1.0])}
-    monkeypatch.setattr(precision, "_rate", lambda dtype, device: next(measured[dtype]))
-    assert choose_precision("auto", CPU) == Precision("bf16", "bf16: matrix products 4.0x faster than fp32 here")
+def test_without_onednn_nothing_multiplies_bfloat16(monkeypatch):
+    monkeypatch.setattr(precision, "processor_flags", lambda: {"avx512_bf16"})
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
+    assert choose_precision("auto", CPU) == Precision("fp32", "fp32: this PyTorch was built without oneDNN, which multiplies bf16")
+
+
+def test_a_busy_machine_changes_no_choice(monkeypatch):
+    chosen = []
+    for seconds in (iter(range(10**6)), itertools.repeat(0.0)):
+        monkeypatch.setattr("transom.planning.machine.best_seconds", lambda work, device, budget, seconds=seconds: next(seconds) + 1e-3)
+        chosen.append(choose_precision("auto", CPU))
+    monkeypatch.setattr("transom.planning.machine.best_seconds", None)
+    assert chosen == [choose_precision("auto", CPU)] * 2
+
+
+@pytest.mark.parametrize(
+    ("text", "flags"),
+    [
+        ("processor\t: 0\nflags\t\t: fpu avx512_bf16\n\nprocessor\t: 1\nflags\t\t: fpu\n", {"fpu", "avx512_bf16"}),
+        ("processor\t: 0\nFeatures\t: fp asimd bf16\n", {"fp", "asimd", "bf16"}),
+        ("processor\t: 0\n", set()),
+        (None, set()),
+    ],
+)
+def test_flags_are_read_where_linux_tells_them(tmp_path, text, flags):
+    if text is not None:
+        (tmp_path / "cpuinfo").write_text(text)
+    assert processor_flags(tmp_path / "cpuinfo") == flags
 
 
 @pytest.mark.parametrize(("wanted", "device"), [("fp32", "cpu"), ("bf16", "cpu"), ("fp16", "cuda")])
-def test_what_is_asked_for_is_not_measured(monkeypatch, wanted, device):
-    monkeypatch.setattr(precision, "_rate", None)
+def test_what_is_asked_for_is_taken(monkeypatch, wanted, device):
+    monkeypatch.setattr(precision, "processor_flags", None)
     assert choose_precision(wanted, torch.device(device)) == Precision(wanted, f"{wanted}: asked for")
 
 
@@ -49,17 +73,14 @@ def test_float16_needs_a_gpu():
         choose_precision("fp16", CPU)
 
 
-@pytest.mark.parametrize(("has_bf16", "chosen"), [(True, torch.bfloat16), (False, torch.float16)])
-def test_a_gpu_without_bf16_takes_float16(monkeypatch, has_bf16, chosen):
+@pytest.mark.parametrize(
+    ("has_bf16", "capability", "chosen"),
+    [(True, (8, 0), torch.bfloat16), (False, (7, 5), torch.float16), (False, (7, 0), torch.float16), (False, (6, 1), torch.float32)],
+)
+def test_a_gpu_takes_what_its_units_multiply(monkeypatch, has_bf16, capability, chosen):
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: has_bf16)
-    rates(monkeypatch, fp32=1.0, bf16=8.0, fp16=8.0)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     assert choose_precision("auto", torch.device("cuda")).dtype == chosen
-
-
-def test_measuring_really_happens():
-    chosen = choose_precision("auto", CPU)
-    assert chosen.dtype in (torch.float32, torch.bfloat16)
-    assert "here" in chosen.reason
 
 
 def test_the_peak_is_a_best_of(monkeypatch):

@@ -96,13 +96,13 @@ def generate(
         _undrawn(generator, options, samples)
     start = time.perf_counter()
     if input_file is None and samples == 1 and not as_json:
-        _streamed(generator, prompts[0], options)
-        _exited(generator, time.perf_counter() - start)
+        exits = _streamed(generator, prompts[0], options)
+        _exited(generator, exits, time.perf_counter() - start)
         return
     with counting("texts", quiet=as_json or input_file is None) as tell:
         found = generator.continuations(prompts, samples, **options, tell=tell)
     _told(prompts, found, generator, as_json)
-    _exited(generator, time.perf_counter() - start)
+    _exited(generator, found.exits, time.perf_counter() - start)
 
 
 OF_THE_DRAW = ("top_k", "top_p", "min_p", "typical_p", "seed")
@@ -128,8 +128,8 @@ def _told(prompts: Sequence[str], found: Sequence[Sequence[Any]], generator: Any
         _outgrew(f"{grown:,} texts", generator, as_json)
 
 
-def _streamed(generator: Any, prompt: str, options: dict[str, Any]) -> None:
-    """Write one text as it comes."""
+def _streamed(generator: Any, prompt: str, options: dict[str, Any]) -> Any:
+    """Write one text as it comes; return how far its tokens went, where they may stop early."""
     pieces = generator.stream(prompt, **options)
     print("" if generator.answering else prompt, end="", flush=True)
     for piece in pieces:
@@ -137,6 +137,7 @@ def _streamed(generator: Any, prompt: str, options: dict[str, Any]) -> None:
     print(flush=True)
     if pieces.windows:
         _outgrew("the text", generator, quiet=False)
+    return pieces.exits
 
 
 def _outgrew(what: str, generator: Any, quiet: bool) -> None:
@@ -145,9 +146,9 @@ def _outgrew(what: str, generator: Any, quiet: bool) -> None:
         note(f"{what} outgrew the {most:,} tokens that the model reads: where they were full it went on from the last {most // 2:,}")
 
 
-def _exited(generator: Any, seconds: float) -> None:
+def _exited(generator: Any, exits: Any, seconds: float) -> None:
     """Tell how far the tokens of all texts went and how fast, where they may stop early."""
-    if (exits := generator.exits) is not None:
+    if exits is not None:
         n_tokens, n_blocks = sum(tokens for tokens, _ in exits.passed), len(exits.model.decoder.blocks)
         note(f"mean exit behind block {exits.mean_exit:.2f} of {n_blocks}; {n_tokens / seconds:,.0f} tokens a second")
         if not generator.exits_learned:

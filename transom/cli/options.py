@@ -22,12 +22,12 @@ To = Annotated[
 Beam = Annotated[int | None, typer.Option("--beam-size", min=1, help="Hypotheses kept a sentence; 1 is greedy. Default: the recipe's.")]
 Alpha = Annotated[float | None, typer.Option("--length-penalty", min=0, help="GNMT's alpha. Default: the recipe's.")]
 Precision = Annotated[
-    Literal["auto", "fp32", "bf16", "fp16"], typer.Option("--precision", help="Arithmetic of the matrix products; auto measures.")
+    Literal["auto", "fp32", "bf16", "fp16"], typer.Option("--precision", help="Arithmetic of the matrix products; auto suits the machine.")
 ]
 SearchPrecision = Annotated[
     Literal["auto", "fp32", "bf16", "fp16", "int8"],
     typer.Option(
-        "--precision", help="Arithmetic of the matrix products; auto measures. int8 is the fastest on a processor, and less exact."
+        "--precision", help="Arithmetic of the matrix products; auto suits the machine. int8 is the fastest on a processor, and less exact."
     ),
 ]
 

@@ -90,7 +90,7 @@ def run_training(
     observers: Sequence[Observer] = (),
     tell: Callable[[str], None] = lambda _: None,
 ) -> Sitting:
-    """Train a recipe into a run folder and write its report and model card.
+    """Train a recipe into a run folder and write its report and model card; the process is afterwards as it was before.
 
     Args:
         recipe: what to train.
@@ -107,12 +107,13 @@ def run_training(
     with signals_held():
         from transom.cli.pages import write_pages
         from transom.inspection.describe import use
+        from transom.planning.process import training_process
         from transom.training.run import train
         from transom.training.setup import set_up
         from transom.weights.run_folder import RunFolder
 
     refuse_training_onto_its_inputs(recipe, base, out)
-    with RunFolder.create(out, resume=resume, overwrite=overwrite) as folder:
+    with RunFolder.create(out, resume=resume, overwrite=overwrite) as folder, training_process():
         parts = set_up(recipe, base, folder, tell)
         boards = [tensorboard_observer(out)] if recipe.training.tensorboard else []
         with Stop() as stop:
@@ -133,6 +134,9 @@ def train(
     observers: Sequence[Observer] = (),
 ) -> Sitting:
     """Train a recipe and leave the model, its record and a report in a run folder; this is ``transom.train``.
+
+    The caller's random state, threads, environment variables and signal handlers are as before when it returns or raises; of the C
+    library's allocator and oneDNN see ``planning.process.training_process``.
 
     Args:
         recipe: name of a packaged recipe, or path of a TOML file.

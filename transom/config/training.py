@@ -126,7 +126,7 @@ class Training(Schema):
     label_smoothing: float = Field(0.1, ge=0, lt=1, description=_SMOOTHING)
     average: Average = Field(CheckpointAverage(), description="what is validated beside the raw weights; the better of both is kept")
     precision: Literal["auto", "fp32", "bf16", "fp16"] = Field(
-        "auto", description="arithmetic of the matrix products; auto chooses by measuring"
+        "auto", description="arithmetic of the matrix products; auto goes by the processor's instructions, and the run keeps the choice"
     )
     processes: int = Field(
         1,

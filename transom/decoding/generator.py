@@ -1,6 +1,6 @@
 """From prompts to the texts that go on with them."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any, Literal, NamedTuple, TypedDict, Unpack
@@ -48,6 +48,19 @@ class Continuation(NamedTuple):
     n_tokens: int
     ended: Ending
     windows: int
+
+
+class Continuations(list[list[Continuation]]):
+    """Continuations of each prompt, and how far their tokens went.
+
+    Attributes:
+        exits: of the call that these are the result of, if it asked for early exits.
+    """
+
+    def __init__(self, found: Iterable[list[Continuation]], exits: EarlyExits | None) -> None:
+        """Join what one call found with its exits."""
+        super().__init__(found)
+        self.exits = exits
 
 
 class Options(TypedDict, total=False):
@@ -103,11 +116,15 @@ class _Text:
 
 
 class Pieces(Iterator[str]):
-    """The pieces of a text as they come."""
+    """The pieces of a text as they come.
 
-    def __init__(self, text: _Text, pieces: Iterator[str]) -> None:
+    Attributes:
+        exits: how far the tokens taken so far went, if early exits were asked for.
+    """
+
+    def __init__(self, text: _Text, pieces: Iterator[str], exits: EarlyExits | None) -> None:
         """Give the pieces of a text that grows while they are taken."""
-        self._text, self._pieces = text, pieces
+        self._text, self._pieces, self.exits = text, pieces, exits
 
     def __next__(self) -> str:
         """Give the next piece."""
@@ -124,7 +141,6 @@ class Generator:
 
     Attributes:
         exits_learned: whether the blocks before the last learned to answer too; where not, early exits ask what was never trained.
-        exits: how far tokens went in the last call that asked for early exits, in ``exits.mean_exit``; None otherwise.
     """
 
     def __init__(
@@ -153,7 +169,6 @@ class Generator:
         self._searcher: StepModel[Any, Any] = searcher or model
         self.model, self.tokenizer, self.precision = model, tokenizer, precision
         self.sampling = sampling or Sampling()
-        self.exits: EarlyExits | None = None
 
     def generate(self, prompts: Sequence[str], **options: Unpack[Options]) -> list[str]:
         """Go on with each prompt; the text without the prompt.
@@ -164,7 +179,7 @@ class Generator:
         """
         return [answers[0].text for answers in self.continuations(prompts, 1, **options)]
 
-    def continuations(self, prompts: Sequence[str], n: int = 1, **options: Unpack[Options]) -> list[list[Continuation]]:
+    def continuations(self, prompts: Sequence[str], n: int = 1, **options: Unpack[Options]) -> Continuations:
         """Go on with each prompt ``n`` times.
 
         A draw depends on the seed, the prompt, the number of the sample and the place in the text, never on what else is asked.
@@ -174,17 +189,17 @@ class Generator:
             DataError: prompt and text outgrow the model and ``too_long`` is "refuse", or ``prompts`` is one text.
         """
         refuse_one(prompts, "text")
-        settings = self._settings(n, options)
+        settings, exits = self._settings(n, options)
         rows = self._prompts(prompts, settings, options)
         texts = [self._text(prompt, row, k) for prompt, row in zip(prompts, rows, strict=True) for k in range(n)]
         tell, n_workers = options.get("tell") or unheard, torch.get_num_threads() if self.model.device.type == "cpu" else 1
         with evaluating(self.model):
             while pending := [text for text in texts if text.ended is None]:
                 batches = self._batches(pending, options.get("batch_rows") or 32, n_workers)
-                for _ in deal_out(lambda batch: self._extend(batch, settings), batches, n_workers):
+                for _ in deal_out(lambda batch: self._extend(batch, settings, exits), batches, n_workers):
                     tell(sum(text.ended is not None for text in texts), len(texts))
         answers = [self._answer(text, settings) for text in texts]
-        return [answers[i : i + n] for i in range(0, len(answers), n)]
+        return Continuations((answers[i : i + n] for i in range(0, len(answers), n)), exits)
 
     def stream(self, prompt: str, **options: Unpack[Options]) -> Pieces:
         """Go on with a prompt and give the text piece by piece, as soon as it is sure: whole characters, and no beginning of a stop text.
@@ -193,16 +208,16 @@ class Generator:
             ConfigError: an option has no such value.
             DataError: prompt and text outgrow the model and ``too_long`` is "refuse".
         """
-        settings = self._settings(1, options)
+        settings, exits = self._settings(1, options)
         text = self._text(prompt, self._prompts([prompt], settings, options)[0], 0)
-        return Pieces(text, self._pieces(text, settings))
+        return Pieces(text, self._pieces(text, settings, exits), exits)
 
-    def _pieces(self, text: _Text, settings: Sampling) -> Iterator[str]:
+    def _pieces(self, text: _Text, settings: Sampling, exits: EarlyExits | None) -> Iterator[str]:
         given = 0
         with evaluating(self.model):
             while text.ended is None:
                 begun = len(text.new)
-                for drawn in self._steps(text, settings):
+                for drawn in self._steps(text, settings, exits):
                     said = self._said(_Text(text.prompt, 0, text.new[:begun] + drawn))
                     sure = _sure(said, settings.stop)
                     if sure > given:
@@ -269,8 +284,8 @@ class Generator:
         sizes = [len(text.encode()) for text in seen]
         return [TextScore(*each) for each in zip(totals, counts, sizes, windows, left_out, unknown, strict=True)]
 
-    def _settings(self, n: int, options: Options) -> Sampling:
-        """Lay the options over the recipe's settings and check them."""
+    def _settings(self, n: int, options: Options) -> tuple[Sampling, EarlyExits | None]:
+        """Lay the options over the recipe's settings and check them; return them with the call's own early exits, if it asks for any."""
         settings = settled(self.sampling, options, Options.__annotations__)
         if n < 1:
             raise ConfigError(f"decoding: expected at least 1 text a prompt, found {n}")
@@ -283,8 +298,7 @@ class Generator:
                 f"decoding.exit_threshold = {settings.exit_threshold:g}: expected it with a precision other than int8, which multiplies in"
                 " 8 bits only in tokens that pass all blocks; take precision auto, or set exit_threshold to 1"
             )
-        self.exits = EarlyExits.of(self.model, settings.exit_threshold) if settings.exit_threshold < 1 else None
-        return settings
+        return settings, EarlyExits.of(self.model, settings.exit_threshold) if settings.exit_threshold < 1 else None
 
     def _prompts(self, prompts: Sequence[str], settings: Sampling, options: Options) -> list[list[int]]:
         """Encode prompts behind the start symbol, which is the end of the text before."""
@@ -312,16 +326,16 @@ class Generator:
         groups = (list(group) for _, group in groupby(sorted(texts, key=place), key=place))
         return [group[i : i + rows] for group in groups for i in range(0, len(group), rows)]
 
-    def _extend(self, texts: list[_Text], settings: Sampling) -> None:
+    def _extend(self, texts: list[_Text], settings: Sampling, exits: EarlyExits | None) -> None:
         """Let texts of one length grow until they end or the model's context is full."""
         asked = self._search(texts, settings)
-        for text, (hypothesis, *_) in zip(texts, search(self.exits or self._searcher, asked), strict=True):
+        for text, (hypothesis, *_) in zip(texts, search(exits or self._searcher, asked), strict=True):
             self._grown(text, list(hypothesis.tokens), asked.limits.last_must_end_at - 1, settings)
 
-    def _steps(self, text: _Text, settings: Sampling) -> Iterator[list[int]]:
+    def _steps(self, text: _Text, settings: Sampling, exits: EarlyExits | None) -> Iterator[list[int]]:
         """Let one text grow and give, after each step, what was drawn."""
         asked, drawn = self._search([text], settings), list[int]()
-        for progress in search_steps(self.exits or self._searcher, asked):
+        for progress in search_steps(exits or self._searcher, asked):
             drawn = [token for token in progress.prefixes[0, 1:].tolist() if token != EOS]
             yield drawn
         self._grown(text, drawn, asked.limits.last_must_end_at - 1, settings)

@@ -44,8 +44,8 @@ def load(folder: str | Path, precision: PrecisionName = "auto") -> Answer:
 
     Args:
         folder: the ``--out`` of a training.
-        precision: type of the matrix products; auto chooses by measuring. int8 is for what writes: 8 bits in the decoder's
-            steps, auto elsewhere.
+        precision: type of the matrix products. auto goes by this processor's instructions, not by what the run was trained in, which
+            another processor may only emulate. int8 is for what writes: 8 bits in the decoder's steps, auto elsewhere.
 
     Raises:
         CheckpointError: there is no intact run in the folder.

@@ -4,9 +4,9 @@ import ctypes
 import os
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 
 from transom.decoding.native_build import BuildError, find_compiler, load
+from transom.planning.machine import processor_flags
 
 SWITCH = "TRANSOM_NATIVE"
 """Environment variable; 0 keeps to PyTorch's operations."""
@@ -65,12 +65,3 @@ def compiled(*flags: str) -> tuple[ctypes.CDLL, str]:
         function = getattr(library, name)
         function.argtypes, function.restype = arguments, result
     return library, where
-
-
-def processor_flags() -> set[str]:
-    """Read what the processor can do; nothing where the system does not say."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace").splitlines()
-    except OSError:
-        return set()
-    return set(next((line.partition(":")[2] for line in lines if line.startswith("flags")), "").split())

@@ -1,6 +1,5 @@
 """What approximations of attention would make of a model's own queries, keys and values: error, time and memory of each kind."""
 
-import os
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -25,6 +24,7 @@ from transom.layers.low_rank import runs
 from transom.layers.rule import LOOKING_BACK, SAME_SEGMENT, Distance, Places
 from transom.layers.sight import Reach, Sight, visible_tiles
 from transom.models.network import Network
+from transom.planning.process import environment_with
 
 EXPLICIT = "exact, written out"
 LONGEST_EXPLICIT = 4096
@@ -218,8 +218,8 @@ def peak_bytes(work: Callable[[], object], device: torch.device) -> int:
         torch.cuda.reset_peak_memory_stats(device)
         work()
         return torch.cuda.max_memory_allocated(device) - before
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # it would write of its start and stop on standard error
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as watched:
+    quiet = environment_with({"KINETO_LOG_LEVEL": "99"})  # it would write of its start and stop on standard error
+    with quiet, profile(activities=[ProfilerActivity.CPU], profile_memory=True) as watched:
         work()
     results: Any = watched.profiler.kineto_results
     moves = sorted((event for event in results.events() if event.name() == "[memory]"), key=lambda event: event.start_ns())

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import transom
 from transom.parallel.world import ALONE, ProcessLostError, World, joined
+from transom.planning.process import environment_with
 
 READY = b"ready\n"
 """What a worker says when it has all that it needs and is about to join."""
@@ -39,9 +40,10 @@ def working_together(module: str, arguments: Sequence[str], size: int, threads: 
     if size == 1:
         yield ALONE
         return
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", LOOPBACK)
-    environment, home = {**os.environ, "OMP_NUM_THREADS": str(threads)}, str(Path(transom.__file__).parents[1])
+    home = str(Path(transom.__file__).parents[1])
     with ExitStack() as stack:
+        stack.enter_context(environment_with({"GLOO_SOCKET_IFNAME": LOOPBACK}))
+        environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="transom-")))
         meeting = folder / "meeting"
         processes, logs = [], [folder / f"{rank}.log" for rank in range(1, size)]

@@ -1,5 +1,6 @@
 """The processes that share a run, as each of them sees the others."""
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -101,8 +102,10 @@ def joined(rank: int, size: int, meeting: Path) -> Iterator[World]:
         size: how many there are.
         meeting: a file, the same for all, that none of them made.
     """
+    hook = sys.excepthook
     distributed.init_process_group("gloo", init_method=meeting.as_uri(), rank=rank, world_size=size, timeout=PATIENCE)
     try:
         yield World(rank, size)
     finally:
         distributed.destroy_process_group()
+        sys.excepthook = hook  # PyTorch's, which puts the rank before each line, would stay

@@ -2,6 +2,8 @@
 
 import ctypes
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -12,6 +14,19 @@ BYTES_PER_PARAMETER = 12
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 _LARGEST_ON_HEAP, _NEVER = 1 << 30, (1 << 31) - 1
+_LARGEST_BY_DEFAULT = 4 * 1024 * 1024 * ctypes.sizeof(ctypes.c_long)
+"""Where glibc's own threshold of separate mappings ends, which grows with what a process frees (mallopt(3), M_MMAP_THRESHOLD)."""
+
+_ASKED_FOR = {"MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_"}
+_TUNABLES = ("glibc.malloc.mmap_threshold", "glibc.malloc.trim_threshold")
+"""By which a user sets the same thresholds for a whole process."""
+
+KERNELS = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "4096"}
+"""Lets oneDNN keep all the kernels that it makes, one a shape of product; it asks the environment once, before its first product.
+
+Batches of sentences have a hundred shapes, which make, by estimate, three thousand shapes of products; by itself it keeps 1,024 and makes
+the others again and again, for some 6 % of a training step.
+"""
 
 
 def refuse_larger_than_memory(n_parameters: int, device: torch.device) -> None:
@@ -39,24 +54,33 @@ def keep_freed_memory() -> bool:
     """Let glibc keep what is freed for the next request instead of giving it back to the system.
 
     A block that is given back comes again as pages that the kernel must clear on first touch; on small models that costs about a tenth
-    of a training step. What is held so goes back by ``give_back_freed_memory``. Elsewhere than with glibc this does nothing.
+    of a training step. What is held so goes back by ``give_back_freed_memory``. Elsewhere than with glibc this does nothing, nor where
+    the environment sets these thresholds.
 
     Returns:
         Whether the setting was made.
     """
-    libc = ctypes.CDLL(None)
-    if not hasattr(libc, "mallopt"):
+    tunables = os.environ.get("GLIBC_TUNABLES", "")
+    if _ASKED_FOR & os.environ.keys() or any(name in tunables for name in _TUNABLES):
         return False
-    return bool(libc.mallopt(_MMAP_THRESHOLD, _LARGEST_ON_HEAP) and libc.mallopt(_TRIM_THRESHOLD, _NEVER))
+    return _set_thresholds(_LARGEST_ON_HEAP, _NEVER)
 
 
-def keep_made_kernels() -> None:
-    """Let oneDNN keep all the kernels that it makes, one a shape of product, unless the environment says how many.
+@contextmanager
+def freed_memory_kept() -> Iterator[None]:
+    """Keep freed memory for a while, then give it back to the system and set the thresholds as a process has them by itself.
 
-    Batches of sentences have a hundred shapes, which make, by estimate, three thousand shapes of products; it keeps 1,024 and makes the
-    others again and again, for some 6 % of a training step. It asks the environment once, before its first product.
+    glibc cannot say what its thresholds were. They begin at 128 KiB, and freeing a larger block raises them, to 32 MiB (64 MiB for what
+    is kept) in a process that has freed one tensor of that size, until they are set, which ends their growing. So they are set to where
+    they would have ended: at 128 KiB for good, each larger tensor of the caller's would be cleared by the kernel on first touch.
     """
-    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "4096")
+    kept = keep_freed_memory()
+    try:
+        yield
+    finally:
+        if kept:
+            _set_thresholds(_LARGEST_BY_DEFAULT, 2 * _LARGEST_BY_DEFAULT)
+            give_back_freed_memory()
 
 
 def give_back_freed_memory() -> None:
@@ -64,3 +88,10 @@ def give_back_freed_memory() -> None:
     libc = ctypes.CDLL(None)
     if hasattr(libc, "malloc_trim"):
         libc.malloc_trim(0)
+
+
+def _set_thresholds(largest_on_heap: int, most_kept: int) -> bool:
+    libc = ctypes.CDLL(None)
+    if not hasattr(libc, "mallopt"):
+        return False
+    return bool(libc.mallopt(_MMAP_THRESHOLD, largest_on_heap) and libc.mallopt(_TRIM_THRESHOLD, most_kept))

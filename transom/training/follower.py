@@ -11,7 +11,7 @@ from transom.errors import DataError
 from transom.models.build import build_model
 from transom.parallel.workers import worker
 from transom.parallel.world import World
-from transom.planning.memory import give_back_freed_memory, keep_freed_memory, keep_made_kernels
+from transom.planning.memory import give_back_freed_memory, keep_freed_memory
 from transom.planning.precision import choose_precision, choose_threads
 from transom.training.optimizer import build_optimizer
 from transom.training.resume import read_run
@@ -76,7 +76,6 @@ class Follower:
 
 def main(rank: int, n_ranks: int, meeting: Path, folder: Path, data: str) -> None:
     """Be one of a run's workers."""
-    keep_made_kernels()
     keep_freed_memory()
     torch.set_num_threads(choose_threads().count)
     follower = Follower(folder, data, rank, n_ranks)

@@ -19,7 +19,7 @@ from transom.models.build import build_model
 from transom.models.network import Network
 from transom.planning.adapters import count_adapters
 from transom.planning.machine import MachinePeak, measure_peak
-from transom.planning.memory import keep_freed_memory, keep_made_kernels, refuse_larger_than_memory
+from transom.planning.memory import refuse_larger_than_memory
 from transom.planning.parameters import count_parameters, excess_positions
 from transom.planning.precision import Precision, Processes, Threads, choose_precision, choose_threads, share_processors
 from transom.training.optimizer import build_optimizer
@@ -84,6 +84,8 @@ class Parts:
 def set_up(recipe: Recipe, base: Path, folder: RunFolder, tell: Callable[[str], None] = lambda _: None) -> Parts:
     """Read the data, make or load the tokenizers, build the model, and measure the machine.
 
+    The process's threads and random state are then the run's; ``planning.process.training_process`` gives the caller's back.
+
     Args:
         recipe: what to train.
         base: folder that ``data.root`` is relative to.
@@ -93,7 +95,6 @@ def set_up(recipe: Recipe, base: Path, folder: RunFolder, tell: Callable[[str], 
     Raises:
         TransomError: data, recipe and folder do not fit together.
     """
-    keep_made_kernels()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     recipe = _resolve(recipe, base)
     if folder.holds_recipe:
@@ -104,7 +105,6 @@ def set_up(recipe: Recipe, base: Path, folder: RunFolder, tell: Callable[[str], 
         recipe = shaped_like(recipe, RunFolder.open(Path(recipe.training.start_from)).load_config())
     precision, threads = choose_precision(recipe.training.precision, device), choose_threads()
     processes = share_processors(recipe.training.processes, threads, device)
-    keep_freed_memory()
     torch.set_num_threads(threads.count)
     torch.manual_seed(recipe.training.seed)
 

@@ -5,7 +5,6 @@ to the disk too. What a killed process leaves is such a partial name; ``remove_l
 """
 
 import errno
-import fcntl
 import hashlib
 import json
 import os
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from transom.errors import DiskError
+from transom.weights.lock import lock, refuse_without_locks
 
 FORMAT_VERSION = 2
 """Version of everything in a run folder: configuration, checkpoints, manifests. Since 2, files of tensors carry the run and the step."""
@@ -128,11 +128,13 @@ def append_line(path: Path, line: str, sync: bool = False) -> None:
 
     Raises:
         DiskError: it could not be written; the earlier lines are unchanged.
+        ConfigError: this system cannot lock files.
     """
+    refuse_without_locks()
     with disk_errors(path, "its earlier lines are unchanged"):
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            lock(descriptor, wait=True)
             size = os.fstat(descriptor).st_size
             torn = size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
             data = (b"\n" if torn else b"") + line.encode(errors=_ESCAPE) + b"\n"
@@ -152,7 +154,13 @@ def make_folder(path: Path) -> None:
     """Make a folder and those above it, durably; it may exist."""
     with disk_errors(path):
         missing = [folder for folder in (path, *path.parents) if not folder.exists()]
-        path.mkdir(parents=True, exist_ok=True)
+        while True:
+            try:
+                path.mkdir(parents=True, exist_ok=True)
+                break
+            except FileExistsError:  # also where a folder was there, and was removed before it could be looked at
+                if _stands_in_the_way(path):
+                    raise
     for folder in missing:
         sync_folder(folder.parent)
 
@@ -176,7 +184,9 @@ def remove_leftovers(folder: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Force a folder's list of names to the disk."""
+    """Force a folder's list of names to the disk, where the system opens folders (Windows does not)."""
+    if not hasattr(os, "O_DIRECTORY"):
+        return
     with disk_errors(folder, "its newest names are in place but may not survive a power cut"):
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         try:
@@ -200,6 +210,14 @@ def _write(path: Path, content: Content) -> dict[str, Any]:
         file.flush()
         os.fsync(file.fileno())
     return {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+
+
+def _stands_in_the_way(path: Path) -> bool:
+    """Tell whether something else than a folder is where one should be."""
+    try:
+        return not stat.S_ISDIR(path.lstat().st_mode)
+    except FileNotFoundError:
+        return False
 
 
 def _refuse_special(path: Path) -> None:

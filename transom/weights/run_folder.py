@@ -1,11 +1,11 @@
 """The run folder: what a training leaves behind, and all that loading a model needs."""
 
-import fcntl
 import json
 import math
 import os
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
@@ -24,6 +24,7 @@ from transom.weights.checked import read_bytes, read_json
 from transom.weights.checkpoint import Checkpoints
 from transom.weights.durable import FORMAT_VERSION, Content, disk_errors, json_bytes, make_folder, remove, remove_leftovers, write_file
 from transom.weights.ledger import Ledger
+from transom.weights.lock import lock, refuse_without_locks
 from transom.weights.metrics import Metrics
 from transom.weights.tensors import Origin, load_into, pack, read_note, read_specs, read_weights
 
@@ -86,16 +87,22 @@ class RunFolder:
             overwrite: remove the run that is there. Its ledger stays, and so does every file that is not a run's.
 
         Raises:
-            ConfigError: there is a run and neither was asked for, another training is writing it, or the folder is something else.
+            ConfigError: there is a run and neither was asked for, another training is writing it, the folder is something else, or this
+                system cannot lock files.
             DiskError: it cannot be written.
         """
         if re.search("[\ud800-\udfff]", str(path)):
             raise ConfigError(f"{str(path)!a}: expected a folder whose name is UTF-8, found other bytes in it; give another --out")
-        fresh = not path.exists()
-        make_folder(path)
-        if not _is_ours(path) and (foreign := sorted(entry.name for entry in path.iterdir())):
-            raise ConfigError(f"{path} is not empty and not a run's folder (it holds {foreign[0][:80]!r}); give another --out")
-        run = cls(path, _take_lock(path), fresh)
+        refuse_without_locks()
+        taken = None
+        while taken is None:  # another process may remove what it made between any two of these lines
+            fresh = not path.exists()
+            make_folder(path)
+            names = _names(path)
+            if names and LOCK not in names and not _is_ours(path):
+                raise ConfigError(f"{path} is not empty and not a run's folder (it holds {names[0][:80]!r}); give another --out")
+            taken = _take_lock(path)
+        run = cls(path, taken, fresh)
         try:
             for folder in (path, run.checkpoints.folder):
                 if folder.is_dir():
@@ -129,12 +136,16 @@ class RunFolder:
         return cls(path)
 
     def close(self) -> None:
-        """Release the lock, and remove a folder that was made for a run which left nothing in it."""
+        """Release the lock, and remove a folder that was made for a run which left nothing in it.
+
+        The lock's file goes while it is locked: whoever has opened it meanwhile finds, with the lock, that it has no name any more.
+        """
         if self._lock is None:
             return
-        if self._fresh and self.path.is_dir() and [entry.name for entry in self.path.iterdir()] == [LOCK]:
+        if self._fresh and _names(self.path) == [LOCK] and _is_named(self.path / LOCK, self._lock):
             (self.path / LOCK).unlink()
-            self.path.rmdir()
+            with suppress(OSError):  # another process has put its own lock there
+                self.path.rmdir()
         os.close(self._lock)
         self._lock = None
 
@@ -266,12 +277,39 @@ def _is_ours(path: Path) -> bool:
         return False
 
 
-def _take_lock(path: Path) -> int:
-    """Lock a run's folder for this process and return what holds the lock: a descriptor."""
+def _names(path: Path) -> list[str]:
+    """List a folder's names; none where it is gone."""
+    try:
+        return sorted(entry.name for entry in path.iterdir())
+    except FileNotFoundError:
+        return []
+
+
+def _is_named(path: Path, descriptor: int) -> bool:
+    """Tell whether an open file is the one that stands under a name."""
+    try:
+        named = path.lstat()
+    except FileNotFoundError:
+        return False
+    return os.path.samestat(named, os.fstat(descriptor))
+
+
+def _take_lock(path: Path) -> int | None:
+    """Lock a run's folder for this process and return what holds the lock: a descriptor; None if the folder or the lock's file went away.
+
+    A lock holds a file, not its name. So the name is looked up again once the lock is held: if it is gone or another file's, whoever
+    comes next would lock that other file.
+    """
     with disk_errors(path / LOCK):
-        descriptor = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            descriptor = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+        except FileNotFoundError:
+            return None
+        try:
+            lock(descriptor, wait=False)
+            if not _is_named(path / LOCK, descriptor):
+                os.close(descriptor)
+                return None
             os.ftruncate(descriptor, 0)
             os.write(descriptor, f"process {os.getpid()} on {os.uname().nodename}".encode())
         except BlockingIOError as error:
