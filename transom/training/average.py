@@ -31,7 +31,7 @@ class Averager:
         if isinstance(self._brick, Ema):
             live = learned_tensors(self._model)
             with torch.no_grad():
-                torch._foreach_lerp_(list(self.ema.values()), [live[name] for name in self.ema], 1 - self._brick.decay)
+                lerp_all_(list(self.ema.values()), [live[name] for name in self.ema], 1 - self._brick.decay)
 
     def checkpointed(self, step: int) -> None:
         """Take in the weights of the checkpoint at ``step``."""
@@ -58,3 +58,13 @@ class Averager:
 
     def _copy(self) -> dict[str, Tensor]:
         return {name: p.detach().clone() for name, p in learned_tensors(self._model).items()}
+
+
+def lerp_all_(averages: list[Tensor], weights: list[Tensor], weight: float) -> None:
+    """Move each average towards its weights by a fraction ``weight`` of the distance, on a GPU in one kernel where PyTorch has it."""
+    kernel = getattr(torch, "_foreach_lerp_", None)  # private
+    if kernel is not None:
+        kernel(averages, weights, weight)
+        return
+    for average, present in zip(averages, weights, strict=True):
+        average.lerp_(present, weight)
