@@ -294,3 +294,10 @@ def test_every_dependency_is_pinned() -> None:
     pinned = {line.split("==")[0] for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line}
     assert not {re.split(r"[><=\[]", name)[0] for name in wanted} - pinned
     assert "torch==2.13.0" in (ROOT / "constraints.txt").read_text().splitlines()
+
+
+def test_pytorch_is_declared_in_the_tested_versions_only() -> None:
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    (pinned,) = [line.split("==")[1] for line in (ROOT / "constraints.txt").read_text().splitlines() if line.startswith("torch==")]
+    major, minor = map(int, pinned.split(".")[:2])
+    assert [name for name in declared if name.startswith("torch")] == [f"torch>={major}.{minor},<{major}.{minor + 1}"]

@@ -12,31 +12,47 @@ import torch
 import transom
 from transom.config.model import Decoder, Seq2Seq
 from transom.config.recurrent import RecurrentDecoder
+from transom.decoding import products
 from transom.inspection import names
 from transom.layers import lean, norm
+from transom.training import average
 
-KNOWN = {"_softmax_backward_data", "native_layer_norm", "native_layer_norm_backward", "torch._subclasses.fake_tensor"}
+PACKING = {"_is_mkldnn_bf16_supported", "_reorder_linear_weight", "_linear_pointwise"}
+KNOWN = {
+    "_softmax_backward_data",
+    "native_layer_norm",
+    "native_layer_norm_backward",
+    "torch._subclasses.fake_tensor",
+    "_foreach_lerp_",
+    *PACKING,
+}
 """Names looked up by ``getattr`` or ``import_module``, so that a PyTorch without them takes the fallback."""
+
+ROOTS = ("torch", "nn", "F")
+"""Names by which the package knows torch and its modules."""
 
 PRIVATE = re.compile(r"torch\.(?:\w+\.)*_\w+(?:\.\w+)*|(?:_softmax|native|_foreach)_\w+")
 """Names of torch in strings."""
 
 
-def private_names(path: Path) -> set[str]:
-    """Find private attributes of torch that a source file names, and private modules of it that it imports or looks up."""
-    found = set()
+def private_names(path: Path) -> tuple[set[str], set[str]]:
+    """Find private names of torch in a source file: those that it uses as they stand, and those that it looks up and may not find."""
+    used, looked_up = set(), set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Attribute) and (path_of := chain(node))[:1] == ["torch"]:
-            found |= {part for part in path_of if part.startswith(("_", "native_")) and not part.startswith("__")}
+        if isinstance(node, ast.Attribute) and (path_of := chain(node)) and path_of[0] in ROOTS:
+            used |= {part for part in path_of if part.startswith(("_", "native_")) and not part.startswith("__")}
         elif isinstance(node, ast.ImportFrom | ast.Import):
             modules = [node.module or ""] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names]
             named = [alias.name for alias in node.names] if isinstance(node, ast.ImportFrom) else []
             for module in modules:
                 if module.split(".")[0] == "torch":
-                    found |= {name for name in [*module.split("."), *named] if name.startswith("_")}
+                    used |= {name for name in [*module.split("."), *named] if name.startswith("_")}
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) == "getattr" and chain(node.args[0])[:1] == ["torch"]:
+            named = [str(name.value) for name in node.args[1:2] if isinstance(name, ast.Constant)]
+            looked_up |= {name for name in named if name.startswith(("_", "native_")) and len(node.args) == 3}
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and PRIVATE.fullmatch(node.value):
-            found.add(node.value)
-    return found
+            looked_up.add(node.value)
+    return used, looked_up
 
 
 def chain(node: ast.expr) -> list[str]:
@@ -48,15 +64,28 @@ def chain(node: ast.expr) -> list[str]:
 
 
 def test_only_names_with_a_fallback_are_used() -> None:
-    found = {name for path in Path(transom.__file__).parent.rglob("*.py") for name in private_names(path)}
-    assert found == KNOWN
+    found = [private_names(path) for path in Path(transom.__file__).parent.rglob("*.py")]
+    assert set().union(*(used for used, _ in found)) == set()
+    assert set().union(*(looked_up for _, looked_up in found)) == KNOWN
 
 
-def test_the_search_sees_every_way_of_naming_one(tmp_path: Path) -> None:
-    ways = ["torch._foo(x)", "torch.ops.aten._foo(x)", "import torch._foo", "from torch._foo import bar", "from torch.nn import _foo"]
-    for number, way in enumerate([*ways, "torch.native_foo(x)"]):
-        (file := tmp_path / f"{number}.py").write_text(way)
-        assert private_names(file), way
+USES = [
+    "torch._foo(x)",
+    "F._foo(x)",
+    "nn.modules._foo(x)",
+    "torch.ops.aten._foo(x)",
+    "torch.native_foo(x)",
+    "import torch._foo",
+    "from torch._foo import bar",
+    "from torch.nn import _foo",
+]
+LOOKUPS = ['getattr(torch.ops.aten, "_foo", None)', 'getattr(torch, "native_foo", None)', 'import_module("torch._foo.bar")']
+
+
+@pytest.mark.parametrize("line", USES + LOOKUPS)
+def test_the_search_sees_every_way_of_naming_one(line: str, tmp_path: Path) -> None:
+    (file := tmp_path / "a.py").write_text(line)
+    assert [bool(names) for names in private_names(file)] == [line in USES, line in LOOKUPS]
 
 
 def gone(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
@@ -66,7 +95,7 @@ def gone(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     def without(holder: Any, wanted: str, *default: Any) -> Any:
         return default[0] if wanted == name else kept(holder, wanted, *default)
 
-    for module in (lean, norm, names):
+    for module in (lean, norm, names, products, average):
         monkeypatch.setattr(module, "getattr", without, raising=False)
 
 
@@ -92,6 +121,36 @@ def test_norms_without_their_kernels(monkeypatch: pytest.MonkeyPatch, name: str,
     gone(monkeypatch, name)
     for found, wanted in zip(results(), expected, strict=True):
         assert torch.allclose(found, wanted, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", [*sorted(PACKING), "binary"])
+def test_products_without_their_kernels(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    draw = torch.Generator().manual_seed(1)
+    weight, bias, x = (torch.randn(*shape, generator=draw).bfloat16() for shape in ((6, 4), (6,), (3, 4)))
+    gone(monkeypatch, name)
+    make, dtype = products.arithmetic_of(weight)
+    product = make(weight, bias, None)
+    assert isinstance(product, products.Plain) and dtype == torch.bfloat16
+    assert torch.equal(product(x), torch.nn.functional.linear(x, weight, bias))
+
+
+def test_products_are_packed_where_pytorch_and_the_processor_can(monkeypatch: pytest.MonkeyPatch) -> None:
+    found, weight = products.kernels(), torch.randn(6, 4).bfloat16()
+    assert found is not None
+    for supported in (True, False):
+        monkeypatch.setattr(products, "kernels", lambda supported=supported: found._replace(supported=lambda: supported))
+        assert isinstance(products.arithmetic_of(weight).make(weight, None, None), products.Packed if supported else products.Plain)
+
+
+def test_the_moving_average_without_its_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(1)
+    averages, weights = ([torch.randn(shape) for shape in ((3, 4), (5,), ())] for _ in range(2))
+    expected, found = ([x.clone() for x in averages] for _ in range(2))
+    average.lerp_all_(expected, weights, 0.3)
+    gone(monkeypatch, "_foreach_lerp_")
+    average.lerp_all_(found, weights, 0.3)
+    for ours, theirs, old in zip(found, expected, averages, strict=True):
+        assert torch.equal(ours, theirs) and not torch.equal(ours, old)
 
 
 def test_sites_without_fake_tensors(monkeypatch: pytest.MonkeyPatch) -> None:

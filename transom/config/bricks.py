@@ -303,11 +303,13 @@ class MultiHead(Brick):
     softcap: float | None = Field(
         None,
         gt=0,
-        description="c of c * tanh(Q K^T / (c sqrt(d_k))), before any bias (Gemma Team 2024); attention is then computed explicitly",
+        description="c of c * tanh(Q K^T / (c sqrt(d_k))), before any bias (Gemma Team 2024); short training on a processor and"
+        " sparse patterns of long rows have a fast path with it, other attention is then computed by the equation",
     )
     sinks: bool = Field(
         False,
-        description="a learned score a head for attending to nothing (Agarwal et al. 2025, gpt-oss); attention is then computed explicitly",
+        description="a learned score per head for attending to nothing (Agarwal et al. 2025, gpt-oss); sparse patterns of long rows"
+        " have a fast path with it, other attention is then computed by the equation",
     )
     value_residual: Annotated[AnyValueResidual, Field(discriminator="kind")] = Field(
         NoValueResidual(), description="whether a stack's later blocks mix their values with those of its first (self-attention only)"
@@ -348,12 +350,15 @@ HEADS = {
     ),
     "attention.softcap": Choice(
         "Scores bounded by a curve: c tanh(Q K^T / (c sqrt(d_k))) (Gemma Team 2024).",
-        "No fused kernel has it, so answers are slower; where qk_norm cannot be had, as in Gemma 2's weights.",
+        "Training on a processor keeps its fast path up to 1,024 keys without learned position biases, and sparse patterns of long rows"
+        " keep theirs; all else is computed by the equation, so answers are slower. Use it where qk_norm cannot be had, as in Gemma 2's"
+        " weights.",
     ),
     "attention.sinks": Choice(
         "A learned score a head for attending to nothing, which takes its part of the softmax (Agarwal et al. 2025, gpt-oss):"
         " exp(S_ij) / (exp(s_h) + sum_j exp(S_ij)).",
-        "Attention is computed explicitly, so slower; lets a head look nowhere, above all beside windows.",
+        "Sparse patterns of long rows keep their fast path; all else is computed by the equation, so training and answers are slower. Lets"
+        " a head look nowhere, above all beside windows.",
     ),
     "attention.output": Choice(
         "The map W_O behind the heads, or none: Concat(head_1, ..., head_h) W_O (Vaswani et al. 2017, section 3.2.2).",

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -56,6 +56,31 @@ READING_ROWS = 2048
 """Rows of x where whole texts are read."""
 
 
+class Kernels(NamedTuple):
+    """PyTorch's products by oneDNN, none of them documented.
+
+    Attributes:
+        supported: tells whether the processor has them in bfloat16.
+        pack: lays weights out.
+        apply: makes a product, with a bias and an activation.
+        apply_and_add: makes a product, with a bias, and adds to it.
+    """
+
+    supported: Callable[[], bool]
+    pack: Callable[[Tensor, int], Tensor]
+    apply: Callable[..., Tensor]
+    apply_and_add: Callable[..., Tensor]
+
+
+def kernels() -> Kernels | None:
+    """Return PyTorch's products by oneDNN; None where this PyTorch lacks one of them."""
+    supported = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", None)
+    pack = getattr(torch.ops.mkldnn, "_reorder_linear_weight", None)
+    product = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
+    found: tuple[Any, ...] = (supported, pack, getattr(product, "default", None), getattr(product, "binary", None))
+    return None if None in found else Kernels(*found)
+
+
 class Packed:
     """The map with its weights packed for oneDNN: no call lays them out again, and bias, activation and sum need no pass of their own."""
 
@@ -67,20 +92,18 @@ class Packed:
         rows: int = STEP_ROWS,
     ) -> None:
         """Pack the weights for products with about as many rows; others work as well, but a map may take twice the time."""
-        self.weight = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), rows)
+        found = kernels()
+        assert found is not None, "arithmetic_of asked for them"
+        self.weight = found.pack(weight.contiguous(), rows)
         self.bias = bias
         self.after, self.algorithm = FUSED[after]
-        self.apply = torch.ops.mkldnn._linear_pointwise.default
-        self.apply_and_add = torch.ops.mkldnn._linear_pointwise.binary
+        self.apply, self.apply_and_add = found.apply, found.apply_and_add
 
     def __call__(self, x: Float[Tensor, "*axes inner"], plus: Float[Tensor, "*axes outer"] | None = None) -> Float[Tensor, "*axes outer"]:
         """Apply it."""
-        y: Tensor
         if plus is None:
-            y = self.apply(x, self.weight, self.bias, self.after, [], self.algorithm)
-        else:
-            y = self.apply_and_add(x, plus, self.weight, self.bias, "add")
-        return y
+            return self.apply(x, self.weight, self.bias, self.after, [], self.algorithm)
+        return self.apply_and_add(x, plus, self.weight, self.bias, "add")
 
 
 class Arithmetic(NamedTuple):
@@ -92,5 +115,5 @@ class Arithmetic(NamedTuple):
 
 def arithmetic_of(weight: Tensor, rows: int = STEP_ROWS) -> Arithmetic:
     """Choose the fastest arithmetic that keeps the type of ``weight``, on its device, for products of about as many rows."""
-    packs = weight.dtype == torch.bfloat16 and weight.device.type == "cpu" and torch.ops.mkldnn._is_mkldnn_bf16_supported()
-    return Arithmetic(partial(Packed, rows=rows) if packs else Plain, weight.dtype)
+    found = kernels() if weight.dtype == torch.bfloat16 and weight.device.type == "cpu" else None
+    return Arithmetic(Plain if found is None or not found.supported() else partial(Packed, rows=rows), weight.dtype)

@@ -49,7 +49,7 @@ class Averager:
         decay, live = self._brick.decay, self._present()
         weight = (1 - decay) / -math.expm1(self.n_averaged * math.log(decay))
         with torch.no_grad():
-            torch._foreach_lerp_(list(self.ema.values()), [live[name] for name in self.ema], weight)
+            lerp_all_(list(self.ema.values()), [live[name] for name in self.ema], weight)
 
     def checkpointed(self, step: int) -> None:
         """Take in the weights of the checkpoint at ``step``, unless no optimizer step has changed them yet."""
@@ -94,4 +94,18 @@ class Averager:
         return {name: x.detach() for name, x in learned_tensors(self._model).items()}
 
     def _copy(self) -> dict[str, Tensor]:
+<<<<<<< HEAD
         return {name: x.clone() for name, x in self._present().items()}
+=======
+        return {name: p.detach().clone() for name, p in learned_tensors(self._model).items()}
+
+
+def lerp_all_(averages: list[Tensor], weights: list[Tensor], weight: float) -> None:
+    """Move each average towards its weights by a fraction ``weight`` of the distance, on a GPU in one kernel where PyTorch has it."""
+    kernel = getattr(torch, "_foreach_lerp_", None)  # private
+    if kernel is not None:
+        kernel(averages, weights, weight)
+        return
+    for average, present in zip(averages, weights, strict=True):
+        average.lerp_(present, weight)
+>>>>>>> grads
