@@ -1,5 +1,6 @@
 """The outermost function: it runs a verb, and turns whatever ends it into an exit code and at most one line."""
 
+import logging
 import os
 import re
 import shlex
@@ -7,7 +8,8 @@ import signal
 import sys
 import tempfile
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from io import TextIOWrapper
 from pathlib import Path
 from types import FrameType
@@ -37,7 +39,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, _terminated)
     _ready_streams()
     try:
-        code = _run(given)
+        with _announcements():
+            code = _run(given)
         sys.stdout.flush()
     except TransomError as error:
         return _say(f"error: {error}", MISTAKE)
@@ -72,6 +75,20 @@ def _run(arguments: list[str]) -> int:
     except typer.Exit as end:
         return end.exit_code
     return done if isinstance(done, int) else OK
+
+
+@contextmanager
+def _announcements() -> Iterator[None]:
+    """Print what the library logs for people, such as that it compiles something, on standard error."""
+    logger, shown = logging.getLogger("transom"), logging.StreamHandler(sys.stderr)
+    level = logger.level
+    logger.addHandler(shown)
+    logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.removeHandler(shown)
+        logger.setLevel(level)
 
 
 def _ready_streams() -> None:

@@ -94,10 +94,7 @@ class Averager:
         return {name: x.detach() for name, x in learned_tensors(self._model).items()}
 
     def _copy(self) -> dict[str, Tensor]:
-<<<<<<< HEAD
         return {name: x.clone() for name, x in self._present().items()}
-=======
-        return {name: p.detach().clone() for name, p in learned_tensors(self._model).items()}
 
 
 def lerp_all_(averages: list[Tensor], weights: list[Tensor], weight: float) -> None:
@@ -108,4 +105,3 @@ def lerp_all_(averages: list[Tensor], weights: list[Tensor], weight: float) -> N
         return
     for average, present in zip(averages, weights, strict=True):
         average.lerp_(present, weight)
->>>>>>> grads
