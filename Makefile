@@ -74,7 +74,7 @@ chaos: $(VENV)/dev.stamp
 	$(TEST) $(PLAIN) -m chaos -s tests
 
 sanitize: $(VENV)/dev.stamp
-	$(BIN)/python -m tests.native.sanitize
+	$(BIN)/python -m tests.decoding.sanitize
 
 bench: $(VENV)/bench.stamp
 	$(BIN)/python -m benchmarks.translation --out benchmarks/results/translation.json

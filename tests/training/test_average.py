@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from tests.training.conftest import CONVOLUTIONAL, changed, measured, of_images, sit
+from tests.training.test_resume import as_format_1
 from tests.training.test_run import Killed, kill_at, same
 from transom.config.model import Decoder
 from transom.config.recipe import ClassificationRecipe, MaskedRecipe, Recipe
@@ -211,7 +212,7 @@ def test_maps_of_low_rank_are_averaged_without_their_beginning(classes: Classifi
 
     def observer(event: object) -> None:
         if isinstance(event, Saved):
-            groups, _ = RunFolder.open(tmp_path / "run").checkpoints.load(event.step)
+            groups = RunFolder.open(tmp_path / "run").checkpoints.load(event.step).groups
             learned.append(groups["model"])
             mean = {name: torch.stack([each[name] for each in learned]).mean(0) for name in learned[0]}
             assert mean.keys() == groups["ema"].keys()
@@ -252,15 +253,19 @@ def test_an_average_of_an_earlier_version_begins_anew(short: Recipe, tmp_path: P
     run = changed(short, average=EMA, max_steps=6, checkpoint_every=3, validate_every=3)
     sit(changed(run, max_steps=3), tmp_path / "run")
     checkpoints = RunFolder.open(tmp_path / "run").checkpoints
-    groups, state = checkpoints.load(3)
+    groups, state, _ = checkpoints.load(3)
     for name in ("n_averaged", "best_weights"):
         del state["progress"][name]
     poisoned = {name: torch.full_like(x, 1e6) for name, x in groups["ema"].items()}
     checkpoints.save(3, {**groups, "ema": poisoned}, state)
+    with RunFolder.create(tmp_path / "run", resume=True) as folder:
+        parts = set_up(run, Path(), folder)
+        numbers = {name: number for number, name in enumerate(optimizer_names(parts.model, parts.optimizer))}
+    as_format_1(checkpoints, 3, numbers)
     seen: list[Any] = []
     finished = sit(run, tmp_path / "run", seen.append)
     notes = next(e for e in seen if isinstance(e, Started)).notes
     assert any(note.startswith("the checkpoint's average of weights began at the initial ones") for note in notes)
     assert finished.step == 6 and max(x.abs().max().item() for x in read_tensors(tmp_path / "run" / WEIGHTS).values()) < 100
-    groups, state = checkpoints.load(6)
+    groups, state, _ = checkpoints.load(6)
     assert state["progress"]["n_averaged"] == 3 and all(x.abs().max() < 100 for x in groups["ema"].values())

@@ -13,7 +13,7 @@ pytestmark = [needs_library, pytest.mark.long]
 
 
 def sanitize(*arguments: str) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-m", "tests.native.sanitize", *arguments]
+    command = [sys.executable, "-m", "tests.decoding.sanitize", *arguments]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=900)
 
 

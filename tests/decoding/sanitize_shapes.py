@@ -1,4 +1,4 @@
-"""Search with a library that was built by sanitizers: ``python -m tests.native.shapes LIBRARY``, under their runtime.
+"""Search with a library that was built by sanitizers: ``python -m tests.decoding.sanitize_shapes LIBRARY``, under their runtime.
 
 Every shape of ``SHAPES`` in bfloat16 and in 8 bits, by one thread and by several; each logit must be finite.
 """

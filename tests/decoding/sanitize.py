@@ -1,7 +1,7 @@
 """Run the native code under sanitizers (``make sanitize``): 0 findings, or exit code 1.
 
 AddressSanitizer and UndefinedBehaviorSanitizer watch a library that Python searches with; ThreadSanitizer, which Python and PyTorch are not
-built for, watches ``driver.cpp`` alone. Leaks are not searched for: Python keeps most of what it allocates until the process ends.
+built for, watches ``sanitize_driver.cpp`` alone. Leaks are not searched for: Python keeps most of what it allocates until the process ends.
 """
 
 import argparse
@@ -63,7 +63,7 @@ def main() -> int:
         if planted != "race":
             library = Path(work) / "step.so"
             build(SOURCE, ADDRESS, library)
-            arguments = ["-m", "tests.native.shapes", str(library)]
+            arguments = ["-m", "tests.decoding.sanitize_shapes", str(library)]
             if planted:
                 (Path(work) / "planted.cpp").write_text(f'extern "C" {PLANTED}')
                 build(Path(work) / "planted.cpp", ADDRESS, library)
@@ -71,7 +71,7 @@ def main() -> int:
             codes["address and undefined behavior"] = in_python(arguments)
         if planted != "overrun":
             driver = Path(work) / "driver"
-            build(HERE / "driver.cpp", ["-fsanitize=thread", *(["-DPLANTED"] if planted else [])], driver)
+            build(HERE / "sanitize_driver.cpp", ["-fsanitize=thread", *(["-DPLANTED"] if planted else [])], driver)
             codes["threads"] = subprocess.run([str(driver)], env={**os.environ, **OPTIONS}).returncode
     for name, code in codes.items():
         print(f"{name}: {'0 findings' if code == 0 else f'FOUND something (exit code {code})'}")
