@@ -132,6 +132,39 @@ def test_the_first_derivative_under_create_graph_is_the_first_derivative(dtype: 
             assert (ours.double() - theirs).norm() <= (0.02 if dtype == torch.bfloat16 else 1e-5) * theirs.norm()
 
 
+@pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 1e-5), (torch.bfloat16, 0.02)])
+def test_the_first_derivative_under_create_graph_is_right_where_scores_are_nearly_equal(dtype: torch.dtype, tolerance: float) -> None:
+    """There the largest score is one key's, and the largest weight, rounded, that of many."""
+    places = packed([60, 40], 0)
+    rule = SAME_SEGMENT & pattern({"kind": "window", "size": 9})
+    laid = Tiles(plan(rule, places, places))
+    torch.manual_seed(1)
+    inputs = [drawn(1, 4, 100, 8), drawn(1, 4, 100, 8), drawn(1, 4, 100, 8), drawn(4)]
+    inputs[0] = (inputs[0] * 1e-8).detach().requires_grad_()
+
+    def gradients(function: Callable[..., Tensor], given: list[Tensor], create_graph: bool) -> list[Tensor]:
+        z = function(*given)
+        along = torch.linspace(-1, 1, z.numel(), dtype=torch.float64).view(z.shape)
+        return list(torch.autograd.grad((z.double() * along).sum(), given, create_graph=create_graph))
+
+    mask = rule.matrix(places, places)
+    expected = gradients(lambda q, k, v, sinks: attend_explicit(q, k, v, Terms(mask=mask, sinks=sinks)), inputs, False)
+    short = [x.detach().to(dtype).requires_grad_() for x in inputs]
+    found = gradients(lambda q, k, v, sinks: attend_tiles(q, k, v, laid, Terms(sinks=sinks)), short, True)
+    for ours, theirs in zip(found, expected, strict=True):
+        assert (ours.double() - theirs).norm() <= tolerance * theirs.norm()
+
+
+def test_attention_keeps_its_weights_but_neither_mask_nor_bias() -> None:
+    """What second derivatives may need costs no memory until they are asked for."""
+    terms = Terms(mask=torch.ones(2, 1, 3, 5, dtype=torch.bool), bias=torch.randn(1, 4, 3, 5), dropout=0.3)
+    q, k, v = (torch.randn(2, 4, length, 6, requires_grad=True) for length in (3, 5, 5))
+    kept = list[Tensor]()
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: (kept.append(x), x)[1], lambda x: x):
+        attend_short(q, k, v, terms)
+    assert sorted(x.shape for x in kept) == sorted([q.shape, k.shape, v.shape, *2 * [(2, 4, 3, 5)], (2, 1, 3, 1)])
+
+
 @settings(max_examples=20)
 @given(combinations(FAMILIES + ENCODERS).filter(lambda fields: fields["depth"] == "full"))
 def test_a_models_second_derivative_along_any_direction(fields: dict[str, Any]) -> None:

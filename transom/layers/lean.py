@@ -1,6 +1,7 @@
 """Attention with its gradient written out: on a CPU the fastest way to train on short sequences, and on the visible tiles of long ones."""
 
-from typing import Any, NamedTuple, cast
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float
@@ -70,24 +71,9 @@ class Lean(NamedTuple):
         mask: Bool[Tensor, "#batch #n_heads #query #key"] | None,
         bias: Float[Tensor, "#batch #n_heads #query #key"] | None,
         log: bool = False,
-        drop: Float[Tensor, "batch n_heads query key"] | None = None,
     ) -> Weights:
-        """Compare each query with each key, and turn scores into weights.
-
-        Args:
-            q: queries.
-            k: keys.
-            mask: True where a query may attend to a key; None for everywhere.
-            bias: added to the scores.
-            log: return the logarithms of the sums of exponentials too.
-            drop: what multiplies the weights where that was drawn before; left out, it is drawn.
-        """
-        s = (in_groups(q * q.shape[3] ** -0.5, k.shape[1]) @ k.transpose(-2, -1)).view(*q.shape[:3], k.shape[2])
-        slope = blind = None
-        if self.softcap is not None:
-            s = s.div_(self.softcap).tanh_()
-            slope = 1 - s * s
-            s = s * self.softcap if torch.is_grad_enabled() else s.mul_(self.softcap)
+        """Compare each query with each key, and turn scores into weights; ``log`` asks for the sums of exponentials too."""
+        (s, slope), blind = self.scores(q, k), None
         if bias is not None:
             s = s.add_(bias)
         if mask is not None:
@@ -95,15 +81,27 @@ class Lean(NamedTuple):
             s.add_(torch.zeros(mask.shape, dtype=s.dtype, device=s.device).masked_fill_(~(mask | blind), -torch.inf))
         p = s.softmax(-1)
         sums = _log_sums(s, p, blind) if log else None
-        if self.dropout and drop is None:
-            drop = keep_mask(p, self.dropout)
-        return Weights(p, sums, drop, blind, slope)
+        return Weights(p, sums, keep_mask(p, self.dropout) if self.dropout else None, blind, slope)
+
+    def scores(
+        self, q: Float[Tensor, "batch n_heads query d_head"], k: Float[Tensor, "batch kv_heads key d_head"]
+    ) -> tuple[Float[Tensor, "batch n_heads query key"], Float[Tensor, "batch n_heads query key"] | None]:
+        """Compare each query with each key; return the scores, and the slope of the curve that bounds them."""
+        s = (in_groups(q * q.shape[3] ** -0.5, k.shape[1]) @ k.transpose(-2, -1)).view(*q.shape[:3], k.shape[2])
+        if self.softcap is None:
+            return s, None
+        s = s.div_(self.softcap).tanh_()
+        slope = 1 - s * s
+        return s * self.softcap if torch.is_grad_enabled() else s.mul_(self.softcap), slope
 
 
 def _log_sums(s: Tensor, p: Tensor, blind: Tensor | None) -> Float[Tensor, "batch n_heads query 1"]:
     """Give log sum_j exp(s_j) = s_m - log softmax(s)_m, m the largest; the least number there is where a query sees nothing."""
     wide = torch.promote_types(s.dtype, torch.float32)
-    log = s.amax(-1, keepdim=True).to(wide) - p.amax(-1, keepdim=True).to(wide).log()
+    if torch.is_grad_enabled():  # rounding makes weights equal whose scores differ: the largest of each then have other gradients
+        log = s.to(wide).logsumexp(-1, keepdim=True)
+    else:
+        log = s.amax(-1, keepdim=True).to(wide) - p.amax(-1, keepdim=True).to(wide).log()
     return log if blind is None else log.masked_fill(blind, torch.finfo(wide).min)
 
 
@@ -152,19 +150,27 @@ class _Attend(torch.autograd.Function):
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, bias: Tensor | None, lean: Lean) -> Tensor:
         weights = lean.weights(q, k, mask, bias)
         ctx.lean = lean
-        ctx.save_for_backward(q, k, v, mask, bias, *weights)
+        ctx.save_for_backward(q, k, v, *weights)
         return weights.gather(v)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, mask, bias, *weights = ctx.saved_tensors
+        q, k, v, *weights = ctx.saved_tensors
         if wants_graph():
-
-            def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-                return cast(Lean, ctx.lean).weights(q, k, mask, bias, drop=Weights(*weights).drop).gather(v)
-
-            return *differentiable_gradients(attend, (q, k, v), grad), None, None, None
+            return *differentiable_gradients(partial(_attended, Weights(*weights), ctx.lean), (q, k, v), grad), None, None, None
         return *gradients(Weights(*weights), q, k, v, grad)[:3], None, None, None
+
+
+def _attended(found: Weights, lean: Lean, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Attend as ``_Attend`` did, in operations that autograd records.
+
+    Mask and bias, which are constants, are not saved but told by the weights: log p is the scores, plus the bias, less a number per query,
+    and minus infinity where a key is masked.
+    """
+    s, _ = lean.scores(q, k)
+    exact = s.to(torch.promote_types(s.dtype, torch.float32))
+    exact = exact + (found.p.to(exact).log() - exact).detach()
+    return found._replace(p=exact.softmax(-1).to(s.dtype)).gather(v)
 
 
 def attend_lean(

@@ -1,0 +1,169 @@
+"""A gradient penalty and a Hessian-vector product of whole models: through the fast paths what they are by the equations."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from tests.models.combinations import ENCODERS, FAMILIES, SET_ENCODERS, SET_RECURRENT, SET_WRITERS, batch_for
+from tests.models.combinations import described as described_text
+from tests.models.test_combinations import built
+from tests.models.test_vision import PLAIN as VISION
+from tests.models.test_vision import SET_NETWORKS, batch_of
+from tests.models.test_vision import described as described_image
+from transom.layers import activation, dropout, lean, norm, position, sight, tiles
+from transom.layers.attention import Terms, pattern, scores
+from transom.layers.dropout import keep_mask
+from transom.layers.lean import Lean, per_query_head
+from transom.models.network import Network
+from transom.training import loss
+from transom.training.loss import cross_entropy
+from transom.training.step import batch_loss
+
+
+def dropped(x: Tensor, p: float) -> Tensor:
+    return x * keep_mask(x.detach(), p)
+
+
+def turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    a, b, rest = x.split([cos.shape[-1], cos.shape[-1], x.shape[-1] - 2 * cos.shape[-1]], -1)
+    return torch.cat([a * cos - b * sin, b * cos + a * sin, rest], -1)
+
+
+def rms_normed(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    return weight * x / (x.square().mean(-1, keepdim=True) + eps).sqrt()
+
+
+def attended(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, bias: Tensor | None, of: Lean) -> Tensor:
+    terms = Terms(mask=mask, bias=bias, softcap=of.softcap)
+    weights = pattern(scores(q, k, terms), terms)
+    return (dropped(weights, of.dropout) if of.dropout else weights) @ per_query_head(v, q.shape[1])
+
+
+def entropy(hidden: Tensor, weight: Tensor, labels: Tensor, smoothing: float, r_drop: float) -> tuple[Tensor, Tensor]:
+    assert not r_drop
+    return cross_entropy(hidden @ weight.T, labels, smoothing)
+
+
+BY_EQUATION: dict[Any, Callable[..., Any]] = {
+    activation._Relu: F.relu,
+    dropout._Dropout: dropped,
+    dropout._DropoutAdd: lambda residual, x, p: residual + dropped(x, p),
+    lean._Attend: attended,
+    loss._LinearCrossEntropy: entropy,
+    norm._RootMeanSquare: rms_normed,
+    position._Turn: turned,
+}
+"""What every hand-written function is by PyTorch's own operations; tiles are left out by length, and ``_ShortLayerNorm`` is of bfloat16."""
+
+
+def derivatives(model: Network, batch: Any) -> list[Tensor]:
+    """Give the squared norm of the loss's gradient, its own gradient, and the product of the Hessian with drawn numbers."""
+    torch.manual_seed(4)
+    weights = [p for p in model.parameters() if p.requires_grad]
+    value, _ = batch_loss(model, batch, smoothing=0.1)
+    grads = torch.autograd.grad(value, weights, create_graph=True, allow_unused=True, materialize_grads=True)
+    penalty = torch.stack([grad.square().sum() for grad in grads]).sum()
+    along = torch.stack([(grad * torch.randn_like(grad)).sum() for grad in grads]).sum()
+    asked: Any = {"allow_unused": True, "materialize_grads": True}
+    return [
+        penalty.detach(),
+        *torch.autograd.grad(penalty, weights, retain_graph=True, **asked),
+        *torch.autograd.grad(along, weights, **asked),
+    ]
+
+
+def both_ways(model: Network, batch: Any, monkeypatch: pytest.MonkeyPatch) -> tuple[list[list[Tensor]], set[Any]]:
+    """Compute the derivatives by the fast paths and by the equations; name the hand-written functions that the first way passes."""
+    passed = set[Any]()
+    for function in (*BY_EQUATION, tiles._OverTiles):
+        apply = function.apply
+        monkeypatch.setattr(function, "apply", lambda *args, function=function, apply=apply: (passed.add(function), apply(*args))[1])
+    fast = derivatives(model, batch)
+    for function, by_equation in BY_EQUATION.items():
+        monkeypatch.setattr(function, "apply", by_equation)
+    monkeypatch.setattr(sight, "LONG", 10**6)
+    return [fast, derivatives(model, batch)], passed
+
+
+def agree(found: Sequence[list[Tensor]]) -> bool:
+    """Tell whether all numbers are the same, to rounding of the largest: some are 0 by the equations, such as a bias of keys'."""
+    close = {"rtol": 1e-8, "atol": 1e-12 * max(float(x.abs().max()) for x in found[1])}
+    return all(torch.allclose(a, b, **close) for a, b in zip(*found, strict=True))
+
+
+SMALL: dict[str, Any] = {
+    "d_model": 12,
+    "n_heads": 6,
+    "n_kv_heads": 3,
+    "d_ff": 8,
+    "max_seq_len": 16,
+    "dropout": 0.2,
+    "attention_dropout": 0.1,
+}
+TEXTS = [
+    SMALL | {"norm": norms, "position": positions, "feed_forward": {"kind": kind}, "attention": {"softcap": softcap}} | family
+    for norms, positions, kind, softcap, family in zip(
+        ("rmsnorm", "layernorm") * 6,
+        ("rotary", "alibi", "relative", "learned") * 3,
+        ("relu", "swiglu", "gelu", "reglu", "squared-relu") * 3,
+        ("none", 1.5) * 6,
+        FAMILIES + ENCODERS,
+        strict=False,
+    )
+] + [SET_RECURRENT[1], SET_RECURRENT[-1]]
+IMAGES = [VISION | {"patch_size": 2, "dropout": 0.2, "stem": SET_NETWORKS[1]["stem"], "norm": "rmsnorm"}, SET_NETWORKS[-1]]
+
+
+@pytest.mark.parametrize("fields", TEXTS, ids=lambda fields: f"{fields['kind']}-{fields.get('position', fields.get('cell'))}")
+def test_of_texts(fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    config = described_text(fields)
+    found, passed = both_ways(built(config).train(), batch_for(config), monkeypatch)
+    assert agree(found) and found[0][0] > 0
+    lean_attention = "n_heads" in fields and (fields["kind"] == "seq2seq" or fields["position"] != "relative")  # not with a learned bias
+    assert loss._LinearCrossEntropy in passed and (lean._Attend in passed) == lean_attention
+
+
+@pytest.mark.parametrize("fields", IMAGES, ids=lambda fields: fields["kind"])
+def test_of_images(fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    config = described_image(fields)
+    found, passed = both_ways(built(config).train(), batch_of(config), monkeypatch)
+    assert agree(found) and found[0][0] > 0 and loss._LinearCrossEntropy in passed
+
+
+def test_of_long_rows_whose_tiles_are_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    attention = {"pattern": {"kind": "window-2d", "size": 3}, "sinks": True, "softcap": 2.0}
+    fields = VISION | {"image_size": 24, "patch_size": 1, "channels": 1, "n_layers": 1, "attention": attention, "pool": "mean"}
+    config = described_image(fields)
+    monkeypatch.setattr(sight, "LONG", 128)
+    monkeypatch.setattr(sight, "MOST", 0.9)
+    found, passed = both_ways(built(config).train(), batch_of(config, 1), monkeypatch)
+    assert agree(found) and tiles._OverTiles in passed
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("fields", SET_WRITERS + SET_ENCODERS, ids=range(len(SET_WRITERS + SET_ENCODERS)))
+def test_of_every_set_combination(fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    config = described_text(fields)
+    assert agree(both_ways(built(config).train(), batch_for(config), monkeypatch)[0])
+
+
+def test_the_penalty_s_gradient_is_its_slope() -> None:
+    """By finite differences of the penalty itself, which knows nothing of second derivatives."""
+    config = described_text(SMALL | FAMILIES[3] | {"norm": "rmsnorm", "position": "rotary", "feed_forward": "gelu", "dropout": 0.0})
+    model, batch = built(config), batch_for(config)
+    weights = list(model.parameters())
+    _, *gradients = derivatives(model, batch)
+    torch.manual_seed(5)
+    directions = [torch.randn_like(p) for p in weights]
+    slope = sum(float((a * b).sum()) for a, b in zip(gradients, directions, strict=False))
+    penalties = []
+    for step in (1e-6, -2e-6):
+        with torch.no_grad():
+            for p, direction in zip(weights, directions, strict=True):
+                p.add_(direction, alpha=step)
+        penalties.append(float(derivatives(model, batch)[0]))
+    assert slope == pytest.approx((penalties[0] - penalties[1]) / 2e-6, rel=1e-4)
