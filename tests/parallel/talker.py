@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from transom.parallel.heartbeat import READY
 from transom.parallel.workers import worker
 from transom.parallel.world import World
 
@@ -15,6 +16,9 @@ SAID = ((1, 2.5), (10, 20.25), (100, 200.125))
 
 LISTS = ([], [4, 5, 6], [7])
 """What each process has to say, of its own length."""
+
+END_BEFORE_JOINING = {"die early": signal.SIGKILL, "stop early": signal.SIGSTOP}
+"""How the last process ends between having said that it is ready and meeting the others."""
 
 
 def talk(world: World) -> dict[str, object]:
@@ -33,9 +37,17 @@ if __name__ == "__main__":
     rank, size, meeting, does = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), sys.argv[4]
     if does == "fail":
         raise SystemExit("nothing works here")
+    if does in END_BEFORE_JOINING and rank == size - 1:
+        sys.stdout.buffer.write(READY)
+        sys.stdout.flush()
+        os.kill(os.getpid(), END_BEFORE_JOINING[does])
     with worker(rank, size, meeting) as world:
         first = talk(world)
         if does == "die" and rank == 1:
             os.kill(os.getpid(), signal.SIGKILL)
+        if does == "stop" and rank == 2:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        while does == "compute" and not Path(sys.argv[5]).exists():  # without a word to the others, for as long as the test wants
+            sum(i * i for i in range(10**5))
         while world.from_first():
             assert talk(world) == first

@@ -1,5 +1,7 @@
 """Several processes share each batch: the same steps as one process makes, the same end after any stop, bad samples named from all."""
 
+import os
+import signal
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -9,6 +11,7 @@ import pytest
 from tests.training.test_run import MODEL, die, kill_at, same, sit, traces
 from transom.errors import ConfigError, TransomError
 from transom.training.events import Event, Saved, Stepped
+from transom.weights.run_folder import RunFolder
 
 EXACT = {"precision": "fp32", "max_steps": 6, "checkpoint_every": 3, "validate_every": 6, "validate_bleu": 0, "log_every": 1}
 """No rounding to speak of."""
@@ -51,3 +54,18 @@ def test_bad_samples_are_named_from_all_processes(tmp_path: Path) -> None:
         return [set(event.skipped) for event in seen if isinstance(event, Stepped) and event.skipped]
 
     assert named(1)[1:20] == named(2)[1:20]
+
+
+def test_a_stopped_process_ends_the_run_in_one_line_and_its_checkpoint_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("transom.parallel.heartbeat.LIMIT", 2.0)
+
+    def stop_the_other(event: Event) -> None:
+        if isinstance(event, Saved):
+            (other,) = (int(pid) for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split())
+            os.kill(other, signal.SIGSTOP)
+
+    with pytest.raises(TransomError, match=r"found rank 1 silent for [2-9] s: it was stopped.*its last checkpoint is kept") as error:
+        sit(tmp_path, stop_the_other, **EXACT, processes=2)
+    assert "\n" not in str(error.value)
+    kept = RunFolder.open(tmp_path).checkpoints.latest()
+    assert kept is not None and kept.step == 3

@@ -1,7 +1,7 @@
 """What the schemas of all networks share, and those of all Transformers."""
 
 from abc import abstractmethod
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self, get_origin
 
 from pydantic import Field, model_validator
 
@@ -27,8 +27,18 @@ class Architecture(Brick):
     FROM_DATA: ClassVar[tuple[str, ...]] = ()
     """The fields that the data fill in."""
 
+    FAMILY: ClassVar[str]
+    """What kind of network it is, for reports: a noun with its article."""
+
     kind: str
     d_model: int = Field(512, ge=1, description="width of the vectors that go from layer to layer")
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **options: Any) -> None:
+        """Refuse to define a kind of network that a report, which is written after training, could not name."""
+        super().__pydantic_init_subclass__(**options)
+        if get_origin(cls.model_fields["kind"].annotation) is Literal and "FAMILY" not in vars(cls):
+            raise TypeError(f"{cls.__name__}: expected FAMILY, the words for this kind of network, found none")
 
     @property
     def stacks(self) -> tuple[int, ...]:

@@ -45,6 +45,7 @@ class Seq2Seq(TextTransformer, TwoSided):
     """The encoder-decoder Transformer of 2017."""
 
     LOOKS_BACK: ClassVar[bool] = True
+    FAMILY: ClassVar[str] = "an encoder-decoder Transformer"
 
     kind: Literal["seq2seq"] = "seq2seq"
 
@@ -78,6 +79,7 @@ class Decoder(TextTransformer):
 
     VOCABULARIES: ClassVar[tuple[str, ...]] = ("vocab_size",)
     LOOKS_BACK: ClassVar[bool] = True
+    FAMILY: ClassVar[str] = "a decoder-only Transformer"
 
     kind: Literal["decoder"] = "decoder"
     n_layers: int = Field(6, ge=1, le=1000, description="blocks")
@@ -118,6 +120,8 @@ class Encoder(TextTransformer):
 class MaskedEncoder(Encoder):
     """An encoder that names the tokens behind masks."""
 
+    FAMILY: ClassVar[str] = "an encoder-only Transformer for masked tokens"
+
     kind: Literal["encoder"] = "encoder"
     tie: bool = Field(True, description="share one matrix between the embedding and the output map")
 
@@ -126,6 +130,7 @@ class TextClassifier(Encoder):
     """An encoder that names the class of a text."""
 
     FROM_DATA: ClassVar[tuple[str, ...]] = ("classes",)
+    FAMILY: ClassVar[str] = "an encoder-only Transformer for classes of texts"
 
     kind: Literal["text-classifier"] = "text-classifier"
     classes: tuple[Annotated[str, Field(min_length=1)], ...] = Field((), strict=False, description="the classes; set from the data")
@@ -137,6 +142,8 @@ class TextClassifier(Encoder):
 
 class TextEmbedder(Encoder):
     """An encoder that gives texts vectors, near to each other for texts that belong together."""
+
+    FAMILY: ClassVar[str] = "an encoder-only Transformer for vectors of texts"
 
     kind: Literal["text-embedder"] = "text-embedder"
     temperature: float = Field(0.05, gt=0, le=10, description="cosines are divided by it before their softmax (Gao et al. 2021, eq. 1)")

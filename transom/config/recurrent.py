@@ -188,6 +188,8 @@ class Recurrent(TextNetwork):
 class RecurrentSeq2Seq(Recurrent, TwoSided):
     """The recurrent encoder-decoder of 2014 to 2016, with attention or without."""
 
+    FAMILY: ClassVar[str] = "a recurrent encoder-decoder"
+
     kind: Literal["recurrent-seq2seq"] = "recurrent-seq2seq"
     n_encoder_layers: int = Field(1, ge=1, le=1000, description="layers of the encoder")
     n_decoder_layers: int = Field(1, ge=1, le=1000, description="layers of the decoder")
@@ -222,6 +224,7 @@ class RecurrentDecoder(Recurrent):
     """A recurrent language model (Mikolov et al. 2010; of LSTMs with dropout between layers, Zaremba et al. 2014)."""
 
     VOCABULARIES: ClassVar[tuple[str, ...]] = ("vocab_size",)
+    FAMILY: ClassVar[str] = "a recurrent network"
 
     kind: Literal["recurrent-decoder"] = "recurrent-decoder"
     n_layers: int = Field(2, ge=1, le=1000, description="layers")

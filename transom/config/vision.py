@@ -185,6 +185,8 @@ class ImageClassifier(Architecture):
 class VisionTransformer(ImageClassifier, Transformer):
     """An encoder whose tokens are patches of an image (Dosovitskiy et al. 2021). The defaults are ViT's bricks."""
 
+    FAMILY: ClassVar[str] = "a Vision Transformer for classes of images"
+
     kind: Literal["vision-transformer"] = "vision-transformer"
     n_layers: int = Field(6, ge=1, le=1000, description="blocks")
     patch_size: int = Field(4, ge=1, description="width and height of a patch, in pixels or places behind the stem")
@@ -225,6 +227,8 @@ class VisionTransformer(ImageClassifier, Transformer):
 
 class ConvolutionalNetwork(ImageClassifier):
     """A small convolutional network, the baseline: stages, the mean over all places, one hidden layer (after LeCun et al. 1998)."""
+
+    FAMILY: ClassVar[str] = "a convolutional network for classes of images"
 
     kind: Literal["convolutional"] = "convolutional"
     d_model: int = Field(128, ge=1, description="width of the vector that is classified")

@@ -18,17 +18,7 @@ from transom.inspection.figures import whole
 
 def family(recipe: Recipe) -> str:
     """Name the kind of network."""
-    return {
-        "seq2seq": "an encoder-decoder Transformer",
-        "recurrent-seq2seq": "a recurrent encoder-decoder",
-        "decoder": "a decoder-only Transformer",
-        "recurrent-decoder": "a recurrent network",
-        "encoder": "an encoder-only Transformer for masked tokens",
-        "text-classifier": "an encoder-only Transformer for classes of texts",
-        "text-embedder": "an encoder-only Transformer for vectors of texts",
-        "vision-transformer": "a Vision Transformer for classes of images",
-        "convolutional": "a convolutional network for classes of images",
-    }[recipe.model.kind]
+    return recipe.model.FAMILY
 
 
 PORTABLE = "As in recipe.toml, but of whole paths only the last name"

@@ -12,7 +12,8 @@ from torch import Tensor, distributed
 from transom.errors import TransomError
 
 PATIENCE = timedelta(days=7)
-"""How long one process waits for another: a validation of the first may take any time, and a process that is gone is noticed at once."""
+"""How long one process waits for another: a validation of the first may take any time. A process that is gone is noticed at once,
+and one that is stopped by its heartbeats."""
 
 
 class ProcessLostError(TransomError):
@@ -101,11 +102,27 @@ def joined(rank: int, size: int, meeting: Path) -> Iterator[World]:
         rank: number of this process, from 0.
         size: how many there are.
         meeting: a file, the same for all, that none of them made.
+
+    Raises:
+        ProcessLostError: one of them ended meanwhile.
     """
     hook = sys.excepthook
-    distributed.init_process_group("gloo", init_method=meeting.as_uri(), rank=rank, world_size=size, timeout=PATIENCE)
     try:
-        yield World(rank, size)
+        try:
+            distributed.init_process_group("gloo", init_method=meeting.as_uri(), rank=rank, world_size=size, timeout=PATIENCE)
+        except RuntimeError as error:
+            _reset_groups()
+            raise ProcessLostError(f"expected {size} processes to join, found one gone") from error
+        try:
+            yield World(rank, size)
+        finally:
+            distributed.destroy_process_group()
     finally:
-        distributed.destroy_process_group()
         sys.excepthook = hook  # PyTorch's, which puts the rank before each line, would stay
+
+
+def _reset_groups() -> None:
+    """Let PyTorch count its groups from zero again, as only the end of a group does: its next one would wait for others of another name."""
+    store = distributed.HashStore()  # type: ignore[attr-defined]  # documented, and not in the module's list of names
+    distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    distributed.destroy_process_group()
