@@ -9,7 +9,8 @@ from types import FrameType, TracebackType
 from typing import Any
 
 from transom.cli.imports import signals_held
-from transom.config.recipe import Recipe, load_recipe
+from transom.config.finetune import NOTHING_ASKED, Asked, load_training
+from transom.config.recipe import Recipe
 from transom.errors import ConfigError
 from transom.training.events import Event, Finished, Observer, Reason, Stepped, Validated
 
@@ -88,6 +89,7 @@ def run_training(
     overwrite: bool = False,
     observers: Sequence[Observer] = (),
     tell: Callable[[str], None] = lambda _: None,
+    asked: Asked = NOTHING_ASKED,
 ) -> Sitting:
     """Train a recipe into a run folder and write its report and model card.
 
@@ -99,6 +101,7 @@ def run_training(
         overwrite: begin anew where ``out`` holds a run.
         observers: called with each event of ``training.events``.
         tell: is told, in a few words, what is being done before the first step.
+        asked: what a person set of the recipe, as ``load_training`` tells it.
 
     Raises:
         TransomError: recipe, data and folder do not fit together, or the run could not go on.
@@ -111,7 +114,7 @@ def run_training(
         from transom.weights.run_folder import RunFolder
 
     with RunFolder.create(out, resume=resume, overwrite=overwrite) as folder:
-        parts = set_up(recipe, base, folder, tell)
+        parts = set_up(recipe, base, folder, tell, asked)
         boards = [tensorboard_observer(out)] if recipe.training.tensorboard else []
         with Stop() as stop:
             finished = train(parts, [*boards, *observers], stop.wanted)
@@ -143,8 +146,9 @@ def train(
     Raises:
         TransomError: recipe, data and folder do not fit together, or the run could not go on.
     """
-    loaded, base = load_recipe(recipe, overrides)
-    return run_training(loaded, base, default_folder(recipe) if out is None else Path(out), resume, overwrite, observers)
+    loaded, base, asked = load_training(recipe, overrides)
+    folder = default_folder(recipe) if out is None else Path(out)
+    return run_training(loaded, base, folder, resume, overwrite, observers, asked=asked)
 
 
 def default_folder(recipe: str | Path) -> Path:
