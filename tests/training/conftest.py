@@ -8,7 +8,15 @@ import pytest
 import torch
 from PIL import Image
 
-from transom.config.recipe import ClassificationRecipe, EmbeddingRecipe, ImageRecipe, MaskedRecipe, Recipe, TranslationRecipe
+from transom.config.finetune import NOTHING_ASKED, Asked
+from transom.config.recipe import (
+    ClassificationRecipe,
+    EmbeddingRecipe,
+    ImageRecipe,
+    MaskedRecipe,
+    Recipe,
+    TranslationRecipe,
+)
 from transom.training.events import Finished
 from transom.training.run import train
 from transom.training.setup import Parts, set_up
@@ -131,10 +139,10 @@ def changed(recipe: Recipe, **training: Any) -> Recipe:
     return type(recipe).model_validate(raw)
 
 
-def sit(recipe: Recipe, out: Path, *observers: Any) -> Finished:
+def sit(recipe: Recipe, out: Path, *observers: Any, asked: Asked = NOTHING_ASKED) -> Finished:
     """One sitting of a run in ``out``, going on with what is there."""
     with RunFolder.create(out, resume=True) as folder:
-        return train(set_up(recipe, Path(), folder), observers)
+        return train(set_up(recipe, Path(), folder, asked=asked), observers)
 
 
 def measured(parts: Parts) -> tuple[dict[str, float], tuple[Mapping[str, Any], ...]]:

@@ -1,5 +1,6 @@
 """Fine-tuning: a run of any family starts from another, whole or by low-rank maps; what it takes, what stays fresh, how it goes on."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -8,11 +9,13 @@ import torch
 
 from tests.training.conftest import TRAINING, changed, sit
 from tests.training.test_run import Killed, kill_at, same
-from transom.config.recipe import ClassificationRecipe, LanguageRecipe, MaskedRecipe, Recipe
+from transom.config.finetune import NOTHING_ASKED, Asked
+from transom.config.recipe import ClassificationRecipe, ImageRecipe, LanguageRecipe, MaskedRecipe, Recipe
 from transom.decoding.load import load
 from transom.errors import CheckpointError, ConfigError
 from transom.training.events import Started, Stepped
 from transom.training.setup import set_up
+from transom.training.start import laid_over, shaped_like
 from transom.weights.run_folder import ADAPTER, BASE, TOKENIZER, WEIGHTS, RunFolder
 from transom.weights.tensors import read_tensors
 
@@ -56,7 +59,11 @@ def test_the_other_run_decides_widths_and_bricks_and_the_recipe_the_rest(
     raw = changed(classes, start_from=str(pretrained)).model_dump()
     raw["model"] |= {"d_model": 32, "n_layers": 2, "norm_placement": "pre", "dropout": 0.25, "pool": "start"}
     other = ClassificationRecipe.model_validate(raw)
-    sit(other, tmp_path / "tuned")
+    seen: list[Any] = []
+    sit(other, tmp_path / "tuned", seen.append)
+    unused = "n_layers 2, norm_placement 'pre'"
+    notes = next(e for e in seen if isinstance(e, Started)).notes
+    assert f"the model's shape is that of {pretrained}; not used are the recipe's d_model 32, {unused}" in notes
     model = RunFolder.open(tmp_path / "tuned").load_config()
     assert (model.d_model, model.n_layers, model.norm_placement, model.dropout, model.pool) == (16, 1, "post", 0.25, "start")  # type: ignore[attr-defined]
     sit(changed(other, max_steps=12), tmp_path / "tuned")  # resumed by the same recipe
@@ -112,9 +119,205 @@ def test_every_transformer_is_tuned_by_low_rank_maps(family: Recipe, tmp_path: P
 def test_what_does_not_fit_is_named(classes: ClassificationRecipe, pretrained: Path, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="expected a run's folder"):
         sit(changed(classes, start_from=str(tmp_path / "none")), tmp_path / "refused")
-    recurrent = LanguageRecipe.model_validate({"data": {"train": {"files": "text.txt"}}, "model": {"kind": "recurrent-decoder"}})
-    with pytest.raises(ConfigError, match="the same kind of network as recurrent-decoder, found encoder; name such a run"):
-        sit(changed(recurrent, start_from=str(pretrained)), tmp_path / "refused")
-    decoder = LanguageRecipe.model_validate({"data": {"train": {"files": str(tmp_path / "text.txt"), "document": "line"}}})
-    with pytest.raises(ConfigError, match=r"found no decoder\.blocks\.0.*name a run of the same kind of network"):
-        sit(changed(decoder, start_from=str(pretrained)), tmp_path / "refused")
+    weights = read_tensors(pretrained / WEIGHTS)
+    with RunFolder.create(pretrained, resume=True) as folder:
+        folder.write_weights({name.replace("blocks.0", "blocks.7"): x for name, x in weights.items()})
+    with pytest.raises(
+        CheckpointError, match=r"model\.safetensors: expected the weights of the model in config\.json, found no encoder\.bl.*back"
+    ):
+        sit(changed(classes, start_from=str(pretrained)), tmp_path / "refused")
+    assert not (tmp_path / "refused").exists()
+
+
+KINDS = {"masked": "encoder", "classes": "text-classifier", "pairs": "text-embedder", "languages": "seq2seq", "decoder": "decoder"}
+KINDS |= {"vision": "vision-transformer", "convolutional": "convolutional", "recurrent-decoder": "recurrent-decoder"}
+
+
+@pytest.mark.parametrize("family", KINDS, indirect=True)
+def test_a_run_of_the_wrong_kind_is_named_as_such(family: Recipe, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    """Every kind but those that share their blocks is refused by every other one, before anything is read of its data."""
+    raw = family.model_dump()
+    raw["model"] |= dict.fromkeys(family.model.VOCABULARIES, 9) | ({"classes": ["a"]} if "classes" in raw["model"] else {})
+    raw["model"] |= {name: [0.5] * 3 for name in ("pixel_mean", "pixel_std") if name in raw["model"]}
+    theirs = type(family).model_validate(raw).model
+    with RunFolder.create(tmp_path / "run") as folder:
+        folder.write_config(theirs)
+    encoders = {"encoder", "text-classifier", "text-embedder"}
+    for ours in (request.getfixturevalue(name) for name in ("masked", "languages", "vision")):
+        if ours.model.kind == theirs.kind or {ours.model.kind, theirs.kind} <= encoders:
+            continue
+        with pytest.raises(ConfigError) as caught:
+            sit(changed(ours, start_from=str(tmp_path / "run")), tmp_path / "refused")
+        (line,) = str(caught.value).splitlines()
+        assert line.startswith(f"training.start_from = '{tmp_path / 'run'}': expected a run of '{ours.model.kind}'")
+        assert f"found a run of '{theirs.kind}'; name another run" in line
+        assert not (tmp_path / "refused").exists()
+
+
+POSITIONS: list[Any] = ["rotary", "sinusoidal", "alibi", "relative", "learned", "none"]
+
+
+@pytest.mark.parametrize("position", POSITIONS)
+@pytest.mark.parametrize("length", [8, 32])
+@pytest.mark.parametrize("family", ["decoder", "masked", "languages"], indirect=True)
+def test_another_length_is_taken_by_any_position(family: Recipe, position: str, length: int, tmp_path: Path) -> None:
+    if position == "none" and family.model.kind != "decoder":
+        return  # an encoder has an order by its positions alone
+    raw = changed(family, average="none", max_steps=1, validate_every=1).model_dump()
+    raw["model"] |= {"position": {"kind": position}, "dropout": 0.0}
+    first = type(family).model_validate(raw)
+    sit(first, tmp_path / "first")
+    with RunFolder.create(tmp_path / "tuned") as folder:
+        asked = Asked({"model": {"max_seq_len": length}})
+        parts = set_up(changed(first, start_from=str(tmp_path / "first")), Path(), folder, asked=asked)
+    assert getattr(parts.recipe.model, "max_seq_len") == length  # noqa: B009
+    assert parts.notes[1] == f"changed from the model of {tmp_path / 'first'}: max_seq_len {length} (was 16)"
+    ours, theirs = parts.model.state_dict(), read_tensors(tmp_path / "first" / WEIGHTS)
+    assert ours.keys() == theirs.keys()
+    tables = {name for name in ours if name.endswith("position.table.weight") and position == "learned"}
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours.keys() - tables)
+    for name in tables:
+        assert len(ours[name]) == length
+        expected = theirs[name][:length]
+        if length == 32:  # by hand: place i of 32 is place 15 i / 31 of 16
+            places = torch.arange(32, dtype=torch.float64) * 15 / 31
+            low = places.floor().long().clamp(max=14)
+            share = (places - low)[:, None].float()
+            expected = theirs[name][low] * (1 - share) + theirs[name][low + 1] * share
+        assert torch.allclose(ours[name], expected, rtol=0, atol=1e-6)
+    assert ("positions brought from 16 to" in parts.notes[0]) is bool(tables)
+    load_config = RunFolder.open(tmp_path / "tuned").load_config()
+    assert load_config == parts.recipe.model
+
+
+def test_yarn_counts_from_the_length_that_the_run_was_trained_for(tmp_path: Path, masked: MaskedRecipe, request: Any) -> None:
+    base = with_position(masked, {"kind": "rotary", "base": 500.0})
+    assert isinstance(base, LanguageRecipe)
+    yarn = Asked({"model": {"position": {"scaling": "yarn", "factor": 4.0}}})
+    found = laid_over(base, base.model, yarn).model.position  # type: ignore[union-attr]
+    assert (found.kind, found.base, found.factor, found.trained_seq_len) == ("rotary", 500.0, 4.0, 16)
+    longer = Asked({"model": {"max_seq_len": 64, "position": {"kind": "rotary", "scaling": "yarn", "factor": 4.0}}})
+    squeezed = laid_over(base, base.model, longer)
+    assert squeezed.model.position.trained_seq_len == 16  # type: ignore[union-attr]
+    again = laid_over(squeezed, squeezed.model, Asked({"model": {"max_seq_len": 128, "position": {"factor": 8.0}}}))
+    assert again.model.position.trained_seq_len == 16  # type: ignore[union-attr]
+    implicit = with_position(masked, {"kind": "rotary", "scaling": "yarn", "factor": 2.0})  # 16 positions in all: trained on 8
+    assert laid_over(implicit, implicit.model, Asked({"model": {"max_seq_len": 32}})).model.position.trained_seq_len == 8  # type: ignore[union-attr]
+    assert laid_over(implicit, implicit.model, NOTHING_ASKED).model == implicit.model
+
+
+def with_position(masked: MaskedRecipe, position: dict[str, Any], **model: Any) -> LanguageRecipe:
+    """Make a language model's recipe of the same text."""
+    training = {name: masked.training.model_dump()[name] for name in TRAINING}
+    fields = {"kind": "decoder", "d_model": 16, "n_layers": 1, "n_heads": 2, "max_seq_len": 16, "position": position, **model}
+    return LanguageRecipe.model_validate({"data": masked.data, "tokenizer": masked.tokenizer, "training": training, "model": fields})
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"max_seq_len": 32, "position": {"scaling": "yarn", "factor": 2.0}, "attention": {"pattern": {"kind": "window", "size": 4}}},
+        {"max_seq_len": 24, "dropout": 0.3},
+    ],
+    ids=["rotary", "learned"],
+)
+def test_a_changed_run_that_is_killed_ends_as_the_run_left_alone(masked: MaskedRecipe, tmp_path: Path, asked: dict[str, Any]) -> None:
+    position = "rotary" if "position" in asked else "learned"
+    base = changed(with_position(masked, {"kind": position}, **({"dropout": 0.3} if position == "learned" else {})), average="none")
+    sit(changed(base, max_steps=2), tmp_path / "base")
+    run, asks = changed(base, start_from=str(tmp_path / "base"), max_steps=6), Asked({"model": asked})
+    sit(run, tmp_path / "alone", asked=asks)
+    for step, kind in ((1, Stepped), (5, Stepped)):  # before the first checkpoint and behind it
+        with pytest.raises(Killed):
+            sit(run, tmp_path / "killed", kill_at(step, kind), asked=asks)
+    sit(run, tmp_path / "killed")  # what was asked for once is in the run's recipe
+    same(tmp_path / "alone", tmp_path / "killed")
+    assert RunFolder.open(tmp_path / "killed").load_config().max_seq_len == asked["max_seq_len"]  # type: ignore[attr-defined]
+    with pytest.raises(ConfigError, match=r"the run was begun with model\.max_seq_len = .*, found 48; a resumed run keeps its recipe"):
+        sit(run, tmp_path / "killed", asked=Asked({"model": {"max_seq_len": 48}}))
+
+
+REFUSED: list[tuple[str, dict[str, Any], str]] = [
+    ("decoder", {"d_model": 32}, "d_model = 16, .* found 32"),
+    ("decoder", {"n_layers": 2}, "n_layers = 1, .* found 2"),
+    ("decoder", {"n_heads": 4}, "n_heads = 2, .* found 4"),
+    ("decoder", {"n_kv_heads": 1}, "n_kv_heads = 'none', .* found 1"),
+    ("decoder", {"tie": False}, "tie = true, .* found false"),
+    ("decoder", {"norm": "layernorm"}, "norm = 'rmsnorm', .* found 'layernorm'"),
+    ("decoder", {"norm": {"eps": 0.1}}, "norm.eps = .* found 0.1"),
+    ("decoder", {"norm_placement": "post"}, "norm_placement = 'pre', .* found 'post'"),
+    ("decoder", {"feed_forward": {"kind": "geglu"}}, "feed_forward.kind = 'swiglu', .* found 'geglu'"),
+    ("decoder", {"position": "alibi"}, "position = 'rotary', .* found 'alibi'"),
+    ("decoder", {"position": {"base": 500.0}}, "position.base = 10000.0, .* found 500.0"),
+    ("decoder", {"attention": {"softcap": 30.0}}, "attention.softcap = 'none', .* found 30.0"),
+    ("decoder", {"attention": {"sinks": True}}, "attention.sinks = false, .* found true"),
+    ("languages", {"n_decoder_layers": 2}, "n_decoder_layers = 1, .* found 2"),
+    ("languages", {"tie": "decoder"}, "tie = 'all', .* found 'decoder'"),
+    ("masked", {"embedding_norm": False}, "embedding_norm = true, .* found false"),
+    ("vision", {"patch_size": 2}, "patch_size = 4, .* found 2"),
+    ("vision", {"pool": "mean"}, "pool = 'cls', .* found 'mean'"),
+    ("vision", {"channels": 1}, "channels = 3, .* found 1"),
+    ("convolutional", {"stem": {"channels": [8, 16]}}, r"stem.channels = \(8, 8\), .* found \(8, 16\)"),
+    ("recurrent-decoder", {"cell": "gru"}, "cell = 'lstm', .* found 'gru'"),
+]
+
+
+@pytest.mark.parametrize(("family", "asked", "told"), REFUSED, indirect=["family"])
+def test_what_weights_do_not_allow_is_refused_with_the_reason(family: Recipe, asked: dict[str, Any], told: str, tmp_path: Path) -> None:
+    begin(family, tmp_path / "run")
+    raw = changed(family, start_from=str(tmp_path / "run")).model_dump()
+    merged = {
+        name: raw["model"][name] | value if isinstance(value, dict) and "kind" not in value else value for name, value in asked.items()
+    }
+    recipe = type(family).model_validate(raw | {"model": raw["model"] | merged})
+    with pytest.raises(ConfigError) as caught:
+        shaped_like(recipe, tmp_path / "run", Asked({"model": asked}, lambda path: f"--set {'.'.join(path)}"))
+    line = str(caught.value)
+    (name,) = asked
+    assert re.fullmatch(rf"--set model\.{name}[a-z_.]*: expected model\.{told}; leave it out, or train without --from", line), line
+    assert str(tmp_path / "run") in line
+
+
+def test_the_field_that_was_asked_for_is_named_and_not_what_it_breaks(masked: MaskedRecipe, tmp_path: Path) -> None:
+    """16 heads fit the recipe's own width and not the run's, which leaves each a single column."""
+    begin(with_position(masked, {"kind": "rotary"}), tmp_path / "run")
+    wide = with_position(masked, {"kind": "rotary"}, d_model=64, n_heads=16)
+    with pytest.raises(ConfigError, match=r"expected model\.n_heads = 2, .* found 16; leave it out"):
+        shaped_like(wide, tmp_path / "run", Asked({"model": {"n_heads": 16}}))
+
+
+def begin(recipe: Recipe, out: Path) -> None:
+    """Leave what a run of an untrained model has in its folder, as far as its shape goes."""
+    with RunFolder.create(out) as folder:
+        set_up(changed(recipe, average="none"), Path(), folder)
+
+
+def test_as_many_heads_of_keys_as_there_are_is_no_change(masked: MaskedRecipe, tmp_path: Path) -> None:
+    recipe = with_position(masked, {"kind": "rotary"})
+    begin(recipe, tmp_path / "run")
+    asked = Asked({"model": {"n_kv_heads": 2, "d_head": 8, "position": "rotary", "vocab_size": 77}})
+    raw = recipe.model_dump()
+    raw["model"] |= {"n_kv_heads": 2, "d_head": 8, "vocab_size": 77}
+    assert shaped_like(LanguageRecipe.model_validate(raw), tmp_path / "run", asked).notes == []
+
+
+def test_what_a_weight_for_each_place_does_not_allow_is_refused(masked: MaskedRecipe, vision: ImageRecipe, tmp_path: Path) -> None:
+    for number, (recipe, field, value) in enumerate(((masked, "max_seq_len", 32), (vision, "image_size", 16))):
+        raw = recipe.model_dump()
+        raw["model"]["attention"]["approximation"] = {"kind": "linformer", "rank": 4}
+        first = type(recipe).model_validate(raw)
+        begin(first, tmp_path / str(number))
+        raw["model"][field] = value
+        with pytest.raises(ConfigError, match=rf"expected model\.{field} = \d+, .* found {value}; leave it out"):
+            shaped_like(type(recipe).model_validate(raw), tmp_path / str(number), Asked({"model": {field: value}}))
+
+
+def test_a_network_for_images_keeps_the_other_s_pooling(vision: ImageRecipe, tmp_path: Path) -> None:
+    """A classification token is a weight and has a position: a recipe that pools otherwise does not choose anew."""
+    sit(changed(vision, max_steps=2), tmp_path / "run")
+    raw = changed(vision, start_from=str(tmp_path / "run")).model_dump()
+    raw["model"] |= {"pool": "mean", "image_size": 16}
+    with RunFolder.create(tmp_path / "tuned") as folder:
+        parts = set_up(ImageRecipe.model_validate(raw), Path(), folder)
+    assert parts.recipe.model.pool == "cls"  # type: ignore[attr-defined]
+    assert parts.notes[1] == f"the model's shape is that of {tmp_path / 'run'}; not used are the recipe's pool 'mean'"

@@ -35,7 +35,8 @@ from transom.cli.options import (
     text_overrides,
 )
 from transom.cli.training_run import Sitting, default_folder, run_training
-from transom.config.recipe import Recipe, load_recipe
+from transom.config.finetune import Asked, load_training
+from transom.config.recipe import Recipe
 from transom.training.figures import VALIDATED, spelled, tags
 
 app = typer.Typer(add_completion=False)
@@ -76,7 +77,8 @@ def train(
     valid_instructions: ValidInstructions = None,
     out: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="The run folder; left out, runs/NAME.")] = None,
     origin: Annotated[
-        Path | None, typer.Option("--from", metavar="RUN", help="Start from a run's tokenizer, shape and weights: fine-tuning.")
+        Path | None,
+        typer.Option("--from", metavar="RUN", help="Fine-tune a run: its tokenizer, shape and weights; --set changes what these allow."),
     ] = None,
     overrides: Set = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out, if there is one.")] = False,
@@ -95,14 +97,15 @@ def train(
     sets = [*of_own_files(recipe, overrides or [], files), *start, *(overrides or [])]
     folder = out or default_folder(recipe)
     if seeds is None:
-        sitting = _one(*load_recipe(recipe, sets), folder, resume, as_json)
+        sitting = _one(*load_training(recipe, sets), folder, resume, as_json)
         answer(sitting.to_json(), as_json, _told(sitting))
         return sitting.exit_code
     sittings = []
     for seed in range(1, seeds + 1):
         if not as_json:
             note(f"seed {seed} of {seeds}")
-        sittings.append(_one(*load_recipe(recipe, [*sets, f"training.seed={seed}"]), folder / f"seed-{seed}", resume, as_json))
+        seeded = load_training(recipe, [*sets, f"training.seed={seed}"])
+        sittings.append(_one(*seeded, folder / f"seed-{seed}", resume, as_json))
         if sittings[-1].stopped_by:
             answer(sittings[-1].to_json(), as_json, _told(sittings[-1]))
             return sittings[-1].exit_code
@@ -111,14 +114,14 @@ def train(
     return 0
 
 
-def _one(recipe: Recipe, base: Path, folder: Path, resume: bool, quiet: bool) -> Sitting:
+def _one(recipe: Recipe, base: Path, asked: Asked, folder: Path, resume: bool, quiet: bool) -> Sitting:
     from transom.cli.progress import TrainingProgress
 
     overwrite = not resume and not quiet and _asked_to_overwrite(folder)
     if quiet:
-        return run_training(recipe, base, folder, resume, overwrite)
+        return run_training(recipe, base, folder, resume, overwrite, asked=asked)
     with TrainingProgress() as progress:
-        return run_training(recipe, base, folder, resume, overwrite, [progress], lambda doing: progress.tell(f"{doing} ..."))
+        return run_training(recipe, base, folder, resume, overwrite, [progress], lambda doing: progress.tell(f"{doing} ..."), asked)
 
 
 def _asked_to_overwrite(folder: Path) -> bool:

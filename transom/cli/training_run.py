@@ -10,7 +10,8 @@ from typing import Any
 
 from transom.cli.imports import signals_held
 from transom.cli.outputs import refuse_training_onto_its_inputs
-from transom.config.recipe import Recipe, load_recipe
+from transom.config.finetune import NOTHING_ASKED, Asked, load_training
+from transom.config.recipe import Recipe
 from transom.errors import ConfigError
 from transom.training.events import Event, Finished, Observer, Reason, Stepped, Validated
 
@@ -89,6 +90,7 @@ def run_training(
     overwrite: bool = False,
     observers: Sequence[Observer] = (),
     tell: Callable[[str], None] = lambda _: None,
+    asked: Asked = NOTHING_ASKED,
 ) -> Sitting:
     """Train a recipe into a run folder and write its report and model card; the process is afterwards as it was before.
 
@@ -100,6 +102,7 @@ def run_training(
         overwrite: begin anew where ``out`` holds a run.
         observers: called with each event of ``training.events``.
         tell: is told, in a few words, what is being done before the first step.
+        asked: what a person set of the recipe, as ``load_training`` tells it.
 
     Raises:
         TransomError: recipe, data and folder do not fit together, or the run could not go on.
@@ -114,7 +117,7 @@ def run_training(
 
     refuse_training_onto_its_inputs(recipe, base, out)
     with RunFolder.create(out, resume=resume, overwrite=overwrite) as folder, training_process():
-        parts = set_up(recipe, base, folder, tell)
+        parts = set_up(recipe, base, folder, tell, asked)
         boards = [tensorboard_observer(out)] if recipe.training.tensorboard else []
         with Stop() as stop:
             finished = train(parts, [*boards, *observers], stop.wanted)
@@ -149,8 +152,9 @@ def train(
     Raises:
         TransomError: recipe, data and folder do not fit together, or the run could not go on.
     """
-    loaded, base = load_recipe(recipe, overrides)
-    return run_training(loaded, base, default_folder(recipe) if out is None else Path(out), resume, overwrite, observers)
+    loaded, base, asked = load_training(recipe, overrides)
+    folder = default_folder(recipe) if out is None else Path(out)
+    return run_training(loaded, base, folder, resume, overwrite, observers, asked=asked)
 
 
 def default_folder(recipe: str | Path) -> Path:

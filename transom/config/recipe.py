@@ -1,9 +1,9 @@
 """The recipe: everything a training run depends on, in one TOML file."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 import tomli_w
 from pydantic import Field, model_validator
@@ -275,12 +275,57 @@ def load_recipe(where: str | Path, overrides: Sequence[str] = (), context: str |
     Raises:
         ConfigError: no such recipe, not TOML, or a field that does not fit; the message names the place.
     """
+    raw = read_recipe(where, overrides)
+    return check_recipe(raw, context), raw.base
+
+
+class RawRecipe(NamedTuple):
+    """A recipe as it was read, with overrides and preset in their places, not checked yet.
+
+    Attributes:
+        tables: its content.
+        base: the folder that a relative ``data.root`` starts from.
+        place: gives the file and line, or the flag, that sets a field.
+    """
+
+    tables: dict[str, Any]
+    base: Path
+    place: Callable[[tuple[str, ...]], str]
+
+
+def read_recipe(where: str | Path, overrides: Sequence[str] = (), own: bool = False) -> RawRecipe:
+    """Read a recipe without checking its fields.
+
+    Args:
+        where: name of a packaged recipe, or path of a TOML file.
+        overrides: as for ``load_recipe``.
+        own: leave out what a packaged recipe says itself; the overrides remain.
+
+    Raises:
+        ConfigError: no such recipe or preset, or not TOML.
+    """
     name, text, base = _find(where)
+    text = "" if own and not _is_file(where) else text
     raw, sets = _overridden(name, text, overrides)
     if isinstance(raw.get("model"), dict) and "preset" in raw["model"]:
         raw["model"] = _with_preset(raw["model"], _place(name, text, sets, ("model", "preset")))
-    recipe = check(_schema(raw, _place(name, text, sets, ("task",))), raw, lambda path: _place(name, text, sets, path), context)
-    return recipe, Path.cwd() if any(override.path == ("data", "root") for override in sets) else base
+    base = Path.cwd() if any(override.path == ("data", "root") for override in sets) else base
+
+    def place(path: tuple[str, ...]) -> str:
+        """Name what sets a field; a field of the model that nothing else sets is the preset's, if there is one."""
+        found = _place(name, text, sets, path)
+        return _place(name, text, sets, ("model", "preset")) if found == name and path[:1] == ("model",) else found
+
+    return RawRecipe(raw, base, place)
+
+
+def check_recipe(raw: RawRecipe, context: str | None = None) -> Recipe:
+    """Check a recipe that was read against the schema of its task.
+
+    Raises:
+        ConfigError: a field does not fit.
+    """
+    return check(_schema(raw.tables, raw.place(("task",))), raw.tables, raw.place, context)
 
 
 def flags_of(where: str | Path, overrides: Sequence[str] = ()) -> str:
@@ -317,15 +362,20 @@ def _packaged(folder: str) -> dict[str, str]:
 
 
 def _find(where: str | Path) -> tuple[str, str, Path]:
-    path = Path(where)
-    if path.suffix == ".toml" or len(path.parts) > 1 or path.is_file():
-        return str(where), read_toml_text(path), path.resolve().parent
+    if _is_file(where):
+        return str(where), read_toml_text(Path(where)), Path(where).resolve().parent
     recipes = packaged_recipes()
     if str(where) not in recipes:
         raise ConfigError(
             f"expected a packaged recipe or the path of a .toml file, found {str(where)!r}; {nearest(str(where), list(recipes))}"
         )
     return f"recipe {where}", recipes[str(where)], Path.cwd()
+
+
+def _is_file(where: str | Path) -> bool:
+    """Tell the path of a recipe's file from the name of a packaged recipe."""
+    path = Path(where)
+    return path.suffix == ".toml" or len(path.parts) > 1 or path.is_file()
 
 
 def _overridden(name: str, text: str, overrides: Sequence[str]) -> tuple[dict[str, Any], list[Override]]:

@@ -135,7 +135,8 @@ class Training(Schema):
     )
     start_from: str | None = Field(
         None,
-        description="run folder to start from: its tokenizer, widths and bricks, and weights wherever names agree; else all is fresh",
+        description="run folder to start from: its tokenizer, widths and bricks, and weights wherever names agree; else all is fresh. What"
+        " a packaged recipe says of the model's shape gives way; what is set besides is changed or, where weights do not allow it, refused",
     )
     adapter: Lora | None = Field(
         None, description="what learns in place of all weights, with start_from: lora; the weights that it is added to are kept"

@@ -151,6 +151,17 @@ def resized_grid(table: Float[Tensor, "old_places d_model"], n_positions: int) -
     return torch.cat([table[:front], grid.permute(0, 2, 3, 1).reshape(new * new, -1)])
 
 
+def resized_line(table: Float[Tensor, "old_places d_model"], n_positions: int) -> Float[Tensor, "new_places d_model"]:
+    """Bring learned positions of a text to another length.
+
+    A shorter table is the beginning of the longer one, since the positions of short texts keep their meaning. A longer one is interpolated
+    linearly, so that its last position is the last trained one, as Chen et al. 2023, section 3, squeeze rotary positions.
+    """
+    if n_positions <= len(table):
+        return table[:n_positions]
+    return F.interpolate(table.T[None], n_positions, mode="linear", align_corners=True)[0].T
+
+
 def frequencies(brick: bricks.Rotary, width: int, max_seq_len: int) -> tuple[Float[Tensor, "pairs"], float]:
     """Compute the angle a position of each pair of columns, in float64, and what cosines and sines are multiplied by.
 

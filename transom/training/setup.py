@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from transom.config.brick import Schema
+from transom.config.finetune import NOTHING_ASKED, Asked
 from transom.config.recipe import Recipe, dump_recipe, load_recipe
 from transom.errors import CheckpointError, ConfigError
 from transom.inputs.reports.report import Report
@@ -24,7 +25,7 @@ from transom.planning.parameters import count_parameters, excess_positions
 from transom.planning.precision import Precision, Processes, Threads, choose_precision, choose_threads, share_processors
 from transom.training.optimizer import build_optimizer
 from transom.training.schedule import too_short
-from transom.training.start import adapt_base, keep_base, shaped_like, start_from
+from transom.training.start import adapt_base, keep_base, laid_over, shaped_like, start_from
 from transom.training.tasks.classification import ClassificationTask
 from transom.training.tasks.embedding import EmbeddingTask
 from transom.training.tasks.images import ImageTask
@@ -81,7 +82,9 @@ class Parts:
     facts: Mapping[str, Any]
 
 
-def set_up(recipe: Recipe, base: Path, folder: RunFolder, tell: Callable[[str], None] = lambda _: None) -> Parts:
+def set_up(
+    recipe: Recipe, base: Path, folder: RunFolder, tell: Callable[[str], None] = lambda _: None, asked: Asked = NOTHING_ASKED
+) -> Parts:
     """Read the data, make or load the tokenizers, build the model, and measure the machine.
 
     The process's threads and random state are then the run's; ``planning.process.training_process`` gives the caller's back.
@@ -91,18 +94,19 @@ def set_up(recipe: Recipe, base: Path, folder: RunFolder, tell: Callable[[str], 
         base: folder that ``data.root`` is relative to.
         folder: the run folder, created; one that holds a recipe is a run to go on with, and keeps its choices.
         tell: is told what is being done, in a few words.
+        asked: what a person set of the recipe; of a run that starts from another one nothing else changes the model's shape.
 
     Raises:
         TransomError: data, recipe and folder do not fit together.
     """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    recipe = _resolve(recipe, base)
+    recipe, shape = _resolve(recipe, base), list[str]()
     if folder.holds_recipe:
-        recipe = _as_begun(recipe, folder)
+        recipe = _as_begun(recipe, folder, asked)
     elif folder.checkpoints.steps() or (folder.path / WEIGHTS).exists():
         raise CheckpointError(f"{folder.path / RECIPE}: expected the recipe of the run to go on with, found none; put it back")
     elif recipe.training.start_from is not None:
-        recipe = shaped_like(recipe, RunFolder.open(Path(recipe.training.start_from)).load_config())
+        recipe, shape = shaped_like(recipe, Path(recipe.training.start_from), asked)
     precision, threads = choose_precision(recipe.training.precision, device), choose_threads()
     processes = share_processors(recipe.training.processes, threads, device)
     torch.set_num_threads(threads.count)
@@ -143,7 +147,7 @@ def set_up(recipe: Recipe, base: Path, folder: RunFolder, tell: Callable[[str], 
         threads=threads,
         processes=processes,
         peak=peak.flops[precision.dtype],
-        notes=(*([taken.note] if taken else []), *too_short(recipe.training), *_learning(recipe, model)),
+        notes=(*([taken.note] if taken else []), *shape, *too_short(recipe.training), *_learning(recipe, model)),
         facts=_facts(recipe, task.report, precision, threads, processes, peak),
     )
 
@@ -203,7 +207,7 @@ def _run_id(recipe: Recipe, task: Task, model: Network, threads: Threads) -> str
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]
 
 
-def _as_begun(recipe: Recipe, folder: RunFolder) -> Recipe:
+def _as_begun(recipe: Recipe, folder: RunFolder, asked: Asked) -> Recipe:
     """Check that a run to go on with has this recipe; take over what it began with: precision, origin, vocabulary, classes."""
     begun = load_recipe(folder.path / RECIPE)[0]
     if begun.task != recipe.task:
@@ -212,7 +216,7 @@ def _as_begun(recipe: Recipe, folder: RunFolder) -> Recipe:
     if recipe.training.start_from is None:
         chosen["start_from"] = begun.training.start_from
     if begun.training.start_from is not None:
-        recipe = shaped_like(recipe, begun.model)
+        recipe = laid_over(recipe, begun.model, asked)
     found_out = (*recipe.model.VOCABULARIES, *recipe.model.FROM_DATA)
     sizes = {name: getattr(begun.model, name) for name in found_out if not getattr(recipe.model, name)}
     recipe = recipe.with_fields("training", **chosen).with_fields("model", **sizes)

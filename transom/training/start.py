@@ -1,6 +1,6 @@
 """Where a run's weights and tokenizer come from when it goes on from another run's: fine-tuning."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -8,17 +8,22 @@ import torch
 from torch import nn
 
 from transom.config.adapter import Lora
-from transom.config.architecture import Architecture
-from transom.config.recipe import Recipe, TextRecipe
-from transom.config.recurrent import Recurrent
+from transom.config.architecture import Architecture, Transformer
+from transom.config.brick import Schema
+from transom.config.bricks import Rotary
+from transom.config.explaining import check
+from transom.config.finetune import CHANGEABLE, CHOSEN_ANEW, EFFECTIVE, NOTHING_ASKED, OF_A_TOKENIZER, Asked
+from transom.config.model import Encoder, TextTransformer
+from transom.config.recipe import Recipe, TextRecipe, load_recipe
 from transom.config.vision import ImageClassifier
 from transom.errors import CheckpointError, ConfigError
 from transom.inputs.tokenizer import Tokenizer, Tokenizers
-from transom.layers.position import resized_grid
+from transom.layers.position import resized_grid, resized_line
 from transom.models.adapt import adapt
+from transom.models.network import Network
 from transom.models.vision import VisionTransformer
 from transom.training.tasks.task import Reader
-from transom.weights.run_folder import BASE, TOKENIZER, WEIGHTS, RunFolder
+from transom.weights.run_folder import BASE, CONFIG, RECIPE, TOKENIZER, WEIGHTS, RunFolder
 
 
 def given_tokenizers(recipe: Recipe, folder: RunFolder) -> Tokenizers | None:
@@ -45,28 +50,152 @@ def tokenizer_of(texts: Iterable[str], recipe: TextRecipe, reader: Reader) -> To
     return Tokenizer.train(texts, recipe.tokenizer) if given is None else given.source
 
 
-GRID = "embedding.position.table.weight"
-"""Learned positions of patches, which are brought to another image size."""
+POSITIONS = "position.table.weight"
+"""How the names of learned positions end."""
 
-CHOSEN_ANEW = {"kind", "pool", "classes", "temperature", "mask"} | {
-    f"{place}dropout" for place in ("", "attention_", "feed_forward_", "pooler_", "head_")
-}
-"""Fields of a model that fine-tuning may change: no weight of the shared part depends on them."""
+CHOSEN_BY_RUN = {"pool"}
+"""Fields of a network for images that are the other run's after all: there a pooled token is a weight."""
 
 
-def shaped_like(recipe: Recipe, model: Architecture) -> Recipe:
-    """Take over the widths and bricks of another run's model; fields that no weight depends on stay the recipe's.
+class Shaped(NamedTuple):
+    """A recipe with the shape of another run's model.
+
+    Attributes:
+        recipe: with the fields of that model, but for those that fine-tuning chooses and those that a person asked for.
+        notes: sentences on what was changed, and on what the recipe has and is not used.
+    """
+
+    recipe: Recipe
+    notes: list[str]
+
+
+def shaped_like(recipe: Recipe, folder: Path, asked: Asked = NOTHING_ASKED) -> Shaped:
+    """Take over the shape of a run's model, with the changes that a person asked for and that its weights allow.
 
     Raises:
-        ConfigError: one is recurrent and the other is not: they have no layer in common.
+        CheckpointError: there is no intact run in the folder.
+        ConfigError: the run is of another kind, or a change is asked for that its weights do not allow.
     """
-    if isinstance(recipe.model, Recurrent) != isinstance(model, Recurrent):
+    run = RunFolder.open(folder)
+    model = run.load_config()
+    if not _may_start(recipe.model, model):
         raise ConfigError(
-            f"training.start_from: expected a run of the same kind of network as {recipe.model.kind}, found {model.kind}; name such a run"
+            f"training.start_from = {str(folder)!r}: expected a run of {_kinds_for(recipe.model)}, whose weights fit {recipe.model.kind!r},"
+            f" found a run of {model.kind!r}; name another run or choose another recipe"
         )
-    anew = CHOSEN_ANEW | {"image_size"} - {"pool"} if isinstance(model, ImageClassifier) else CHOSEN_ANEW
-    shared = [name for name in type(model).model_fields if name in type(recipe.model).model_fields and name not in anew]
-    return recipe.with_fields("model", **{name: getattr(model, name) for name in shared})
+    names = _shared(recipe.model, model)
+    fixed = _askable(names, model) - CHANGEABLE
+    for name, new in asked.of("model").items():  # before all is checked together, which says less
+        old = getattr(model, name) if name in fixed else None
+        same = name not in fixed or isinstance(old, Schema) or (old is None and new == "none")
+        if not same and new not in (old, getattr(model, EFFECTIVE.get(name, name))):
+            raise _refusal(name, old, new, folder, asked)
+    if isinstance(recipe, TextRecipe):
+        _refuse_other_tokenizer(recipe, run, asked)
+    shaped = laid_over(recipe, model, asked)
+    changes = list(_differences(model, shaped.model, names))
+    for path, old, new in changes:
+        if path not in CHANGEABLE:
+            raise _refusal(path, old, new, folder, asked)
+    _refuse_other_places(model, shaped.model, folder, asked)
+    changed = [f"{path} {_worded(new)} (was {_worded(old)})" for path, old, new in changes]
+    notes = [f"changed from the model of {folder}: {', '.join(changed)}"] if changed else []
+    written = recipe.model.model_fields_set & _askable(names, model)
+    if unused := [f"{path} {_worded(new)}" for path, _, new in _differences(shaped.model, recipe.model, sorted(written))]:
+        notes.append(f"the model's shape is that of {folder}; not used are the recipe's {', '.join(unused)}")
+    return Shaped(shaped, notes)
+
+
+def laid_over(recipe: Recipe, model: Architecture, asked: Asked) -> Recipe:
+    """Give a recipe the fields of a model that fine-tuning does not choose anew, and over these what a person asked for.
+
+    A yarn scaling that is asked for counts from the length that the model was trained for.
+
+    Raises:
+        ConfigError: they do not fit together.
+    """
+    names = _shared(recipe.model, model)
+    filled_in = {*model.VOCABULARIES, *model.FROM_DATA, *recipe.model.VOCABULARIES, *recipe.model.FROM_DATA}
+    raw = asked.over("model", recipe.model.model_dump() | model.model_dump(include=set(names)), filled_in)
+    made = check(type(recipe.model), raw, lambda path: asked.place(("model", *path)))
+    if isinstance(made, TextTransformer) and isinstance(model, TextTransformer):
+        new, old = made.position, model.position
+        changed = (new, made.max_seq_len) != (old, model.max_seq_len)
+        if changed and isinstance(new, Rotary) and isinstance(old, Rotary) and new.scaling == "yarn" and new.trained_seq_len is None:
+            squeezed = old.factor if old.scaling == "yarn" else 1.0
+            length = old.trained_seq_len or max(1, round(model.max_seq_len / squeezed))
+            made = made.model_copy(update={"position": new.model_copy(update={"trained_seq_len": length})})
+    return recipe.model_copy(update={"model": made})
+
+
+def _may_start(ours: Architecture, theirs: Architecture) -> bool:
+    return ours.kind == theirs.kind or (isinstance(ours, Encoder) and isinstance(theirs, Encoder))
+
+
+def _kinds_for(ours: Architecture) -> str:
+    """Name the kinds of networks whose runs a network may start from."""
+    return "'encoder', 'text-classifier' or 'text-embedder'" if isinstance(ours, Encoder) else repr(ours.kind)
+
+
+def _shared(ours: Architecture, theirs: Architecture) -> list[str]:
+    """Name the fields that are taken over from a run's model."""
+    anew = (CHOSEN_ANEW | {"image_size"}) - CHOSEN_BY_RUN if isinstance(theirs, ImageClassifier) else CHOSEN_ANEW
+    return [name for name in type(theirs).model_fields if name in type(ours).model_fields and name not in anew]
+
+
+def _differences(old: Schema, new: Schema, names: Iterable[str], prefix: str = "") -> Iterator[tuple[str, object, object]]:
+    """Yield the fields of two schemas that differ, as deep as their bricks are of the same class: path, old value, new value."""
+    for name in names:
+        a, b, path = getattr(old, name), getattr(new, name), prefix + name
+        same = a == b or (name in EFFECTIVE and getattr(old, EFFECTIVE[name], a) == getattr(new, EFFECTIVE[name], b))
+        if same:
+            continue
+        if isinstance(a, Schema) and isinstance(b, Schema) and type(a) is type(b) and path not in CHANGEABLE:
+            yield from _differences(a, b, type(a).model_fields, f"{path}.")
+        else:
+            yield path, a, b
+
+
+def _askable(names: Iterable[str], theirs: Architecture) -> set[str]:
+    """Leave out the fields that tokenizer and data fill in."""
+    return set(names) - {*theirs.VOCABULARIES, *theirs.FROM_DATA}
+
+
+def _refusal(path: str, old: object, new: object, folder: Path, asked: Asked) -> ConfigError:
+    """Make the error of a field that weights do not allow to change."""
+    return ConfigError(
+        f"{asked.place(('model', *path.split('.')))}: expected model.{path} = {_worded(old)}, with which the weights of {folder} were"
+        f" trained, found {_worded(new)}; leave it out, or train without --from"
+    )
+
+
+def _refuse_other_places(old: Architecture, new: Architecture, folder: Path, asked: Asked) -> None:
+    """Refuse another number of positions where blocks have a weight for each of them; a table of positions can be resized."""
+    if isinstance(old, Transformer) and isinstance(new, Transformer):
+        learned = new.attention.approximation.parameters
+        if learned(old.n_positions) != learned(new.n_positions):
+            path = "image_size" if isinstance(new, ImageClassifier) else "max_seq_len"
+            raise _refusal(path, getattr(old, path), getattr(new, path), folder, asked)
+
+
+def _refuse_other_tokenizer(recipe: TextRecipe, run: RunFolder, asked: Asked) -> None:
+    """Refuse to be asked for another tokenizer than the run's: each row of its embedding is one of its symbols."""
+    names = [name for name in OF_A_TOKENIZER if name in asked.of("tokenizer")]
+    theirs = load_recipe(run.path / RECIPE)[0] if names else recipe
+    for name in names:
+        old, new = getattr(getattr(theirs, "tokenizer", None), name, None), getattr(recipe.tokenizer, name)
+        if old is not None and old != new:
+            raise ConfigError(
+                f"{asked.place(('tokenizer', name))}: expected tokenizer.{name} = {_worded(old)}, as the tokenizer of {run.path} has it,"
+                f" found {_worded(new)}; leave it out, or train without --from"
+            )
+
+
+def _worded(value: object) -> str:
+    """Write a field's value as in a recipe; of a brick its kind."""
+    if isinstance(value, Schema):
+        return repr(getattr(value, "kind", "none"))
+    return "'none'" if value is None else str(value).lower() if isinstance(value, bool) else repr(value)
 
 
 class Taken(NamedTuple):
@@ -81,35 +210,36 @@ class Taken(NamedTuple):
     fresh: list[str]
 
 
-def start_from(model: nn.Module, folder: Path) -> Taken:
+def start_from(model: Network, folder: Path) -> Taken:
     """Copy a run's chosen weights into a fresh model where names agree; what the run does not have stays fresh.
 
+    Learned positions are brought to the model's number of them.
+
     Args:
-        model: just built.
+        model: just built, of the shape that ``shaped_like`` gives.
         folder: the run to start from.
 
     Raises:
         CheckpointError: there is no intact run in the folder.
-        ConfigError: the run is of a family whose blocks are others.
     """
     run = RunFolder.open(folder)
     run.load_config()
     theirs, ours = run.read_weights(WEIGHTS), model.state_dict()
-    if isinstance(model, VisionTransformer) and GRID in theirs and GRID in ours and theirs[GRID].shape != ours[GRID].shape:
-        theirs[GRID] = resized_grid(theirs[GRID], len(ours[GRID]))
+    resized = resized_grid if isinstance(model, VisionTransformer) else resized_line
+    moved = [name for name in ours if name.endswith(POSITIONS) and name in theirs and len(theirs[name]) != len(ours[name])]
+    told = {f"; positions brought from {len(theirs[name]):,} to {len(ours[name]):,}" for name in moved}
+    theirs |= {name: resized(theirs[name], len(ours[name])) for name in moved}
     shared = [name for name in ours if name in theirs and ours[name].shape == theirs[name].shape]
     blocks = {name for name in ours if any(part in name for part in (".blocks.", ".layers.", ".stages."))}
-    if not blocks <= set(shared):
-        missing = min(blocks - set(shared))
-        raise ConfigError(
-            f"training.start_from: expected a run whose blocks are those of this model, found no {missing} in {folder};"
-            " name a run of the same kind of network"
+    if missing := blocks - set(shared):
+        raise CheckpointError(
+            f"{run.path / WEIGHTS}: expected the weights of the model in {CONFIG}, found no {min(missing)} of its shape; put the file back"
         )
     with torch.no_grad():
         for name in shared:
             ours[name].copy_(theirs[name])
     fresh = [name for name in ours if name not in shared]
-    kept = f"{len(shared):,} of {len(ours):,} tensors, its widths and bricks"
+    kept = f"{len(shared):,} of {len(ours):,} tensors, its widths and bricks{''.join(sorted(told))}"
     return Taken(f"starts from {folder}: {kept}" + (f"; fresh: {', '.join(fresh)}" if fresh else ""), fresh)
 
 

@@ -1,0 +1,108 @@
+"""What a recipe may change of the model of a run that a training starts from, and what a person asked to be changed."""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from transom.config.recipe import Recipe, check_recipe, read_recipe
+from transom.errors import ConfigError
+
+CHOSEN_ANEW = {"kind", "pool", "classes", "temperature", "mask"} | {
+    f"{place}dropout" for place in ("", "attention_", "feed_forward_", "pooler_", "head_")
+}
+"""Fields of a model that are the recipe's in fine-tuning: no weight of the shared part depends on them."""
+
+CHANGEABLE = {
+    "max_seq_len",
+    *(f"position.{name}" for name in ("scaling", "factor", "trained_seq_len")),
+    "attention.pattern",
+    *(f"feed_forward.{name}" for name in ("balance.weight", "balance.rate", "z_weight", "capacity")),
+    *("depth.weight", "depth.capacity", "norm.momentum"),
+}
+"""Fields that are the other run's unless a person asks for another value: no weight has its shape or its meaning by them."""
+
+EFFECTIVE = {"n_kv_heads": "key_heads", "d_head": "width_of_head", "d_value": "width_of_value", "d_embedding": "width_of_embedding"}
+"""Fields that may be left out, by what they come to."""
+
+OF_A_TOKENIZER = ("kind", "vocab_size", "lowercase", "joint")
+"""Fields of a tokenizer that its symbols depend on."""
+
+
+class Asked(NamedTuple):
+    """What a person set of a recipe: by an override, by a preset, or in a file of their own, but not by choosing a packaged recipe.
+
+    Attributes:
+        tables: the recipe's tables, as they were read.
+        place: gives the file and line, or the flag, that sets a field.
+    """
+
+    tables: Mapping[str, Any] = {}
+    place: Callable[[tuple[str, ...]], str] = ".".join
+
+    def of(self, part: str) -> Mapping[str, Any]:
+        """Return a table; the short form of a brick is its ``kind``."""
+        return _spelled_out(self.tables.get(part, {}))
+
+    def over(self, part: str, base: Mapping[str, Any], but: Collection[str]) -> dict[str, Any]:
+        """Lay what was asked for of a table over the fields that it is to change.
+
+        Args:
+            part: name of the table.
+            base: the fields to start from, all of them spelled out.
+            but: fields that nobody can ask for.
+        """
+        return _laid(base, {name: value for name, value in self.of(part).items() if name not in but})
+
+
+NOTHING_ASKED = Asked()
+"""A recipe that no person wrote or changed."""
+
+
+def load_training(where: str | Path, overrides: Sequence[str] = ()) -> tuple[Recipe, Path, Asked]:
+    """Read the recipe of a training, and tell what a person set of it from what a packaged recipe brings.
+
+    Where the training starts from another run, what was asked for is to fit that run's model and need not fit the recipe's own. It is then
+    left out of the recipe, but for what is chosen anew.
+
+    Args:
+        where: name of a packaged recipe, or path of a TOML file.
+        overrides: as for ``load_recipe``.
+
+    Returns:
+        The recipe, the folder that a relative ``data.root`` starts from, and what was asked for.
+
+    Raises:
+        ConfigError: as ``load_recipe`` does.
+    """
+    raw, own = read_recipe(where, overrides), read_recipe(where, overrides, own=True)
+    asked, training = Asked(own.tables, own.place), raw.tables.get("training")
+    try:
+        return check_recipe(raw), raw.base, asked
+    except ConfigError as error:
+        if not (isinstance(training, Mapping) and training.get("start_from", "none") != "none"):
+            raise
+        packaged = {} if read_recipe(where, own=True).tables else _spelled_out(read_recipe(where).tables.get("model", {}))
+        anew = {name: value for name, value in asked.of("model").items() if name in CHOSEN_ANEW}
+        same_kind = anew.get("kind", packaged.get("kind")) == packaged.get("kind")
+        raw.tables["model"] = _laid(packaged if same_kind else {}, anew)
+        try:
+            return check_recipe(raw), raw.base, asked
+        except ConfigError:  # it is not the model's shape that does not fit
+            raise error from None
+
+
+def _spelled_out(table: Any) -> Mapping[str, Any]:
+    return table if isinstance(table, Mapping) else {"kind": table}
+
+
+def _laid(base: Mapping[str, Any], top: Mapping[str, Any]) -> dict[str, Any]:
+    """Lay one table over another whose bricks are spelled out; a brick of the same kind keeps its other fields."""
+    out = dict(base)
+    for name, value in top.items():
+        below = out.get(name)
+        if isinstance(below, Mapping) and isinstance(value, str):
+            value = {"kind": value}
+        if isinstance(below, Mapping) and isinstance(value, Mapping) and value.get("kind", below.get("kind")) == below.get("kind"):
+            value = _laid(below, value)
+        out[name] = value
+    return out
