@@ -1,5 +1,6 @@
 """Images from folders and zip files: names, classes, every kind of pixel, and what is damaged, hostile or no image."""
 
+import os
 import struct
 import zipfile
 import zlib
@@ -14,7 +15,7 @@ from PIL import Image
 
 from transom.errors import DataError
 from transom.inputs.vision import images as module
-from transom.inputs.vision.images import MOST_PIXELS, decode, list_images, read_images
+from transom.inputs.vision.images import MOST_PIXELS, decode, list_images, read_file, read_images
 
 
 def picture(shade: int = 100, size: tuple[int, int] = (6, 6), mode: str = "RGB") -> Image.Image:
@@ -152,6 +153,21 @@ def test_what_is_no_set_of_images_is_told(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(module, "MOST_BYTES", 50)
     with pytest.raises(DataError, match="at most 50 bytes, found more"):
         read_images(lay_out(tmp_path / "large", ["cat/a.png"]), 8, 3)
+
+
+@pytest.mark.parametrize("kind", ["device", "pipe"])
+def test_what_is_no_plain_file_is_not_opened(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / "odd.png"
+    os.mkfifo(path) if kind == "pipe" else path.symlink_to("/dev/zero")
+    for read in (list_images, read_file):
+        with pytest.raises(DataError, match=r"odd\.png: expected .*, found a device or a pipe"):
+            read(path)
+
+
+def test_too_many_pixels_are_told_once(tmp_path: Path) -> None:
+    with pytest.raises(DataError) as caught:
+        decode(data(Image.new("1", (9000, 9000))), "large.png", 8, 3)
+    assert str(caught.value).count("large.png") == 1 and str(caught.value).count("expected") == 1
 
 
 def test_a_damaged_zip_names_its_member(tmp_path: Path) -> None:

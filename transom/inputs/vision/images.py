@@ -1,5 +1,6 @@
 """Images with a class each: found in folders and zip files, decoded with limits, brought to one size."""
 
+import stat
 import struct
 import warnings
 import zipfile
@@ -67,6 +68,8 @@ def list_images(path: Path) -> Files:
         return _chosen(found, read_file, str(path))
     if not path.exists():
         raise DataError(f"{path}: expected a folder of images or a .zip of one, found nothing there")
+    if not path.is_file():
+        raise DataError(f"{path}: expected a folder of images or a .zip of one, found a device or a pipe; name a folder or a file")
     try:
         archive = zipfile.ZipFile(path)
     except (zipfile.BadZipFile, OSError) as error:
@@ -98,6 +101,8 @@ def read_file(file: Path) -> bytes:
         DataError: it cannot be read, or is too large.
     """
     try:
+        if not stat.S_ISREG(mode := file.stat().st_mode) and not stat.S_ISDIR(mode):  # reading it might never end
+            raise DataError(f"{file}: expected an image, found a device or a pipe; name a file")
         with file.open("rb") as opened:
             data = opened.read(MOST_BYTES + 1)
     except OSError as error:
@@ -147,6 +152,8 @@ def decode(data: bytes, place: str, size: int, channels: int) -> NDArray[np.uint
                 image = _plain(library.ImageOps.exif_transpose(opened), mode, library)
         except (library.Image.DecompressionBombError, library.Image.DecompressionBombWarning) as error:
             raise DataError(_too_large(place, "more")) from error
+        except DataError:
+            raise
         except UNREADABLE as error:
             why = str(error).partition(" <")[0]  # Pillow names the object that it reads from
             raise DataError(f"{place}: expected an image, found a file that cannot be read as one ({why}); mend or remove it") from error
