@@ -1,9 +1,9 @@
 """Judge bad inputs by their seeds.
 
-    python -m tests.bad_input 17 203             these, with what they printed
-    python -m tests.bad_input --count 20000      seeds 0 to 19,999, with the faulty ones (make soak)
-    python -m tests.bad_input --kinds            list areas and kinds
-    python -m tests.bad_input --serve FOLDER     judge the seeds on standard input, a line of JSON each, with runs kept in FOLDER
+- ``python -m tests.bad_input 17 203`` judges these two, and shows what they printed;
+- ``python -m tests.bad_input --count 20000`` judges the seeds 0 to 19,999, and names the faulty ones (``make soak``);
+- ``python -m tests.bad_input --kinds`` lists areas and kinds;
+- ``python -m tests.bad_input --serve FOLDER`` judges the seeds on standard input, a line of JSON each, with good runs kept in FOLDER.
 """
 
 import argparse
@@ -72,7 +72,7 @@ def rerun(folder: Path, seeds: Sequence[int]) -> bool:
         faults = harness.judge(case, str(seed))
         well = well and not faults
         print(told(seed))
-        print(f"  arguments: {ascii(case.arguments):.500}\n  expects: {case.expects}\n  folder: {harness.cases / str(seed)}")
+        print(f"  arguments: {case.arguments!a:.500}\n  expects: {case.expects}\n  folder: {harness.cases / str(seed)}")
         if faults:
             for name in ("out", "err"):
                 print(f"  {name}: {ascii((harness.cases / str(seed) / 'output' / name).read_text(errors='replace'))[:3000]}")

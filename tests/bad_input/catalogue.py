@@ -2,12 +2,24 @@
 
 from typing import NamedTuple
 
-from tests.bad_input import checkpoints, images, options, outputs, recipes, run_folders, settings, tables, text
+from tests.bad_input import (
+    checkpoint_files,
+    checkpoints,
+    images,
+    options,
+    outputs,
+    recipes,
+    run_folders,
+    settings,
+    tables,
+    text,
+    tokenizers,
+)
 from tests.bad_input.case import Case, Draw
 
 AREAS = {
-    "run folders": run_folders.KINDS,
-    "checkpoints": checkpoints.KINDS,
+    "run folders": {**run_folders.KINDS, **tokenizers.KINDS},
+    "checkpoints": {**checkpoints.KINDS, **checkpoint_files.KINDS},
     "recipes": recipes.KINDS,
     "settings": settings.KINDS,
     "text": text.KINDS,

@@ -141,5 +141,22 @@ def at(document: Any, path: tuple[str, ...]) -> Any:
     return document
 
 
-BAD_VALUES: tuple[Any, ...] = ("3", "", None, True, [], [1], {}, {"a": 1}, 1.5, float("nan"), float("inf"), float("-inf"), -1, -(10**30), 10**30, 1e308)
+BAD_VALUES: tuple[Any, ...] = (
+    "3",
+    "",
+    None,
+    True,
+    [],
+    [1],
+    {},
+    {"a": 1},
+    1.5,
+    float("nan"),
+    float("inf"),
+    float("-inf"),
+    -1,
+    -(10**30),
+    10**30,
+    1e308,
+)
 """Values that a whole number from 0 is not."""

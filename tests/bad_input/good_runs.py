@@ -18,22 +18,28 @@ TINY = (
     "training.precision=fp32",
 )
 ON_TEXT = (*TINY, "model.max_seq_len=32", "training.batch_tokens=128")
+ONE_BLOCK_A_SIDE = ("model.n_encoder_layers=1", "model.n_decoder_layers=1")
+SEARCH = ("decoding.beam_size=2", "decoding.max_length=12")
+LINES = ("data.train.document=line",)
+SHORT = "decoding.max_new_tokens=8"
 EMA = "training.average={ kind = 'ema', decay = 0.5 }"
 
 RUNS: dict[str, tuple[str, list[str], tuple[str, ...]]] = {
     "translation": (
         "translation",
         ["--source", "pairs.source", "--target", "pairs.target"],
-        (*ON_TEXT, "tokenizer.kind=char", "model.n_encoder_layers=1", "model.n_decoder_layers=1", "training.validate_bleu=2")
-        + ("training.average.last=2", "decoding.beam_size=2", "decoding.max_length=12"),
+        (*ON_TEXT, *ONE_BLOCK_A_SIDE, "tokenizer.kind=char", "training.validate_bleu=2", "training.average.last=2", *SEARCH),
     ),
     "language": (
         "text-bpe",
         ["--text", "text.txt"],
-        (*ON_TEXT, "model.n_layers=2", "tokenizer.vocab_size=300", "training.optimizer=muon", "data.train.document=line", EMA)
-        + ("model.position=learned", "decoding.max_new_tokens=8"),
+        (*ON_TEXT, "model.n_layers=2", "model.position=learned", "tokenizer.vocab_size=300", "training.optimizer=muon", EMA, *LINES, SHORT),
     ),
-    "masked": ("text-masked", ["--text", "text.txt"], (*ON_TEXT, "model.n_layers=1", "tokenizer.kind=whitespace", "data.train.document=line")),
+    "masked": (
+        "text-masked",
+        ["--text", "text.txt"],
+        (*ON_TEXT, "model.n_layers=1", "tokenizer.kind=whitespace", *LINES),
+    ),
     "classification": ("text-classes", ["--labelled", "labelled.tsv"], (*ON_TEXT, "model.n_layers=1", "tokenizer.kind=char", EMA)),
     "embedding": (
         "text-pairs",
@@ -43,7 +49,7 @@ RUNS: dict[str, tuple[str, list[str], tuple[str, ...]]] = {
     "instruction": (
         "instructions",
         ["--instructions", "instructions.jsonl"],
-        (*ON_TEXT, "model.n_layers=1", "tokenizer.kind=char", "decoding.max_new_tokens=8"),
+        (*ON_TEXT, "model.n_layers=1", "tokenizer.kind=char", SHORT),
     ),
     "images": (
         "images",

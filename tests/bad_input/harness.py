@@ -102,30 +102,17 @@ class Harness:
         before = _snapshot(root)
         arguments = [each.replace("GOOD", str(self.good), 1) if each.startswith("GOOD/") else each for each in case.arguments]
         ended = self._run(arguments, root / "here", root, case.standard_input)
-        faults = [*_faults_of_ending(case, ended), *self._faults_of_cost(case, ended)]
+        faults = faults_of(case, ended, self.peaks.get(arguments[0] if arguments else "", max(self.peaks.values())))
         notes = bool(arguments) and arguments[0] in _NOTING
-        faults += [f"wrote {each}" for each in _changes(before, _snapshot(root), [*(f"here/{each}" for each in case.may_write), "output"], notes)]
+        faults += [
+            f"wrote {each}" for each in _changes(before, _snapshot(root), [*(f"here/{each}" for each in case.may_write), "output"], notes)
+        ]
         after = [_snapshot(each) for each in self._shared]
         for old, new in zip(self._before, after, strict=True):
             faults += [f"wrote {each} of the good runs" for each in _changes(old, new, (), notes)]
         self._before = after
         if not faults:
             shutil.rmtree(root)
-        return faults
-
-    def _faults_of_cost(self, case: Case, ended: Ended) -> list[str]:
-        faults = []
-        if ended.late:
-            faults.append(f"had to be ended after {_STOPPED_SECONDS} s")
-        if ended.seconds > CPU_SECONDS:
-            faults.append(f"took {ended.seconds:.1f} s of processor time")
-        good = self.peaks.get(case.arguments[0] if case.arguments else "", max(self.peaks.values()))
-        if (more := ended.peak - good) > MEMORY:
-            faults.append(f"took {more / 2**20:,.0f} MiB more memory than a good run")
-        if "expected enough memory" in ended.err:
-            faults.append("ran out of memory")
-        if ended.left:
-            faults.append("left a process behind")
         return faults
 
     def _good_peak(self, arguments: list[str]) -> int:
@@ -189,6 +176,28 @@ def _be_the_command(arguments: Sequence[str], here: Path, root: Path, cache: Pat
         os._exit(code)
 
 
+def faults_of(case: Case, ended: Ended, good: int) -> list[str]:
+    """Compare an ending with what a case expects.
+
+    Args:
+        case: what was run.
+        ended: how it ended.
+        good: peak memory of good commands like it.
+    """
+    faults = _faults_of_ending(case, ended)
+    if ended.late:
+        faults.append(f"had to be ended after {_STOPPED_SECONDS} s")
+    if ended.seconds > CPU_SECONDS:
+        faults.append(f"took {ended.seconds:.1f} s of processor time")
+    if (more := ended.peak - good) > MEMORY:
+        faults.append(f"took {more / 2**20:,.0f} MiB more memory than a good run")
+    if "expected enough memory" in ended.err:
+        faults.append("ran out of memory")
+    if ended.left:
+        faults.append("left a process behind")
+    return faults
+
+
 def _faults_of_ending(case: Case, ended: Ended) -> list[str]:
     """Compare exit code and lines with what a case expects."""
     faults = []
@@ -201,7 +210,7 @@ def _faults_of_ending(case: Case, ended: Ended) -> list[str]:
         faults.append(f"expected exit code {wanted}, found {ended.code}")
     faults += [f"printed {word!r}" for word in ("Traceback (most", "internal error:", "Warning:") if word in ended.err]
     if odd := {c for c in ended.err if c != "\n" and unicodedata.category(c) in ("Cc", "Zl", "Zp")}:
-        faults.append(f"printed control characters on standard error: {ascii(''.join(sorted(odd)))}")
+        faults.append(f"printed control characters on standard error: {''.join(sorted(odd))!a}")
     if isinstance(case.expects, Accepted):
         faults += [f"found no {note!r} in what was printed" for note in case.expects.notes if note not in ended.out + ended.err]
         return faults + ["printed an error line"] * bool(errors)

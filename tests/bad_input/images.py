@@ -69,8 +69,12 @@ def saved(draw: Draw, form: str, size: int = 32) -> bytes:
 
 @KINDS.add
 def no_image(draw: Draw) -> Case:
-    content = draw.choice([b"", b"ab\n", b"<svg xmlns='http://www.w3.org/2000/svg'/>", b"%PDF-1.7\n", b"%!PS-Adobe-3.0 EPSF-3.0\n", draw.randbytes(999)])
-    return seen_by(draw, f"{content[:20]!r} called an image", content, draw.choice([".png", ".jpg", ".gif", ".bmp", ".webp", ".tif", ".ppm"]))
+    content = draw.choice(
+        [b"", b"ab\n", b"<svg xmlns='http://www.w3.org/2000/svg'/>", b"%PDF-1.7\n", b"%!PS-Adobe-3.0 EPSF-3.0\n", draw.randbytes(999)]
+    )
+    return seen_by(
+        draw, f"{content[:20]!r} called an image", content, draw.choice([".png", ".jpg", ".gif", ".bmp", ".webp", ".tif", ".ppm"])
+    )
 
 
 @KINDS.add
@@ -142,7 +146,12 @@ def a_gif_that_is_cut(draw: Draw) -> Case:
 def a_bmp_of_any_size(draw: Draw) -> Case:
     width, height = draw.choice([(2**30, 2**30), (2**31 - 1, 1), (50_000, -50_000), (0, 0), (-8, 8)])
     header = struct.pack("<IiiHHIIiiII", 40, width, height, 1, 24, 0, 0, 0, 0, 0, 0)
-    return seen_by(draw, f"a BMP that claims {width} x {height} pixels", b"BM" + struct.pack("<IHHI", 54 + 192, 0, 0, 54) + header + b"\0" * 192, ".bmp")
+    return seen_by(
+        draw,
+        f"a BMP that claims {width} x {height} pixels",
+        b"BM" + struct.pack("<IHHI", 54 + 192, 0, 0, 54) + header + b"\0" * 192,
+        ".bmp",
+    )
 
 
 @KINDS.add
@@ -151,7 +160,9 @@ def a_tiff_with_odd_tags(draw: Draw) -> Case:
     tag = draw.choice([256, 257, 258, 259, 273, 277, 279])
     values[tag] = {256: 2**31, 257: 2**31, 258: 77, 259: 999, 273: 2**31, 277: 60_000, 279: 0}[tag]
     entries = b"".join(struct.pack("<HHII", number, 4, 1, value) for number, value in sorted(values.items()))
-    return seen_by(draw, f"a TIFF whose tag {tag} is {values[tag]}", b"II*\0" + struct.pack("<IH", 8, len(values)) + entries + b"\0" * 4, ".tif")
+    return seen_by(
+        draw, f"a TIFF whose tag {tag} is {values[tag]}", b"II*\0" + struct.pack("<IH", 8, len(values)) + entries + b"\0" * 4, ".tif"
+    )
 
 
 @KINDS.add
@@ -162,7 +173,17 @@ def a_webp_that_is_cut(draw: Draw) -> Case:
 
 @KINDS.add
 def a_ppm_with_an_odd_header(draw: Draw) -> Case:
-    header = draw.choice([b"P5 99999 99999 255\n", b"P6 -8 8 255\n", b"P5 8 8 99999999\n", b"P6 8 8 0\n", b"P5 " + b"9" * 5_000 + b" 8 255\n", b"P6 8\n", b"P3 8 8 255 x"])
+    header = draw.choice(
+        [
+            b"P5 99999 99999 255\n",
+            b"P6 -8 8 255\n",
+            b"P5 8 8 99999999\n",
+            b"P6 8 8 0\n",
+            b"P5 " + b"9" * 5_000 + b" 8 255\n",
+            b"P6 8\n",
+            b"P3 8 8 255 x",
+        ]
+    )
     return seen_by(draw, f"a PPM that begins {header[:20]!r}", header + b"\0" * draw.choice([0, 10]), ".ppm")
 
 
@@ -172,7 +193,9 @@ def a_format_that_is_not_read(draw: Draw) -> Case:
     return seen_by(draw, f"{form} called a PNG", saved(draw, form))
 
 
-def packed(draw: Draw, about: str, content: bytes, names: tuple[str, ...] = ("images.zip",), more: Callable[[Place], object] | None = None) -> Case:
+def packed(
+    draw: Draw, about: str, content: bytes, names: tuple[str, ...] = ("images.zip",), more: Callable[[Place], object] | None = None
+) -> Case:
     """Have a zip file read."""
     scored = draw.random() < 0.5
     arguments = ["classify", "run", "--labelled", "images.zip"] if scored else ["train", "images", "--images", "images.zip", *TRAIN]
@@ -241,9 +264,10 @@ def a_zip_that_leads_out(draw: Draw) -> Case:
 @KINDS.add
 def a_zip_whose_directory_lies(draw: Draw) -> Case:
     content = bytearray(good_zip(draw))
-    at = content.index(b"PK\x01\x02") + draw.choice([20, 24, 42])
-    content[at : at + 4] = struct.pack("<I", draw.choice([0xFFFFFFFE, 0x7FFFFFFF, 1]))
-    return packed(draw, "a zip file whose directory has other sizes or places", bytes(content))
+    place, value = draw.choice([(20, 1), (24, 1), (42, 1), (42, 0x7FFFFFFF), (42, 0xFFFFFFFE)])  # bytes packed, bytes, start
+    at = content.index(b"PK\x01\x02") + place
+    content[at : at + 4] = struct.pack("<I", value)
+    return packed(draw, f"a zip file whose directory holds {value} at {place}", bytes(content))
 
 
 def foldered(draw: Draw, about: str, write: Callable[[Place], object], names: tuple[str, ...] = ()) -> Case:
@@ -283,7 +307,7 @@ def an_image_without_a_class(draw: Draw) -> Case:
 def images_of_one_class(draw: Draw) -> Case:
     def write(place: Place) -> None:
         for number in range(12):
-            place.write(f"images/{draw.word()}/same/{number}.png" if draw.random() < 0 else f"images/same/{number}.png", grey(draw))
+            place.write(f"images/same/{number}.png", grey(draw))
 
     return Case("train on one class", ["train", "images", "--images", "images", *TRAIN], write)
 
@@ -299,6 +323,20 @@ def classes_that_the_model_has_not(draw: Draw) -> Case:
         (folder / "0.png").write_bytes(grey(draw))
 
     return Case(f"classify: a class {label!a:.40}", ["classify", "run", "--labelled", "images"], write)
+
+
+@KINDS.add
+def classes_without_a_good_name(draw: Draw) -> Case:
+    label = draw.choice(["odd\udcff", "\udcff"])
+
+    def write(place: Place) -> None:
+        for each in ("dark", label):
+            folder = place.here / "images" / each
+            folder.mkdir(parents=True)
+            for number in range(6):
+                (folder / f"{number}.png").write_bytes(grey(draw))
+
+    return Case(f"train: a class {label!a}", ["train", "images", "--images", "images", *TRAIN], write)
 
 
 @KINDS.add

@@ -81,7 +81,15 @@ def a_number_that_is_not_finite(draw: Draw) -> Case:
 
 @KINDS.add
 def a_share_out_of_range(draw: Draw) -> Case:
-    verb, flag = draw.choice([("generate", "--top-p"), ("generate", "--min-p"), ("generate", "--typical-p"), ("generate", "--exit-threshold"), ("score", "--start")])
+    verb, flag = draw.choice(
+        [
+            ("generate", "--top-p"),
+            ("generate", "--min-p"),
+            ("generate", "--typical-p"),
+            ("generate", "--exit-threshold"),
+            ("score", "--start"),
+        ]
+    )
     value = draw.choice(["-0.1", "1.1", "2", "-1", "100", "1e300"])
     return asked(verb, f"{flag} {value}", flag, value, names=(flag,))
 
@@ -89,8 +97,17 @@ def a_share_out_of_range(draw: Draw) -> Case:
 @KINDS.add
 def a_huge_whole_number(draw: Draw) -> Case:
     verb, flag = draw.choice(
-        [("translate", "--beam-size"), ("translate", "--n-best"), ("evaluate", "--beam-size"), ("compare", "--samples"), ("generate", "--samples")]
-        + [("recipes", "--length"), ("compare-attention", "--rounds"), ("generate", "--seed"), ("compare-attention", "--seed")]
+        [
+            ("translate", "--beam-size"),
+            ("translate", "--n-best"),
+            ("evaluate", "--beam-size"),
+            ("compare", "--samples"),
+            ("generate", "--samples"),
+            ("recipes", "--length"),
+            ("compare-attention", "--rounds"),
+            ("generate", "--seed"),
+            ("compare-attention", "--seed"),
+        ]
     )
     value = draw.choice([str(10**30), "9" * 400, str(2**64), str(2**70)])
     return asked(verb, f"{flag} {value:.30}", flag, value)
@@ -99,8 +116,17 @@ def a_huge_whole_number(draw: Draw) -> Case:
 @KINDS.add
 def a_word_that_is_no_choice(draw: Draw) -> Case:
     verb, flag = draw.choice(
-        [("translate", "--too-long"), ("translate", "--precision"), ("classify", "--too-long"), ("embed", "--too-long"), ("score", "--document")]
-        + [("fill", "--precision"), ("generate", "--too-long"), ("compare-attention", "--too-long"), ("score", "--precision")]
+        [
+            ("translate", "--too-long"),
+            ("translate", "--precision"),
+            ("classify", "--too-long"),
+            ("embed", "--too-long"),
+            ("score", "--document"),
+            ("fill", "--precision"),
+            ("generate", "--too-long"),
+            ("compare-attention", "--too-long"),
+            ("score", "--precision"),
+        ]
     )
     value = draw.choice(["nothing", "", "FP32", "auto ", "fp64", "split,refuse", draw.odd_text(), "x" * 10_000])
     return asked(verb, f"{flag} {value!r:.30}", flag, value, names=(flag,))
@@ -148,7 +174,9 @@ def an_option_without_its_value(draw: Draw) -> Case:
 
 @KINDS.add
 def an_argument_too_many(draw: Draw) -> Case:
-    verb = draw.choice(["translate", "generate", "fill", "tokenizer", "train", "evaluate", "score", "compare", "compare-attention", "recipes"])
+    verb = draw.choice(
+        ["translate", "generate", "fill", "tokenizer", "train", "evaluate", "score", "compare", "compare-attention", "recipes"]
+    )
     odd = draw.odd_text().lstrip("-")
     more = [odd, odd] if verb == "tokenizer" else [odd]
     return asked(verb, "an argument too many", *more)
@@ -156,7 +184,9 @@ def an_argument_too_many(draw: Draw) -> Case:
 
 @KINDS.add
 def an_unknown_verb(draw: Draw) -> Case:
-    verb = draw.choice(["trian", "", " ", "Train", "train ", "--", "translate;id", "x" * 10_000, draw.odd_text(), "\udcff", "../train", "main"])
+    verb = draw.choice(
+        ["trian", "", " ", "Train", "train ", "--", "translate;id", "x" * 10_000, draw.odd_text(), "\udcff", "../train", "main"]
+    )
     return Case(f"the verb {verb!r:.30}", [verb, "a"])
 
 
@@ -168,16 +198,27 @@ def an_unknown_command_of_a_verb(draw: Draw) -> Case:
 
 @KINDS.add
 def an_unknown_recipe(draw: Draw) -> Case:
-    name = draw.choice(["copi", "", " ", "COPY", "copy ", draw.odd_text().lstrip("-/").replace("/", ""), "\udcff", "x" * 10_000, "copy.tml"])
-    command = draw.choice([["train", name, "--out", "out"], ["recipes", "show", name], ["recipes", "copy", name, "new.toml"], ["recipes", "patterns", name]])
+    name = draw.choice(
+        ["copi", "", " ", "COPY", "copy ", draw.odd_text().lstrip("-/").replace("/", ""), "\udcff", "x" * 10_000, "copy.tml"]
+    )
+    command = draw.choice(
+        [["train", name, "--out", "out"], ["recipes", "show", name], ["recipes", "copy", name, "new.toml"], ["recipes", "patterns", name]]
+    )
     return Case(f"the recipe {name!r:.30}", command)
 
 
 @KINDS.add
 def a_run_of_another_task(draw: Draw) -> Case:
     verb = draw.choice(["translate", "generate", "fill", "classify"])
-    own = {"translate": {"translation"}, "generate": {"language", "instruction"}, "fill": {"masked"}, "classify": {"classification", "images"}}[verb]
-    other = draw.choice([run for run in ("translation", "language", "masked", "classification", "embedding", "instruction", "images") if run not in own])
+    own = {
+        "translate": {"translation"},
+        "generate": {"language", "instruction"},
+        "fill": {"masked"},
+        "classify": {"classification", "images"},
+    }[verb]
+    other = draw.choice(
+        [run for run in ("translation", "language", "masked", "classification", "embedding", "instruction", "images") if run not in own]
+    )
     return Case(f"{verb} with a run of {other}", [verb, f"GOOD/{other}", "ab [MASK]"], expects=Refused(("expected a run",)))
 
 
@@ -200,7 +241,21 @@ def a_run_of_another_task_with_files(draw: Draw) -> Case:
 @KINDS.add
 def no_run(draw: Draw) -> Case:
     verb = draw.choice(["translate", "generate", "fill", "classify", "embed"])
-    name = draw.choice(["missing", "", "empty", "file", "/dev/null", "/dev/zero", "x" * 300, "x/" * 2_000, "\udcff", draw.odd_text().lstrip("-"), "GOOD/data"])
+    name = draw.choice(
+        [
+            "missing",
+            "",
+            "empty",
+            "file",
+            "/dev/null",
+            "/dev/zero",
+            "x" * 300,
+            "x/" * 2_000,
+            "\udcff",
+            draw.odd_text().lstrip("-"),
+            "GOOD/data",
+        ]
+    )
 
     def prepare(place: Place) -> None:
         (place.here / "empty").mkdir()

@@ -4,7 +4,7 @@ import os
 import socket
 from collections.abc import Callable
 
-from tests.bad_input.case import Case, Draw, Kinds, Place, Refused
+from tests.bad_input.case import Case, Draw, Kinds, Place
 
 KINDS = Kinds()
 
@@ -15,7 +15,17 @@ WRITERS: dict[str, Callable[[str], list[str]]] = {
     "evaluate": lambda out: ["evaluate", "run", "--source", "in.txt", "--target", "target.txt", "--output", out],
     "embed": lambda out: ["embed", "run", "--input", "in.txt", "--output", out],
     "compare attention": lambda out: ["compare-attention", "run", "--input", "in.txt", "--rounds", "1", "--out", out],
-    "train a tokenizer": lambda out: ["tokenizer", "train", "text-bpe", "--text", "in.txt", "--set", "tokenizer.vocab_size=300", "--out", out],
+    "train a tokenizer": lambda out: [
+        "tokenizer",
+        "train",
+        "text-bpe",
+        "--text",
+        "in.txt",
+        "--set",
+        "tokenizer.vocab_size=300",
+        "--out",
+        out,
+    ],
     "draw patterns": lambda out: ["recipes", "patterns", "recipe.toml", "--out", out],
 }
 """What writes a file where it is told to."""
@@ -29,7 +39,7 @@ def prepared(writer: str) -> Callable[[Place], None]:
 
     def prepare(place: Place) -> None:
         place.copy(RUNS.get(writer, RUN))
-        place.write("in.txt", place.data("few.source").read_bytes())
+        place.write("in.txt", place.data("text.txt" if writer == "train a tokenizer" else "few.source").read_bytes())
         place.write("target.txt", place.data("few.target").read_bytes())
         place.write("recipe.toml", 'task = "translation"\n[data]\ngenerate = "copy"\n')
 
@@ -98,7 +108,9 @@ def the_input(draw: Draw) -> Case:
     def link(place: Place) -> None:
         (place.here / "alias").symlink_to(".")
 
-    return written(draw, way, f"onto its own input as {way}", ("translate", "evaluate", "embed", "compare attention", "train a tokenizer"), link)
+    return written(
+        draw, way, f"onto its own input as {way}", ("translate", "evaluate", "embed", "compare attention", "train a tokenizer"), link
+    )
 
 
 @KINDS.add
@@ -129,7 +141,9 @@ def a_folder(draw: Draw) -> Case:
 
 @KINDS.add
 def a_folder_that_is_not_there(draw: Draw) -> Case:
-    name = draw.choice(["missing/out", "missing/missing/out", "in.txt/out", "run/config.json/out", "missing/../out", "/proc/self/missing/out"])
+    name = draw.choice(
+        ["missing/out", "missing/missing/out", "in.txt/out", "run/config.json/out", "missing/../out", "/proc/self/missing/out"]
+    )
     return written(draw, name, f"into {name}")
 
 
@@ -141,11 +155,10 @@ def a_device_or_pipe(draw: Draw) -> Case:
         if what == "pipe":
             os.mkfifo(place.here / "pipe")
         if what == "socket":
-            before = os.getcwd()
-            os.chdir(place.here)  # the path of a socket must be short
+            folder = os.open(place.here, os.O_RDONLY)
             with socket.socket(socket.AF_UNIX) as opened:
-                opened.bind("socket")
-            os.chdir(before)
+                opened.bind(f"/proc/self/fd/{folder}/socket")  # the path of a socket must be short
+            os.close(folder)
 
     return written(draw, what, f"into {what}", (), make)
 
@@ -180,10 +193,14 @@ def trained(draw: Draw, out: str, about: str, more: Callable[[Place], object], c
 
 @KINDS.add
 def a_folder_of_something_else(draw: Draw) -> Case:
-    files = draw.choice([["thesis.txt"], ["model.safetensors"], ["recipe.toml", "notes"], [".hidden"], ["checkpoints/step-1/state.json"], ["config.json"]])
+    files = draw.choice(
+        [["thesis.txt"], ["model.safetensors"], ["recipe.toml", "notes"], [".hidden"], ["checkpoints/step-1/state.json"], ["config.json"]]
+    )
     more = ["--resume"] * draw.randrange(2)
     command = ["train", "copy", *more]
-    return trained(draw, "out", f"into a folder of {files}", lambda place: [place.write(f"out/{name}", "precious") for name in files], command)
+    return trained(
+        draw, "out", f"into a folder of {files}", lambda place: [place.write(f"out/{name}", "precious") for name in files], command
+    )
 
 
 @KINDS.add
@@ -214,7 +231,9 @@ def the_run_that_it_starts_from(draw: Draw) -> Case:
 
 @KINDS.add
 def no_folder_for_a_run(draw: Draw) -> Case:
-    out = draw.choice(["file", "file/run", "link", "pipe", "/dev/null", "/dev/null/run", "/proc/run", "x" * 300, "x/" * 3_000, "odd\udcff", "/sys/run"])
+    out = draw.choice(
+        ["file", "file/run", "link", "pipe", "/dev/null", "/dev/null/run", "/proc/run", "x" * 300, "x/" * 3_000, "odd\udcff", "/sys/run"]
+    )
 
     def write(place: Place) -> None:
         place.write("file", "precious")

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Callable, Sequence
 
-from tests.bad_input.case import Case, Draw, Kinds, Place, Refused
+from tests.bad_input.case import Accepted, Case, Draw, Kinds, Place, Refused
 
 KINDS = Kinds()
 
@@ -83,7 +83,27 @@ def spoiled(draw: Draw, line: str, about: str) -> Case:
 
 @KINDS.add
 def no_toml(draw: Draw) -> Case:
-    line = draw.choice(["=", "a", "a =", "[", "[[a]", '"a', "a = 1 2", "a = {", "a = [1,", "]", "a = 'b", 'a = """', "[a.]", "a..b = 1", "\t\x01", "{}", "%YAML 1.2"])
+    line = draw.choice(
+        [
+            "=",
+            "a",
+            "a =",
+            "[",
+            "[[a]",
+            '"a',
+            "a = 1 2",
+            "a = {",
+            "a = [1,",
+            "]",
+            "a = 'b",
+            'a = """',
+            "[a.]",
+            "a..b = 1",
+            "\t\x01",
+            "{}",
+            "%YAML 1.2",
+        ]
+    )
     return spoiled(draw, line, f"the line {line!r}")
 
 
@@ -95,7 +115,9 @@ def toml_that_is_cut(draw: Draw) -> Case:
 
 @KINDS.add
 def a_table_twice(draw: Draw) -> Case:
-    line = draw.choice(["[model]", "[training]", "[[data]]", "task = 'x'\ntask = 'y'", "model = 1", "[data.generate]", "data.generate.kind = 1"])
+    line = draw.choice(
+        ["[model]", "[training]", "[[data]]", "task = 'x'\ntask = 'y'", "model = 1", "[data.generate]", "data.generate.kind = 1"]
+    )
     return read(draw, f"{line!r} beside the same", GOOD + line + "\n")
 
 
@@ -123,21 +145,44 @@ def a_dotted_key_of_many_parts(draw: Draw) -> Case:
 @KINDS.add
 def a_number_of_5000_digits(draw: Draw) -> Case:
     digits = draw.choice([4_301, 5_000, 200_000])
-    number = draw.choice(["9" * digits, "-" + "9" * digits, "0x" + "f" * digits, "0." + "9" * digits + "e" + "9" * 400, "0b" + "1" * digits])
+    number = draw.choice(
+        ["9" * digits, "-" + "9" * digits, "0x" + "f" * digits, "0." + "9" * digits + "e" + "9" * 400, "0b" + "1" * digits]
+    )
     table, name = any_field(draw)
     return read(draw, f"{table}.{name} has {digits:,} digits", with_field(table, f"{name} = {number}"))
 
 
 @KINDS.add
 def a_huge_float(draw: Draw) -> Case:
-    number = draw.choice(["1e308", "-1e308", "1.7976931348623157e308", "1e999", "-1e999", "inf", "-inf", "nan", "1e-400"])
-    table, name = draw.choice(
-        [("model", "d_model"), ("model", "dropout"), ("training", "max_steps"), ("decoding", "beam_size"), ("model", "max_seq_len")]
-        + [("tokenizer", "vocab_size"), ("training", "batch_tokens"), ("training", "label_smoothing"), ("training", "max_minutes")][: 3 if "-" not in number else 4]
-    )
-    if (name, number) in (("dropout", "1e-400"),):
-        number = "nan"
+    number = draw.choice(["1e308", "-1e308", "1.7976931348623157e308", "1e999", "-1e999", "inf", "-inf", "nan"])
+    fields = [
+        "model.d_model",
+        "model.dropout",
+        "model.max_seq_len",
+        "training.max_steps",
+        "training.batch_tokens",
+        "training.label_smoothing",
+    ]
+    table, name = draw.choice([*fields, "tokenizer.vocab_size", "decoding.beam_size", "decoding.length_penalty"]).split(".")
     return read(draw, f"{table}.{name} = {number}", with_field(table, f"{name} = {number}"))
+
+
+@KINDS.add
+def a_float_that_overflows_later(draw: Draw) -> Case:
+    """1e308 is a finite number; twice as much is not."""
+    number = draw.choice(["1e308", "1.7976931348623157e308", "9e307"])
+    table, name = draw.choice([("decoding", "max_length_ratio"), ("training", "r_drop")])
+    more = "\n[model]\ndropout = 0.1" if name == "r_drop" else ""
+    content = with_field(table, f"{name} = {number}").replace("\n[model]", more) if more else with_field(table, f"{name} = {number}")
+    return read(draw, f"{table}.{name} = {number}", content, (), TRAINING)
+
+
+@KINDS.add
+def a_ratio_that_no_pair_has(draw: Draw) -> Case:
+    """Nothing is dropped, and nothing is wrong with it."""
+    content = with_field("data", "max_length_ratio = 1e308").replace("[training]", "[training]\nvalidate_bleu = 0")
+    about, command = "data.max_length_ratio = 1e308", ["train", "bad.toml", "--out", "out"]
+    return Case(about, command, lambda place: place.write("bad.toml", content), Accepted(("model in out",)), ("out",))
 
 
 @KINDS.add
@@ -159,7 +204,9 @@ def a_huge_whole_number(draw: Draw) -> Case:
 @KINDS.add
 def a_value_of_another_type(draw: Draw) -> Case:
     table, name = any_field(draw)
-    value = draw.choice(["[]", "[1, 2]", "{}", "{ a = 1 }", "1979-05-27T07:32:00Z", "07:32:00", "'text'", "''", "[[]]", "{ kind = [] }", "{ kind = 3 }"])
+    value = draw.choice(
+        ["[]", "[1, 2]", "{}", "{ a = 1 }", "1979-05-27T07:32:00Z", "07:32:00", "'text'", "''", "[[]]", "{ kind = [] }", "{ kind = 3 }"]
+    )
     return read(draw, f"{table}.{name} = {value}", with_field(table, f"{name} = {value}"))
 
 
@@ -177,7 +224,9 @@ def a_table_of_another_type(draw: Draw) -> Case:
 @KINDS.add
 def an_unknown_field(draw: Draw) -> Case:
     table, name = any_field(draw)
-    odd = draw.choice([name[::-1], name.upper(), f"{name} ", "kind", "__class__", "model_fields", "", draw.word(9_000), "\\u001b[31m", "a\\nb", "\\u2028"])
+    odd = draw.choice(
+        [name[::-1], name.upper(), f"{name} ", "kind", "__class__", "model_fields", "", draw.word(9_000), "\\u001b[31m", "a\\nb", "\\u2028"]
+    )
     return read(draw, f"an unknown field {odd!r:.40} of {table}", with_field(table, f'"{odd}" = 1'))
 
 
@@ -189,8 +238,20 @@ def an_unknown_table(draw: Draw) -> Case:
 
 @KINDS.add
 def an_unknown_word(draw: Draw) -> Case:
-    name, table = draw.choice([("kind", "model"), ("norm", "model"), ("optimizer", "training"), ("kind", "tokenizer"), ("generate", "data"), ("preset", "model"), ("precision", "training")])
-    value = draw.choice(["nothing", "", " ", "LAYERNORM", "../x", "\\u0000", "\\u001b[31mred", "x" * 10_000, "a\\nb", "__import__", "\\U0001F600"])
+    name, table = draw.choice(
+        [
+            ("kind", "model"),
+            ("norm", "model"),
+            ("optimizer", "training"),
+            ("kind", "tokenizer"),
+            ("generate", "data"),
+            ("preset", "model"),
+            ("precision", "training"),
+        ]
+    )
+    value = draw.choice(
+        ["nothing", "", " ", "LAYERNORM", "../x", "\\u0000", "\\u001b[31mred", "x" * 10_000, "a\\nb", "__import__", "\\U0001F600"]
+    )
     return read(draw, f"{table}.{name} = {value:.30}", with_field(table, f'{name} = "{value}"'))
 
 
@@ -219,21 +280,25 @@ def fields_that_do_not_fit_together(draw: Draw) -> Case:
             ("training", "start_from = 'missing'"),
         ]
     )
-    content = GOOD if line.count("[") == 0 else GOOD
-    if "\n[" in line:
-        first, rest = line.split("\n", 1)
-        second, field = rest.split("\n", 1)
-        text = with_field(table, first)
-        at = text.index(second) + len(second)
-        content = text[:at] + "\n" + field + text[at:]
-    else:
-        content = with_field(table, line)
+    first, _, rest = line.partition("\n[")
+    content = with_field(table, first)
+    if rest:
+        second, field = rest.split("]\n")
+        content = content.replace(f"[{second}]\n", f"[{second}]\n{field}\n")
     return Case(f"{line!r}", ["train", "bad.toml", "--out", "out"], lambda place: place.write("bad.toml", content))
 
 
 @KINDS.add
 def a_model_that_does_not_fit(draw: Draw) -> Case:
-    line = draw.choice(["d_model = 1000000", "d_ff = 100000000000", "n_encoder_layers = 1000\nd_model = 65536\nd_ff = 65536", "d_model = 4000000000", "n_encoder_layers = 1001"])
+    line = draw.choice(
+        [
+            "d_model = 1000000",
+            "d_ff = 100000000000",
+            "n_encoder_layers = 1000\nd_model = 65536\nd_ff = 65536",
+            "d_model = 4000000000",
+            "n_encoder_layers = 1001",
+        ]
+    )
     kept = [each for each in GOOD.split("\n") if each.split(" =")[0] not in {part.split(" =")[0] for part in line.split("\n")}]
     at = kept.index("[model]") + 1
     content = "\n".join([*kept[:at], line, *kept[at:]])
@@ -242,7 +307,15 @@ def a_model_that_does_not_fit(draw: Draw) -> Case:
 
 @KINDS.add
 def no_utf8(draw: Draw) -> Case:
-    content = draw.choice([GOOD.encode() + b"# \xff\n", GOOD.encode("utf-16"), b"\xef\xbb" + GOOD.encode(), GOOD.encode() + b"a = '\xed\xa0\x80'\n", draw.randbytes(200) + b"\xff"])
+    content = draw.choice(
+        [
+            GOOD.encode() + b"# \xff\n",
+            GOOD.encode("utf-16"),
+            b"\xef\xbb" + GOOD.encode(),
+            GOOD.encode() + b"a = '\xed\xa0\x80'\n",
+            draw.randbytes(200) + b"\xff",
+        ]
+    )
     return read(draw, "a recipe that is not UTF-8", content)
 
 
@@ -282,7 +355,10 @@ def many_things_below_the_limit(draw: Draw) -> Case:
 
 @KINDS.add
 def no_plain_file(draw: Draw) -> Case:
-    what, reader = draw.choice(["pipe", "/dev/zero", "/dev/urandom", "/dev/null", "folder", "circle", "missing", "long"]), draw.choice(READERS)
+    what, reader = (
+        draw.choice(["pipe", "/dev/zero", "/dev/urandom", "/dev/null", "folder", "circle", "missing", "long"]),
+        draw.choice(READERS),
+    )
     name = "x" * 300 + ".toml" if what == "long" else "bad.toml"
 
     def write(place: Place) -> None:
@@ -303,7 +379,13 @@ def no_plain_file(draw: Draw) -> Case:
 @KINDS.add
 def data_that_are_not_there(draw: Draw) -> Case:
     odd = draw.choice(["missing", "/dev/zero", "~nobody-at-all/x", "\\u0000", "x" * 5_000, "\\u001b[31m", "..", "", "a\\nb"])
-    table = draw.choice([f'train = {{ source = "{odd}", target = "{odd}" }}', f'train = {{ pairs = "{odd}.tsv" }}', f'root = "{odd}/x"\ntrain = {{ pairs = "a.tsv" }}'])
+    table = draw.choice(
+        [
+            f'train = {{ source = "{odd}", target = "{odd}" }}',
+            f'train = {{ pairs = "{odd}.tsv" }}',
+            f'root = "{odd}/x"\ntrain = {{ pairs = "a.tsv" }}',
+        ]
+    )
     content = GOOD.replace('generate = { kind = "copy", n_train = 100, n_valid = 10, n_test = 10 }', table)
     reader = draw.choice(TRAINING)
     return Case(f"data.{table:.60}", reader("bad.toml"), lambda place: place.write("bad.toml", content))

@@ -16,7 +16,18 @@ ASKED: dict[str, tuple[list[str], ...]] = {
         ["translate", "run", "ab ba"],
         ["score", "run", "--source", "GOOD/data/few.source", "--target", "GOOD/data/few.target"],
         ["compare", "GOOD/translation", "run", "--source", "GOOD/data/few.source", "--target", "GOOD/data/few.target", "--samples", "5"],
-        ["train", "translation", "--source", "GOOD/data/pairs.source", "--target", "GOOD/data/pairs.target", "--from", "run", "--out", "out"],
+        [
+            "train",
+            "translation",
+            "--source",
+            "GOOD/data/pairs.source",
+            "--target",
+            "GOOD/data/pairs.target",
+            "--from",
+            "run",
+            "--out",
+            "out",
+        ],
     ),
     "language": (
         ["generate", "run", "ab"],
@@ -35,7 +46,14 @@ ASKED: dict[str, tuple[list[str], ...]] = {
 OF_TEXT = tuple(run for run in ASKED if run != "images")
 
 
-def asked(draw: Draw, about: str, damage: Callable[[Path, Draw], object], names: tuple[str, ...] = (), runs: tuple[str, ...] = tuple(ASKED), loads_only: bool = False) -> Case:
+def asked(
+    draw: Draw,
+    about: str,
+    damage: Callable[[Path, Draw], object],
+    names: tuple[str, ...] = (),
+    runs: tuple[str, ...] = tuple(ASKED),
+    loads_only: bool = False,
+) -> Case:
     """Ask a run that was damaged."""
     run = draw.choice(runs)
     command = draw.choice([each for each in ASKED[run] if not (loads_only and each[0] == "train")])
@@ -52,12 +70,30 @@ NUMBERS = ("d_model", "n_heads", "max_seq_len")
 
 @KINDS.add
 def a_configuration_that_is_cut(draw: Draw) -> Case:
-    return asked(draw, "config.json is cut", lambda run, draw: (run / "config.json").write_bytes(draw.cut((run / "config.json").read_bytes()[:-1])), ("config.json",))
+    return asked(
+        draw,
+        "config.json is cut",
+        lambda run, draw: (run / "config.json").write_bytes(draw.cut((run / "config.json").read_bytes()[:-1])),
+        ("config.json",),
+    )
 
 
 @KINDS.add
 def a_configuration_that_is_no_json(draw: Draw) -> Case:
-    content = draw.choice([b"", b"[]", b"null", b"\xff{}", b"[" * 100_000, b'{"a":' * 900 + b"1" + b"}" * 900, b'{"format_version": ' + b"1" * 5_000 + b"}", b"{}", b"\0" * 99, b"x" * (2**20 + 9)])
+    content = draw.choice(
+        [
+            b"",
+            b"[]",
+            b"null",
+            b"\xff{}",
+            b"[" * 100_000,
+            b'{"a":' * 900 + b"1" + b"}" * 900,
+            b'{"format_version": ' + b"1" * 5_000 + b"}",
+            b"{}",
+            b"\0" * 99,
+            b"x" * (2**20 + 9),
+        ]
+    )
     return asked(draw, f"config.json is {content[:20]!r}", lambda run, draw: (run / "config.json").write_bytes(content), ("config.json",))
 
 
@@ -69,13 +105,18 @@ def another_version(draw: Draw) -> Case:
 
 @KINDS.add
 def a_size_that_is_none(draw: Draw) -> Case:
-    name, value = draw.choice([name for name in NUMBERS if name != "n_heads"]), draw.choice([each for each in BAD_VALUES if each is not None])
+    name, value = (
+        draw.choice([name for name in NUMBERS if name != "n_heads"]),
+        draw.choice([each for each in BAD_VALUES if each is not None]),
+    )
     return in_config(draw, f"model.{name} = {value!r:.30}", lambda document: document["model"].update({name: value}), OF_TEXT)
 
 
 @KINDS.add
 def another_size(draw: Draw) -> Case:
-    name, value = draw.choice([("d_model", 8), ("d_model", 32), ("n_heads", 3), ("d_ff", 99), ("d_model", 2**20), ("d_ff", 2**40), ("d_model", 10**9)])
+    name, value = draw.choice(
+        [("d_model", 8), ("d_model", 32), ("n_heads", 3), ("d_ff", 99), ("d_model", 2**20), ("d_ff", 2**40), ("d_model", 10**9)]
+    )
     return in_config(draw, f"model.{name} = {value}", lambda document: document["model"].update({name: value}), OF_TEXT)
 
 
@@ -83,7 +124,7 @@ def another_size(draw: Draw) -> Case:
 def a_number_of_5000_digits(draw: Draw) -> Case:
     def damage(run: Path, draw: Draw) -> None:
         text = (run / "config.json").read_text()
-        (run / "config.json").write_text(text.replace(': 16,', f": {'9' * 5_000},", 1))
+        (run / "config.json").write_text(text.replace(": 16,", f": {'9' * 5_000},", 1))
 
     return asked(draw, "d_model of 5,000 digits", damage, ("config.json",), OF_TEXT)
 
@@ -139,7 +180,15 @@ def a_file_of_another_run(draw: Draw) -> Case:
 
 @KINDS.add
 def a_recipe_of_another_run(draw: Draw) -> Case:
-    run, other = draw.choice([("translation", "masked"), ("language", "translation"), ("masked", "images"), ("images", "language"), ("instruction", "classification")])
+    run, other = draw.choice(
+        [
+            ("translation", "masked"),
+            ("language", "translation"),
+            ("masked", "images"),
+            ("images", "language"),
+            ("instruction", "classification"),
+        ]
+    )
     command = draw.choice([each for each in ASKED[run] if each[0] not in ("train", "compare-attention")])
 
     def prepare(place: Place) -> None:
@@ -175,27 +224,58 @@ def a_file_that_is_none(draw: Draw) -> Case:
 
 @KINDS.add
 def weights_that_are_cut(draw: Draw) -> Case:
-    return asked(draw, "weights are cut", lambda run, draw: (run / "model.safetensors").write_bytes(draw.cut((run / "model.safetensors").read_bytes())), ("model.safetensors",))
+    return asked(
+        draw,
+        "weights are cut",
+        lambda run, draw: (run / "model.safetensors").write_bytes(draw.cut((run / "model.safetensors").read_bytes())),
+        ("model.safetensors",),
+    )
 
 
 @KINDS.add
 def weights_with_a_changed_bit(draw: Draw) -> Case:
-    return asked(draw, "a bit of the weights changed", lambda run, draw: (run / "model.safetensors").write_bytes(draw.flipped((run / "model.safetensors").read_bytes(), 1, 8)), ("model.safetensors",))
+    return asked(
+        draw,
+        "a bit of the weights changed",
+        lambda run, draw: (run / "model.safetensors").write_bytes(draw.flipped((run / "model.safetensors").read_bytes(), 1, 8)),
+        ("model.safetensors",),
+    )
 
 
 @KINDS.add
 def no_safetensors(draw: Draw) -> Case:
     content = draw.choice(
-        [b"", b"\x80\x04.", b"PK\x03\x04" + b"\0" * 99, b"\xff" * 99, (2**62).to_bytes(8, "little") + b"{}", (2).to_bytes(8, "little") + b"{}", b"\0" * 8]
-        + [(5).to_bytes(8, "little") + b"[[[[[", (200_000).to_bytes(8, "little") + b"[" * 200_000, (9).to_bytes(8, "little") + b'{"a": 1}\n']
+        [
+            b"",
+            b"\x80\x04.",
+            b"PK\x03\x04" + b"\x00" * 99,
+            b"\xff" * 99,
+            (2**62).to_bytes(8, "little") + b"{}",
+            (2).to_bytes(8, "little") + b"{}",
+            b"\x00" * 8,
+            (5).to_bytes(8, "little") + b"[[[[[",
+            (200000).to_bytes(8, "little") + b"[" * 200000,
+            (9).to_bytes(8, "little") + b'{"a": 1}\n',
+        ]
     )
-    return asked(draw, f"weights are {content[:20]!r}", lambda run, draw: (run / "model.safetensors").write_bytes(content), ("model.safetensors",))
+    return asked(
+        draw, f"weights are {content[:20]!r}", lambda run, draw: (run / "model.safetensors").write_bytes(content), ("model.safetensors",)
+    )
 
 
 @KINDS.add
 def a_header_that_lies(draw: Draw) -> Case:
     change = draw.choice(
-        [{"shape": [2**40]}, {"shape": [-1]}, {"data_offsets": [0, 2**50]}, {"data_offsets": [9, 3]}, {"dtype": "X"}, {"shape": "x"}, {"shape": [2**63, 2]}, {"dtype": "F64"}]
+        [
+            {"shape": [2**40]},
+            {"shape": [-1]},
+            {"data_offsets": [0, 2**50]},
+            {"data_offsets": [9, 3]},
+            {"dtype": "X"},
+            {"shape": "x"},
+            {"shape": [2**63, 2]},
+            {"dtype": "F64"},
+        ]
     )
 
     def damage(run: Path, draw: Draw) -> None:
@@ -233,7 +313,22 @@ def weights_that_are_not_finite(draw: Draw) -> Case:
 
 @KINDS.add
 def a_table_of_tied_tensors_that_is_none(draw: Draw) -> Case:
-    note = draw.choice(["", "[]", "3", "{", "[" * 100_000, '{"tied": 3}', '{"tied": {"a": "b"}}', '{"tied": {"a": 3}}', '{"tied": {}, "sha256": 3}', '{"sha256": "0"}', '{"more": 1}', '{"tied": {}, "sha256": ""}'])
+    note = draw.choice(
+        [
+            "",
+            "[]",
+            "3",
+            "{",
+            "[" * 100_000,
+            '{"tied": 3}',
+            '{"tied": {"a": "b"}}',
+            '{"tied": {"a": 3}}',
+            '{"tied": {}, "sha256": 3}',
+            '{"sha256": "0"}',
+            '{"more": 1}',
+            '{"tied": {}, "sha256": ""}',
+        ]
+    )
 
     def damage(run: Path, draw: Draw) -> None:
         file = TensorFile(run / "model.safetensors")
@@ -241,99 +336,6 @@ def a_table_of_tied_tensors_that_is_none(draw: Draw) -> Case:
         file.write(seal=False)
 
     return asked(draw, f"a note of the weights is {note:.30}", damage, ("model.safetensors",))
-
-
-def in_tokenizer(draw: Draw, about: str, change: Callable[[Any], object], runs: tuple[str, ...] = OF_TEXT) -> Case:
-    """Alter tokenizer.json, and look at it or ask the run."""
-    run = draw.choice(runs)
-    command = draw.choice([["tokenizer", "show", "run"], ["tokenizer", "show", "run/tokenizer.json", "ab"], *ASKED[run]])
-    about = f"{' '.join(command[:2])} with a run of {run}: {about}"
-    return Case(about, command, lambda place: edit_json(place.copy(run) / "tokenizer.json", change), Refused(("tokenizer.json",)))
-
-
-@KINDS.add
-def a_tokenizer_that_is_no_json(draw: Draw) -> Case:
-    content = draw.choice([b"", b"{", b"[]", b"3", b"\xff", b"[" * 100_000, b'{"format_version": ' + b"1" * 5_000 + b"}", b'{"a": "\\ud800"}', b'{"format_version": 1, "source": []}', b"\0" * 9_000])
-    run = draw.choice(OF_TEXT)
-    command = draw.choice([["tokenizer", "show", "run"], *ASKED[run]])
-    return Case(f"{command[0]} with a run of {run}: tokenizer.json is {content[:20]!r}", command, lambda place: (place.copy(run) / "tokenizer.json").write_bytes(content), Refused(("tokenizer.json",)))
-
-
-@KINDS.add
-def a_tokenizer_of_another_version_or_kind(draw: Draw) -> Case:
-    change = draw.choice([{"format_version": 2}, {"format_version": True}, {"format_version": "x" * 9_000}, {"source": 3}, {"source": {"kind": "x" * 9_000}}, {"source": {"kind": [], "lowercase": True}}, {"target": 3}, {"source": None}, {"source": {"kind": "bpe", "lowercase": 1}}])
-    return in_tokenizer(draw, f"{change!r:.40}", lambda document: document.update(change))
-
-
-@KINDS.add
-def units_that_are_none(draw: Draw) -> Case:
-    odd = draw.choice([["a", "a"], ["ab"], [""], [3], [None], "abc", None, {"a": 1}, [["a"]], ["a" * 100_000]])
-    return in_tokenizer(draw, f"units are {odd!r:.30}", lambda document: document["source"].update(units=odd), ("translation", "classification", "instruction"))
-
-
-@KINDS.add
-def merges_that_are_none(draw: Draw) -> Case:
-    odd = draw.choice([[["zz", "y"]], [["a"]], [["a", "b", "c"]], ["ab"], "ab", None, [[1, 2]], [["\x80", "a"]], [["", "a"]], [["[EOS]", "a"]]])
-    return in_tokenizer(draw, f"merges are {odd!r:.30}", lambda document: document["source"].update(merges=odd), ("language", "embedding"))
-
-
-@KINDS.add
-def merges_of_merges(draw: Draw) -> Case:
-    """Each merge joins the last symbol with itself: the n-th symbol has 2^n characters."""
-    n, letter = draw.choice([20, 24, 27, 31, 40]), draw.choice("abz ")
-    merges, symbol = [], letter
-
-    for _ in range(min(n, 18)):
-        merges.append([symbol, symbol])
-        symbol += symbol
-    # From here on the file itself would grow, so many merges of the longest with each other are used.
-    merges += [[symbol, symbol]] * (n > 18)
-    times = 1 if n <= 20 else 2_000 if n <= 27 else 6_000
-    longest = symbol + symbol if n > 18 else symbol
-    merges += [[longest[: len(longest) // 2], letter]] * (times > 1)
-    return in_tokenizer(draw, f"merges of merges, {len(symbol):,} characters", lambda document: document["source"].update(merges=merges), ("language", "embedding"))
-
-
-@KINDS.add
-def merges_that_repeat(draw: Draw) -> Case:
-    """The same merge again and again, or each symbol a letter longer than the last."""
-    n = draw.choice([3_000, 8_000])
-    if draw.random() < 0.5:
-        merges = [["a", "b"]] * (n * 20)
-    else:
-        merges = [["a" * i, "a"] for i in range(1, n)]
-    return in_tokenizer(draw, f"{len(merges):,} merges that repeat or grow", lambda document: document["source"].update(merges=merges), ("language", "embedding"))
-
-
-@KINDS.add
-def tags_that_are_none(draw: Draw) -> Case:
-    odd = draw.choice([["a", "a"], [""], ["a b"], [3], "de", None, ["x" * 33], ["\x1b[31m"], ["de"] * 9, [["de"]]])
-    return in_tokenizer(draw, f"tags are {odd!r:.30}", lambda document: document["source"].update(tags=odd))
-
-
-@KINDS.add
-def other_numbers_of_symbols(draw: Draw) -> Case:
-    run = draw.choice(["translation", "classification", "instruction"])
-    n = draw.choice([-1, 1, 5_000])
-
-    def change(document: Any) -> None:
-        units = document["source"]["units"]
-        document["source"]["units"] = units[:-1] if n < 0 else [*units, *(chr(0x4E00 + i) for i in range(n))]
-
-    command = draw.choice(ASKED[run][:1])
-    return Case(f"{command[0]} with a run of {run} and {n:+,} symbols", command, lambda place: edit_json(place.copy(run) / "tokenizer.json", change), Refused(("tokenizer.json",)))
-
-
-@KINDS.add
-def a_tokenizer_that_is_no_file(draw: Draw) -> Case:
-    what = draw.choice(["/dev/zero", "/dev/urandom", "/dev/null", "pipe", "folder", "missing", "circle", "", "x" * 300, draw.odd_text().lstrip("-/").replace("/", "")])
-
-    def prepare(place: Place) -> None:
-        os.mkfifo(place.here / "pipe")
-        (place.here / "folder").mkdir()
-        (place.here / "circle").symlink_to("circle")
-
-    return Case(f"tokenizer show {what:.40}", ["tokenizer", "show", what, *draw.choice([[], ["ab"]])], prepare)
 
 
 @KINDS.add
@@ -346,6 +348,7 @@ def a_recipe_of_a_run_that_is_bad(draw: Draw) -> Case:
             f"{'a.' * 20_000}b = 1\n",
             "[model]\nd_model = 1e308\n",
             "=\n",
+            "beam = 3\n",
             "task = 'nothing'\n",
             "\x1b[2J",
             "#" * (2**20 + 9),
@@ -379,4 +382,9 @@ def a_ledger_that_cannot_be_written(draw: Draw) -> Case:
             path.symlink_to({"link": "../precious", "circle": "ledger.jsonl"}.get(what, what))
 
     verb = draw.choice(["evaluate", "score"])
-    return Case(f"{verb}: the ledger is {what}", [verb, "run", "--source", "GOOD/data/few.source", "--target", "GOOD/data/few.target"], prepare, Refused(("ledger.jsonl",)))
+    return Case(
+        f"{verb}: the ledger is {what}",
+        [verb, "run", "--source", "GOOD/data/few.source", "--target", "GOOD/data/few.target"],
+        prepare,
+        Refused(("ledger.jsonl",)),
+    )

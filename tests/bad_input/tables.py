@@ -97,7 +97,9 @@ def a_json_field_of_another_type(draw: Draw) -> Case:
 @KINDS.add
 def a_json_number_of_5000_digits(draw: Draw) -> Case:
     digits = "9" * draw.choice([4_301, 5_000, 100_000])
-    bad = draw.choice(['{{"FIRST": "ab", "SECOND": {}}}', '{{"FIRST": {}, "SECOND": "odd"}}', "{}", '{{"FIRST": "a", "SECOND": "b", "c": {}}}'])
+    bad = draw.choice(
+        ['{{"FIRST": "ab", "SECOND": {}}}', '{{"FIRST": {}, "SECOND": "odd"}}', "{}", '{{"FIRST": "a", "SECOND": "b", "c": {}}}']
+    )
     return read_by(draw, ".jsonl", f"a number of {len(digits):,} digits", json_lines(draw, bad.format(digits)))
 
 
@@ -175,7 +177,9 @@ def a_csv_row_that_is_too_short(draw: Draw) -> Case:
 
 @KINDS.add
 def a_csv_field_that_is_too_large(draw: Draw) -> Case:
-    return read_by(draw, ".csv", "a field of 200,000 characters", separated(draw, ",", "a" * draw.randint(131_073, 200_000) + ",odd", header=True))
+    return read_by(
+        draw, ".csv", "a field of 200,000 characters", separated(draw, ",", "a" * draw.randint(131_073, 200_000) + ",odd", header=True)
+    )
 
 
 @KINDS.add
@@ -192,7 +196,9 @@ def a_tsv_row_that_is_too_short(draw: Draw) -> Case:
 def a_label_that_is_blank(draw: Draw) -> Case:
     bad, reader = draw.choice(["ab\t", "ab\t  ", "ab\t\tx"]), draw.choice(["train a classifier", "train, as validation"])
     content = separated(draw, "\t", bad, header=False)(("text", "label"))
-    return Case(f"{reader}: no label in {bad!r}", READERS[reader][1]("bad.tsv"), lambda p: p.write("bad.tsv", content), Refused(("bad.tsv",)))
+    return Case(
+        f"{reader}: no label in {bad!r}", READERS[reader][1]("bad.tsv"), lambda p: p.write("bad.tsv", content), Refused(("bad.tsv",))
+    )
 
 
 @KINDS.add

@@ -123,7 +123,16 @@ def random_bytes(draw: Draw) -> Case:
 
 @KINDS.add
 def an_empty_file(draw: Draw) -> Case:
-    readers = ["train a translator", "train, as targets", "train a language model", "translate", "evaluate", "score text", "generate", "fill"]
+    readers = [
+        "train a translator",
+        "train, as targets",
+        "train a language model",
+        "translate",
+        "evaluate",
+        "score text",
+        "generate",
+        "fill",
+    ]
     return read_by(draw, "an empty file", draw.choice([b"", b"\xef\xbb\xbf", gzip.compress(b"")]), (), readers)
 
 
@@ -169,7 +178,9 @@ def gzip_with_damaged_data(draw: Draw) -> Case:
 def gzip_by_name_only(draw: Draw) -> Case:
     reader = draw.choice(list(READERS))
     content = b"\n".join(lines(draw))
-    return Case(f"{reader}: a text called .gz", READERS[reader]("bad.txt.gz"), lambda p: p.write("bad.txt.gz", content), Refused(("bad.txt.gz",)))
+    return Case(
+        f"{reader}: a text called .gz", READERS[reader]("bad.txt.gz"), lambda p: p.write("bad.txt.gz", content), Refused(("bad.txt.gz",))
+    )
 
 
 @KINDS.add
@@ -198,8 +209,12 @@ def gzip_bomb(draw: Draw) -> Case:
 
 @KINDS.add
 def no_such_file(draw: Draw) -> Case:
-    name = draw.choice(["missing", "missing/missing", "x" * 300, "./", "../here/missing", "~missing", "*", "\udcff", draw.odd_text().replace("\0", "")])
-    reader = draw.choice([each for each in READERS if each not in ("score text", "train a language model", "train by lines", "train a tokenizer")])
+    name = draw.choice(
+        ["missing", "missing/missing", "x" * 300, "./", "../here/missing", "~missing", "*", "\udcff", draw.odd_text().replace("\0", "")]
+    )
+    reader = draw.choice(
+        [each for each in READERS if each not in ("score text", "train a language model", "train by lines", "train a tokenizer")]
+    )
     return Case(f"{reader}: no file {name:.50}", READERS[reader](name))
 
 
