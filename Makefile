@@ -3,11 +3,13 @@
 #   PYTHON=python3.12                the interpreter (3.11 or newer); default: the first one found
 #   PIP_INDEX_ARGS="--index-url URL" another package index, for a CPU-only torch say
 #   JOBS=2                           test processes
+#   SOAK=20000                       bad inputs of make soak
 
 PYTHON ?= $(shell for p in python3 python3.11 python3.12 python3.13 python3.14; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && command -v $$p && break; done)
 PIP_INDEX_ARGS ?=
 JOBS ?= 2
+SOAK ?= 20000
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -17,7 +19,7 @@ TEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 SESSION := -n $(JOBS) --dist worksteal
 PLAIN := -o addopts="--strict-markers --strict-config --import-mode=importlib"
 
-.PHONY: help demo test ci check chaos sanitize bench docs size clean
+.PHONY: help demo test ci check chaos sanitize soak bench docs size clean
 .DEFAULT_GOAL := help
 
 help:
@@ -27,6 +29,7 @@ help:
 	@echo "make check   ruff and mypy"
 	@echo "make chaos   kill trainings at random moments, resume, compare bit for bit"
 	@echo "make sanitize  the native code under address, undefined-behavior and thread sanitizers"
+	@echo "make soak    20,000 bad inputs (SOAK=1000 for fewer): refused in one line, soon, within little memory"
 	@echo "make bench   speed beside the peers, in one run"
 	@echo "make docs    write docs/config.md and docs/bricks.md anew from the schema"
 	@echo "make size    lines a file and a room"
@@ -75,6 +78,9 @@ chaos: $(VENV)/dev.stamp
 
 sanitize: $(VENV)/dev.stamp
 	$(BIN)/python -m tests.decoding.sanitize
+
+soak: $(VENV)/dev.stamp
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.bad_input --count $(SOAK) --jobs $(JOBS)
 
 bench: $(VENV)/bench.stamp
 	$(BIN)/python -m benchmarks.translation --out benchmarks/results/translation.json

@@ -13,19 +13,20 @@ signal.signal(signal.SIGINT, signal.default_int_handler)  # a session in the bac
 
 SECONDS = {
     "agreement": 60,
+    "bad_input": 130,
     "chaos": 120,
-    "cli": 180,
+    "cli": 150,
     "config": 30,
     "decoding": 120,
     "docs": 120,
     "doctests": 30,
     "inputs": 80,
-    "inspection": 90,
-    "layers": 160,
-    "models": 150,
+    "inspection": 80,
+    "layers": 140,
+    "models": 130,
     "parallel": 40,
     "planning": 60,
-    "training": 420,
+    "training": 390,
     "weights": 60,
 }
 """Most processor seconds that the first tier of a room may take in all, child processes included; a busy machine does not stretch them."""

@@ -252,7 +252,7 @@ def test_every_field_of_the_schema_is_described() -> None:
 
 
 def test_tests_mirror_the_rooms() -> None:
-    beside = {"agreement", "benchmarks", "chaos", "docs", "serving"}
+    beside = {"agreement", "bad_input", "benchmarks", "chaos", "docs", "serving"}
     folders = {path.relative_to(ROOT / "tests").parts[0] for path in TESTS if len(path.relative_to(ROOT / "tests").parts) > 1}
     assert folders <= {*ROOMS, *beside}
 

@@ -85,6 +85,7 @@ def test_images(transom: Call, tmp_path: Path) -> None:
         (("RUN", "--input", "nowhere.txt"), "nowhere.txt: no such file"),
         (("nowhere", "--text", "a"), "nowhere"),
         (("RUN", "--text", "a", "--lengths", "12,x"), "--lengths: expected numbers from 1 to 65,536 with commas between"),
+        (("RUN", "--text", "a", "--lengths", "9" * 5_000), "--lengths: expected numbers from 1 to 65,536"),
         (("RUN", "--text", "a", "--features", "0"), "--features: expected numbers from 1"),
         (("RUN", "--text", "a", "--ranks", "99999"), "--ranks: expected numbers from 1"),
         (("RUN", "--text", "a", "--rounds", "0"), "invalid value for '--rounds'"),

@@ -162,6 +162,21 @@ def test_what_is_no_set_of_images_is_told(tmp_path: Path, monkeypatch: pytest.Mo
         read_images(lay_out(tmp_path / "large", ["cat/a.png"]), 8, 3)
 
 
+@pytest.mark.parametrize("kind", ["device", "pipe"])
+def test_what_is_no_plain_file_is_not_opened(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / "odd.png"
+    os.mkfifo(path) if kind == "pipe" else path.symlink_to("/dev/zero")
+    for read in (list_images, read_file):
+        with pytest.raises(DataError, match=r"odd\.png: expected .*, found a device or a pipe"):
+            read(path)
+
+
+def test_too_many_pixels_are_told_once(tmp_path: Path) -> None:
+    with pytest.raises(DataError) as caught:
+        decode(data(Image.new("1", (9000, 9000))), "large.png", 8, 3)
+    assert str(caught.value).count("large.png") == 1 and str(caught.value).count("expected") == 1
+
+
 def test_a_damaged_zip_names_its_member(tmp_path: Path) -> None:
     path = zipped(lay_out(tmp_path / "set", ["a/1.png", "b/2.png"]), tmp_path / "set.zip")
     whole = path.read_bytes()

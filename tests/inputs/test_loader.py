@@ -154,6 +154,7 @@ def test_what_cannot_be_trained_on_is_dropped_by_name() -> None:
     assert made_loader.n_samples == 1
     assert [row[0] for _, batch in epoch_of(made_loader, 0) for row in batch] == [0]
     assert Loader(odd, every, max_seq_len=10, batch_tokens=100, seed=1).n_samples == 3
+    assert Loader(odd, every, max_seq_len=10, batch_tokens=100, seed=1, max_length_ratio=1e308).n_samples == 3, "and no warning"
     assert made_loader.seen() == (set(every.source.encode("a dog")), set(every.target.encode("A DOG")))
 
 

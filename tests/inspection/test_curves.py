@@ -39,6 +39,14 @@ def test_wide_positive_ranges_are_logarithmic_and_others_not() -> None:
     assert linear[1][1] > log[1][1]
 
 
+@pytest.mark.parametrize("values", [(0.0, 1e-320), (0.0, 5e-324), (1e-320, 1e-320), (5e-324, 1e-310), (1e-320, 1.0), (-1e-320, 1e-320)])
+@pytest.mark.parametrize("from_zero", [True, False])
+def test_values_without_a_power_of_ten_of_their_own_are_drawn_as_zero(values: tuple[float, float], from_zero: bool) -> None:
+    """As the learning rates of a run with one of 1e-320."""
+    picture = line_chart("a", [Line("a", list(enumerate(values)))], from_zero=from_zero)
+    assert all(TOP <= y <= BOTTOM for _, y in places(drawn(picture, "polyline", "line-0")[0]))
+
+
 def test_many_points_become_means_over_a_band() -> None:
     n = 10 * MOST_POINTS
     picture = line_chart("a", [Line("a", [(x, float(x % 10)) for x in range(n)])])

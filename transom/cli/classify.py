@@ -63,8 +63,9 @@ def classify(
     if labelled is not None:
         from transom.weights.run_folder import RunFolder
 
-        if not labelled.exists():
-            raise DataError(f"{labelled}: expected labelled {'texts' if of_texts else 'images'}, found nothing there")
+        if not (labelled.is_file() or labelled.is_dir()):  # the ledger notes a hash of what is read, and a pipe has none
+            there = "a device or a pipe" if labelled.exists() else "nothing"
+            raise DataError(f"{labelled}: expected labelled {'texts' if of_texts else 'images'}, found {there} there")
         RunFolder.open(run).ledger.record(labelled, "classify")
         with counting("texts" if of_texts else "images", quiet=as_json) as tell:
             if isinstance(classifier, Classifier):

@@ -92,8 +92,8 @@ def compare_attention(
 def _numbers(name: str, given: str) -> tuple[int, ...]:
     """Read numbers that commas or spaces part."""
     words = given.replace(",", " ").split()
-    if not all(word.isdecimal() and 0 < int(word) <= MOST for word in words):
-        raise ConfigError(f"--{name}: expected numbers from 1 to {MOST:,} with commas between, as 256,1024, found {given!r}")
+    if not all(word.isdecimal() and len(word) <= len(str(MOST)) and 0 < int(word) <= MOST for word in words):
+        raise ConfigError(f"--{name}: expected numbers from 1 to {MOST:,} with commas between, as 256,1024, found {given!r:.80}")
     return tuple(dict.fromkeys(int(word) for word in words))
 
 

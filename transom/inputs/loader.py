@@ -239,7 +239,8 @@ def _left_out(pairs: Pairs, source: Indices, target: Indices, max_seq_len: int, 
     short, long = np.minimum(source, target), np.maximum(source, target)
     reasons = {"with an empty side": empty, f"longer than {max_seq_len} tokens": long + 1 > max_seq_len}
     if max_length_ratio is not None:
-        reasons[f"of a length ratio above {max_length_ratio:g}"] = long > max_length_ratio * short
+        with np.errstate(over="ignore"):  # an infinite limit drops nothing
+            reasons[f"of a length ratio above {max_length_ratio:g}"] = long > max_length_ratio * short
     left_out, left = {}, np.ones(len(empty), dtype=bool)
     for reason, holds in reasons.items():
         if (samples := np.flatnonzero(holds & left)).size:

@@ -17,6 +17,8 @@ STYLES = 4
 """Styles of lines in the style sheet; further lines have them again."""
 LOG_FROM = 5.0
 """An axis of positive values is logarithmic from this ratio of the largest to the smallest on."""
+SMALLEST = 1e-290
+"""Nearer to zero is zero on an axis: floating point has no ticks there."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,7 @@ def line_chart(
     assert finite, f"no finite point to draw in {title!r}"
     places = [x for line in lines for x, _ in _finite(line.points)]
     x = Scale(min(places), max(places), LEFT, RIGHT)
-    low, high = min(b.low for b in finite), max(b.high for b in finite)
+    low, high = (0.0 if abs(y) < SMALLEST else y for y in (min(b.low for b in finite), max(b.high for b in finite)))
     log = not from_zero and low > 0 and high / low > LOG_FROM
     ticks = log_ticks(low, high) if log else linear_ticks(min(low, 0) if from_zero else low, high)
     y = Scale(ticks[0], ticks[-1], BOTTOM, TOP, log)

@@ -144,6 +144,8 @@ def decode(data: bytes, place: str, size: int, channels: int) -> NDArray[np.uint
                 image = _plain(library.ImageOps.exif_transpose(opened), mode, library)
         except (library.Image.DecompressionBombError, library.Image.DecompressionBombWarning) as error:
             raise DataError(_too_large(place, "more")) from error
+        except DataError:
+            raise
         except UNREADABLE as error:
             why = str(error).partition(" <")[0]  # Pillow names the object that it reads from
             raise DataError(f"{place}: expected an image, found a file that cannot be read as one ({why}); mend or remove it") from error
