@@ -24,8 +24,9 @@ import transom
 from tests.training.conftest import ANIMALS, changed
 from tests.training.test_instruction import instructions
 from tests.training.test_language import recipe as language
-from transom.config.recipe import Recipe, dump_recipe
+from transom.config.recipe import Recipe, dump_recipe, load_recipe
 from transom.errors import TransomError
+from transom.planning.precision import choose_precision
 from transom.training.events import Event, Stepped
 
 SHORT = ["training.max_steps=2", "training.precision=auto"]
@@ -128,6 +129,8 @@ def test_a_training_and_what_answers_change_nothing(
     path = written(recipe_of(task, request, tmp_path), tmp_path)
     with unchanged():
         transom.train(path, tmp_path / "run", SHORT)
+    chosen = choose_precision("auto", torch.device("cuda" if torch.cuda.is_available() else "cpu")).name
+    assert load_recipe(tmp_path / "run" / "recipe.toml")[0].training.precision == chosen
     monkeypatch.setattr("transom.planning.machine.best_seconds", None)  # no timing decides how a run is loaded
     with unchanged():
         run = transom.load(tmp_path / "run")
@@ -138,6 +141,7 @@ def test_a_training_and_what_answers_change_nothing(
 def test_a_training_that_fails_changes_nothing(masked: Recipe, tmp_path: Path) -> None:
     def breaks(event: Event) -> None:
         if isinstance(event, Stepped):
+            assert os.environ["ONEDNN_PRIMITIVE_CACHE_CAPACITY"] == "4096"  # the settings do hold while it trains
             raise ZeroDivisionError
 
     path = written(masked, tmp_path)
