@@ -179,9 +179,9 @@ def a_float_that_overflows_later(draw: Draw) -> Case:
 
 @KINDS.add
 def a_ratio_that_no_pair_has(draw: Draw) -> Case:
-    """Nothing is dropped, and nothing is wrong with it."""
-    content = with_field("data", "max_length_ratio = 1e308").replace("[training]", "[training]\nvalidate_bleu = 0")
-    about, command = "data.max_length_ratio = 1e308", ["train", "bad.toml", "--out", "out"]
+    """Nothing is dropped, and nothing is wrong with it: the largest number that a field takes."""
+    content = with_field("data", "max_length_ratio = 3e38").replace("[training]", "[training]\nvalidate_bleu = 0")
+    about, command = "data.max_length_ratio = 3e38", ["train", "bad.toml", "--out", "out"]
     return Case(about, command, lambda place: place.write("bad.toml", content), Accepted(("model in out",)), ("out",))
 
 

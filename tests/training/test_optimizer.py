@@ -144,7 +144,7 @@ def test_muon_put_back_goes_on_the_same() -> None:
     steps(model, optimizer, gradients[:2])
     other = copy.deepcopy(model)
     another = build_optimizer(other, Muon())
-    restore_optimizer(another, {name: x.clone() for name, x in optimizer_tensors(optimizer).items()})
+    restore_optimizer(other, another, {name: x.clone() for name, x in optimizer_tensors(model, optimizer).items()})
     steps(model, optimizer, gradients[2:])
     steps(other, another, gradients[2:])
     assert all(torch.equal(p, q) for p, q in zip(model.parameters(), other.parameters(), strict=True))

@@ -13,6 +13,7 @@ from transom.config.finetune import NOTHING_ASKED, Asked
 from transom.config.recipe import ClassificationRecipe, ImageRecipe, LanguageRecipe, MaskedRecipe, Recipe
 from transom.decoding.load import load
 from transom.errors import CheckpointError, ConfigError
+from transom.models.build import build_model
 from transom.training.events import Started, Stepped
 from transom.training.setup import set_up
 from transom.training.start import laid_over, shaped_like
@@ -121,7 +122,7 @@ def test_what_does_not_fit_is_named(classes: ClassificationRecipe, pretrained: P
         sit(changed(classes, start_from=str(tmp_path / "none")), tmp_path / "refused")
     weights = read_tensors(pretrained / WEIGHTS)
     with RunFolder.create(pretrained, resume=True) as folder:
-        folder.write_weights({name.replace("blocks.0", "blocks.7"): x for name, x in weights.items()})
+        folder.write_tensors(WEIGHTS, {name.replace("blocks.0", "blocks.7"): x for name, x in weights.items()}, step=1)
     with pytest.raises(
         CheckpointError, match=r"model\.safetensors: expected the weights of the model in config\.json, found no encoder\.bl.*back"
     ):
@@ -141,7 +142,8 @@ def test_a_run_of_the_wrong_kind_is_named_as_such(family: Recipe, tmp_path: Path
     raw["model"] |= {name: [0.5] * 3 for name in ("pixel_mean", "pixel_std") if name in raw["model"]}
     theirs = type(family).model_validate(raw).model
     with RunFolder.create(tmp_path / "run") as folder:
-        folder.write_config(theirs)
+        folder.write_config(theirs, "0" * 32)
+        folder.write_tensors(WEIGHTS, build_model(theirs).state_dict(), step=0)
     encoders = {"encoder", "text-classifier", "text-embedder"}
     for ours in (request.getfixturevalue(name) for name in ("masked", "languages", "vision")):
         if ours.model.kind == theirs.kind or {ours.model.kind, theirs.kind} <= encoders:
@@ -186,8 +188,8 @@ def test_another_length_is_taken_by_any_position(family: Recipe, position: str, 
             expected = theirs[name][low] * (1 - share) + theirs[name][low + 1] * share
         assert torch.allclose(ours[name], expected, rtol=0, atol=1e-6)
     assert ("positions brought from 16 to" in parts.notes[0]) is bool(tables)
-    load_config = RunFolder.open(tmp_path / "tuned").load_config()
-    assert load_config == parts.recipe.model
+    folder.write_tensors(WEIGHTS, ours, step=0)
+    assert RunFolder.open(tmp_path / "tuned").load_config() == parts.recipe.model
 
 
 def test_yarn_counts_from_the_length_that_the_run_was_trained_for(tmp_path: Path, masked: MaskedRecipe, request: Any) -> None:
@@ -289,7 +291,8 @@ def test_the_field_that_was_asked_for_is_named_and_not_what_it_breaks(masked: Ma
 def begin(recipe: Recipe, out: Path) -> None:
     """Leave what a run of an untrained model has in its folder, as far as its shape goes."""
     with RunFolder.create(out) as folder:
-        set_up(changed(recipe, average="none"), Path(), folder)
+        parts = set_up(changed(recipe, average="none"), Path(), folder)
+        folder.write_tensors(WEIGHTS, parts.model.state_dict(), step=0)
 
 
 def test_as_many_heads_of_keys_as_there_are_is_no_change(masked: MaskedRecipe, tmp_path: Path) -> None:

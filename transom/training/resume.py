@@ -58,6 +58,8 @@ def read_run(checkpoints: Checkpoints, step: int, stepper: Stepper, task: Task) 
         state = SavedState.model_validate(raw)
     except ValidationError as error:
         raise CheckpointError(f"{folder / 'state.json'}: state.{explain(error)}") from error
+    if state.data is None and version > 1:
+        raise CheckpointError(f"{folder / 'state.json'}: expected state.data, the hash of the run's data, found none")
     _check_state(folder, step, state, stepper, task)
     model, optimizer = stepper.model, stepper.optimizer
     expected = {"model", "optimizer", "generators"}

@@ -102,6 +102,13 @@ class SavedState(BaseModel):
     snapshots: list[Count]
     data: str | None = None
 
+    @field_validator("progress", mode="before")
+    @classmethod
+    def _names_everything(cls, value: Any) -> Any:
+        if isinstance(value, dict) and (missing := Progress.model_fields.keys() - {"best_weights", "n_averaged"} - value.keys()):
+            raise ValueError(f"expected {min(missing)}, found none")  # the two came with format 2
+        return value
+
     @field_validator("scaler", mode="before")
     @classmethod
     def _none_is_empty(cls, value: Any) -> Any:

@@ -20,7 +20,7 @@ TINY = {
     "data.generate": "{ kind = 'reverse', n_train = 200, n_valid = 10, n_test = 10, max_length = 5 }",
     "model.d_model": 8,
     "model.n_heads": 2,
-    "model.d_ff": 16,
+    "model.d_ff": 12,
     "model.n_encoder_layers": 1,
     "model.n_decoder_layers": 1,
     "model.max_seq_len": 16,
