@@ -22,7 +22,7 @@ from transom.training.record import read_history
 from transom.training.resume import _check_generators, read_run
 from transom.training.run import train
 from transom.training.setup import Parts, set_up
-from transom.training.state import SavedState, gather_generators, optimizer_names
+from transom.training.state import Progress, SavedState, gather_generators, optimizer_names
 from transom.training.step import Stepper
 from transom.weights.checkpoint import Checkpoints
 from transom.weights.durable import json_bytes, write_folder
@@ -326,7 +326,7 @@ def test_generators_of_every_process_are_checked(harm: Callable[[dict[str, Any]]
 
 def test_the_state_of_a_loss_scaler_comes_back() -> None:
     scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
-    saved = {"progress": {}, "scaler": scaler.state_dict(), "snapshots": []}
+    saved = {"progress": Progress().model_dump(), "scaler": scaler.state_dict(), "snapshots": []}
     state = SavedState.model_validate(json.loads(json.dumps(saved)))
     assert state.scaler is not None and state.scaler.model_dump(by_alias=True) == scaler.state_dict()
     assert SavedState.model_validate({**saved, "scaler": {}}).scaler is None

@@ -27,7 +27,9 @@ def open_regular(path: str | Path, error: type[TransomError]) -> BufferedReader:
         TransomError: it is a folder, a device, a pipe or a socket.
         OSError: it is missing or cannot be opened.
     """
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # opening a pipe would wait for its writer
+    descriptor = os.open(
+        path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0)
+    )  # opening a pipe would wait for its writer
     try:
         mode = os.fstat(descriptor).st_mode
         if stat.S_ISDIR(mode):
