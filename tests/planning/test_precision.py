@@ -24,7 +24,7 @@ CPU = torch.device("cpu")
         ({"avx2", "avx512f", "avx512_vnni"}, Precision("fp32", "fp32: this processor has no instructions for bf16")),
         (set(), Precision("fp32", "fp32: this processor has no instructions for bf16")),
     ],
-    ids=str,
+    ids=lambda x: "-".join(sorted(x)) if isinstance(x, set) else None,
 )
 def test_auto_goes_by_the_processor_s_instructions(monkeypatch, flags, expected):
     monkeypatch.setattr(precision, "processor_flags", lambda: flags)
