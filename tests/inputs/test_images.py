@@ -157,6 +157,8 @@ def test_what_is_no_set_of_images_is_told(tmp_path: Path, monkeypatch: pytest.Mo
         for read in (list_images, read_file):
             with pytest.raises(DataError, match="found a device or a pipe"):
                 read(special)
+    with pytest.raises(DataError, match=r"expected classes whose names are UTF-8, found .odd.udcff."):
+        list_images(lay_out(tmp_path / "names", ["cat/a.png", "odd\udcff/b.png"]))
     monkeypatch.setattr(module, "MAX_IMAGE_BYTES", 50)
     with pytest.raises(DataError, match="at most 50 bytes, found more"):
         read_images(lay_out(tmp_path / "large", ["cat/a.png"]), 8, 3)

@@ -387,6 +387,14 @@ def test_a_test_file_that_never_ends_is_refused(tmp_path):
     assert run.ledger.read() == []
 
 
+def test_a_folder_of_test_files_may_hold_any_name(tmp_path):
+    run = RunFolder.open(begun(tmp_path / "a"))
+    (tmp_path / "images").mkdir()
+    (tmp_path / "images" / "odd\udcff.png").write_bytes(b"x")
+    run.ledger.record(tmp_path / "images", "classify")
+    assert len(run.ledger.read()[0]["sha256"]) == 64
+
+
 def test_a_torn_ledger_is_still_read(tmp_path):
     run = RunFolder.open(begun(tmp_path / "a"))
     (tmp_path / "test.en").write_bytes(b"x")

@@ -48,5 +48,5 @@ def _digest(path: Path) -> str:
         return sha256(path)
     total = hashlib.sha256()
     for file in sorted(each for each in path.rglob("*") if each.is_file()):
-        total.update(f"{file.relative_to(path).as_posix()}\0{sha256(file)}\n".encode())
+        total.update(f"{file.relative_to(path).as_posix()}\0{sha256(file)}\n".encode(errors="surrogateescape"))
     return total.hexdigest()

@@ -1,5 +1,6 @@
 """Images with a class each: found in folders and zip files, decoded with limits, brought to one size."""
 
+import re
 import struct
 import warnings
 import zipfile
@@ -85,6 +86,8 @@ def _chosen(found: dict[str, Any], read: Callable[[Any], bytes], place: str) -> 
     for name in short:
         if "/" not in name:
             raise DataError(f"{place}: expected each image in a folder that is named for its class, found {name} in none; put it into one")
+        if re.search("[\ud800-\udfff]", label := name.split("/", 1)[0]):
+            raise DataError(f"{place}: expected classes whose names are UTF-8, found {label!a}; rename the folder")
     return Files(sorted(short), lambda name: read(found[short[name]]), place, len(visible) - len(images))
 
 
