@@ -161,4 +161,5 @@ def test_a_translator_learns_another_task_as_well_as_with_all_weights(tmp_path: 
     assert isinstance(answering, Translator) and isinstance(answering._searcher, FlatSeq2Seq | CompiledSeq2Seq)
     said = answering.translate(["a b c d", "c a b", "e f a"], beam_size=1)
     assert said == ["d c b a", "b a c", "a f e"]
-    assert json.loads((tmp_path / "few" / "config.json").read_text()) == json.loads((tmp_path / "whole" / "config.json").read_text())
+    few_config, whole_config = (json.loads((tmp_path / name / "config.json").read_text()) for name in ("few", "whole"))
+    assert few_config.pop("run") != whole_config.pop("run") and few_config == whole_config

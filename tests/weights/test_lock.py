@@ -90,8 +90,9 @@ from transom.weights.run_folder import RunFolder
 path, mark, rounds = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 print("ready", flush=True)
 input()
-held = 0
-for _ in range(rounds):
+held = tried = 0
+while tried < rounds or not held:  # one that the others kept out all the time gets its turn when they are done
+    tried += 1
     try:
         run = RunFolder.create(path)
     except ConfigError as error:

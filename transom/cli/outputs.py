@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from transom.cli.imports import signals_held
+from transom.config.files import resolved
 from transom.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ def refuse_output(output: Path | None, inputs: Iterable[Path | None] = ()) -> No
     """
     if output is None:
         return
-    for place in (_in_its_folder(output), output.resolve()):
+    for place in (_in_its_folder(output), resolved(output)):
         if (run := owner_of(place)) is not None:
             raise ConfigError(f"{output}: expected a place for the output, found one of the files of the run {run}; name another file")
     for file in (file for given in inputs if given is not None for file in _files_of(given)):
@@ -55,10 +56,10 @@ def refuse_training_onto_its_inputs(recipe: "Recipe", base: Path, out: Path) -> 
     """
     refuse_output(out)
     origin = recipe.training.start_from
-    if origin is not None and (base / Path(origin).expanduser()).resolve() == out.resolve():
+    if origin is not None and resolved(base / Path(origin).expanduser()) == resolved(out):
         raise ConfigError(f"{out}: expected another folder than that of the run to start from; give another --out")
     for path in data_paths(recipe, base):
-        if owner_of(path.resolve()) == out.resolve():
+        if owner_of(resolved(path)) == resolved(out):
             raise ConfigError(f"{out}: expected another folder than that of the input {path}; give another --out")
 
 
@@ -72,7 +73,7 @@ def data_paths(recipe: "Recipe", base: Path) -> list[Path]:
 
 def _in_its_folder(path: Path) -> Path:
     """Resolve the folder of a path and leave its last name, which may be a link."""
-    return path.parent.resolve() / path.name
+    return resolved(path.parent) / path.name
 
 
 def _files_of(given: Path) -> Iterable[Path]:
@@ -89,4 +90,4 @@ def _is_same(a: Path, b: Path) -> bool:
     try:
         return a.samefile(b)
     except OSError:
-        return a.resolve() == b.resolve()
+        return resolved(a) == resolved(b)

@@ -10,10 +10,22 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from transom.config.limits import MAX_DEPTH, MAX_DIGITS
-from transom.errors import TransomError
+from transom.errors import ConfigError, TransomError
 
 _NOT_PLAIN = re.compile(rf"[0-9]{{{MAX_DIGITS}}}|[eE][+-]?[0-9]{{3}}|NaN|Infinity")
 """What a number of too many digits, or one that is not finite, cannot do without; it may also stand in a string."""
+
+
+def resolved(path: Path) -> Path:
+    """Make a path absolute and follow its symbolic links; what it names need not exist.
+
+    Raises:
+        ConfigError: its links lead in a circle.
+    """
+    real = Path(os.path.realpath(path))  # Path.resolve raises RuntimeError for a circle, before Python 3.13
+    if any(place.is_symlink() for place in (real, *real.parents)):
+        raise ConfigError(f"{path}: expected a path, found symbolic links that lead in a circle; remove them or name another place")
+    return real
 
 
 def open_regular(path: str | Path, error: type[TransomError]) -> BufferedReader:

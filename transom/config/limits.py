@@ -40,6 +40,9 @@ MAX_TOKENIZER_BYTES = 2**25
 MAX_SYMBOLS = 1_000_000
 """Symbols of a vocabulary; the largest published ones have 256,000."""
 
+MAX_SYMBOL_CHARACTERS = 1_000
+"""Characters of a symbol: a word has 64 at most and white space any number. Merges of merges would double it each time."""
+
 MAX_TOKENIZER_LISTS = MAX_SYMBOLS + 2**16
 """Lists in a ``tokenizer.json``: each merge is one, and takes eight times its bytes in memory."""
 

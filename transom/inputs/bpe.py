@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 import tokenizers
 from tokenizers import models, pre_tokenizers, trainers
 
+from transom.config.limits import MAX_SYMBOL_CHARACTERS
 from transom.errors import CheckpointError, ConfigError
 from transom.inputs.merges import MergeDropout
 from transom.inputs.special import EOS, NAMES, PAD, SOS
@@ -53,6 +54,10 @@ class BytePairs:
         for rank, (left, right) in enumerate(merges, 1):
             if left not in known or right not in known:
                 raise CheckpointError(f"expected merges of earlier symbols, found {left!r:.80} + {right!r:.80} as number {rank}")
+            if len(left) + len(right) > MAX_SYMBOL_CHARACTERS:
+                raise CheckpointError(
+                    f"expected symbols of at most {MAX_SYMBOL_CHARACTERS:,} characters, found {len(left) + len(right):,} in merge {rank}"
+                )
             known.add(left + right)
             tokens.setdefault(left + right, len(tokens))
         self.symbols = list(tokens)
@@ -92,6 +97,7 @@ class BytePairs:
             min_frequency=_LEAST_SEEN,
             initial_alphabet=alphabet,
             limit_alphabet=len(alphabet),
+            max_token_length=MAX_SYMBOL_CHARACTERS,
             show_progress=False,
         )
         library = _library(models.BPE())

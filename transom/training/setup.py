@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from transom.config.brick import Schema
+from transom.config.files import resolved
 from transom.config.finetune import NOTHING_ASKED, Asked
 from transom.config.recipe import Recipe, dump_recipe, load_recipe
 from transom.errors import CheckpointError, ConfigError
@@ -183,11 +184,11 @@ def _learning(recipe: Recipe, model: Network) -> list[str]:
 
 def _resolve(recipe: Recipe, base: Path) -> Recipe:
     """Make ``data.root`` and ``training.start_from`` absolute, so that the run's recipe means the same wherever it is read."""
-    root = str((base / expanded(recipe.data.root)).resolve())
+    root = str(resolved(base / expanded(recipe.data.root)))
     recipe = recipe.with_fields("data", root=root)
     if (origin := recipe.training.start_from) is None:
         return recipe
-    return recipe.with_fields("training", start_from=str((base / expanded(origin)).resolve()))
+    return recipe.with_fields("training", start_from=str(resolved(base / expanded(origin))))
 
 
 MAY_CHANGE = {

@@ -63,7 +63,7 @@ def read_json(path: Path, max_bytes: int = MAX_JSON_BYTES) -> dict[str, Any]:
 def explain(error: ValidationError) -> str:
     """Describe the first thing that is wrong with a document that transom wrote: the field, what was expected and found."""
     first = error.errors()[0]
-    field = ".".join(str(part) for part in first["loc"]) or "the whole"
+    field = ".".join(ascii(str(part))[1:-1] for part in first["loc"]) or "the whole"
     return f"{field[:200]}: expected what transom writes, found {first['input']!r:.80} ({first['msg'][:200]})"
 
 
