@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from transom.config import reading
-from transom.config.files import parse_json
+from transom.config.files import parse_json, resolved
 from transom.config.limits import MAX_DEPTH, MAX_DIGITS, MAX_RECIPE_BYTES, MAX_RECIPE_VALUES
 from transom.config.reading import check_toml, line_of, parse_override, parse_toml
 from transom.config.recipe import load_recipe
@@ -190,3 +190,16 @@ def test_json_of_many_kinds_is_read() -> None:
         "NaN": ["Infinity", 0.0, 1e300, int("9" * 40), "9" * 5_000, True, None]
     }
     assert parse_json("[" * 50 + "]" * 50) is not None
+
+
+def test_links_that_lead_in_a_circle_are_told_and_others_followed(tmp_path: Path) -> None:
+    (tmp_path / "a").symlink_to("b")
+    (tmp_path / "b").symlink_to("a")
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    (tmp_path / "dangling").symlink_to("real/later")
+    for circle in (tmp_path / "a", tmp_path / "b" / "below"):
+        with pytest.raises(ConfigError, match="links that lead in a circle; remove them"):
+            resolved(circle)
+    for name, real in (("link/x", "real/x"), ("dangling", "real/later"), ("none", "none"), ("real/../x", "x")):
+        assert resolved(tmp_path / name) == (tmp_path / real).resolve()

@@ -7,6 +7,7 @@ import select
 import shutil
 import stat
 import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from tests.decoding.test_compiled import model_of, needs_library
 from transom.decoding import native_build
 from transom.decoding.flat import FlatSeq2Seq
 from transom.decoding.native import SWITCH, native
-from transom.decoding.native_build import BuildError, cache_folder, find_compiler
+from transom.decoding.native_build import REMEMBERED, BuildError, cache_folder, find_compiler
 from transom.decoding.searcher import searcher_of
 from transom.errors import ConfigError
 
@@ -59,17 +60,23 @@ def compiler_script(folder: Path, script: str) -> str:
 
 
 @needs_library
+def test_a_compiler_named_with_half_a_quotation_is_told(uncached: pytest.MonkeyPatch) -> None:
+    uncached.setenv("CXX", "g++ -DNAME='a")
+    assert native.__wrapped__().reason.startswith('CXX: expected a compiler and its options, found "g++ -DNAME=\'a" (No closing quotation)')
+
+
+@needs_library
 def test_a_compiler_that_fails_is_told_once_and_remembered(uncached: pytest.MonkeyPatch, tmp_path: Path, caplog: Any) -> None:
     caplog.set_level("INFO", "transom")
     compiler = compiler_script(tmp_path, f"echo tried >> {tmp_path}/tries; echo 'step.cpp:1: error: no such header' >&2; exit 1")
     uncached.setenv("CXX", compiler)
     uncached.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     assert native.__wrapped__().reason == f"{compiler} could not make it: step.cpp:1: error: no such header"
-    assert "compiling the fast decoder" in caplog.text
+    assert "compiling the fast decoder" in caplog.text and caplog.text.count("no such header") == 1
     (marker,) = (tmp_path / "cache" / "transom").iterdir()
     assert native.__wrapped__().reason.endswith(f"(remembered; remove {marker} to try again)")
-    assert (tmp_path / "tries").read_text() == "tried\n"
-    marker.unlink()
+    assert (tmp_path / "tries").read_text() == "tried\n" and caplog.text.count("no such header") == 1
+    os.utime(marker, (time.time() - REMEMBERED - 1,) * 2)
     assert native.__wrapped__().library is None and (tmp_path / "tries").read_text() == "tried\ntried\n"
 
 

@@ -142,3 +142,13 @@ def test_written_and_read_it_is_the_same(text: str) -> None:
 def test_what_cannot_come_from_training_is_refused(value: dict[str, object]) -> None:
     with pytest.raises(CheckpointError, match="expected"):
         BytePairs.from_dict(value)
+
+
+def test_merges_of_merges_end_at_a_length() -> None:
+    doubling = [["a" * 2**n, "a" * 2**n] for n in range(9)]
+    assert max(map(len, BytePairs.from_dict({"characters": [], "merges": doubling}).symbols)) == 512
+    with pytest.raises(CheckpointError, match="at most 1,000 characters, found 1,024 in merge 10"):
+        BytePairs.from_dict({"characters": [], "merges": [*doubling, ["a" * 512, "a" * 512]]})
+    learned = BytePairs.learn([" " * 5_000] * 3, 300)
+    assert max(map(len, learned.symbols)) <= 1_000
+    assert BytePairs.from_dict(learned.to_dict()).symbols == learned.symbols

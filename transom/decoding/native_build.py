@@ -33,6 +33,9 @@ TIMEOUT = 60.0
 STALE = 3600.0
 """Seconds after which what an interrupted build left is removed."""
 
+REMEMBERED = 3600.0
+"""Seconds for which a failed build is not tried again; a full disk or a busy machine does not last."""
+
 _SEAL = hashlib.sha256().digest_size
 _BUILD, _FAILED = ".build-", ".failed"
 _log = logging.getLogger(__name__)
@@ -61,7 +64,10 @@ def find_compiler() -> Compiler:
         BuildError: there is none, or it does not answer.
     """
     wanted = os.environ.get("CXX", "").strip() or "c++"
-    words = [wanted] if shutil.which(wanted) else shlex.split(wanted)  # a path may have spaces
+    try:
+        words = [wanted] if shutil.which(wanted) else shlex.split(wanted)  # a path may have spaces
+    except ValueError as error:
+        raise BuildError(f"CXX: expected a compiler and its options, found {wanted!r} ({error}); correct or unset it") from error
     for program, *rest in (words, ["g++"], ["clang++"]):
         if (path := shutil.which(program)) is not None:
             return Compiler((path, *rest), _run([path, *rest, "--version"], check=False))
@@ -76,16 +82,15 @@ class Cache:
         self.folder = folder
         self.descriptor = descriptor
 
-    def read(self, name: str) -> bytes | None:
-        """Read a file that this user owns and nobody else can write; None if there is none such."""
-        opened = self.open(name)
-        if opened is None:
+    def read(self, name: str, seconds: float) -> bytes | None:
+        """Read a file that was written in the last ``seconds``, and as ``open`` asks; None if there is none such."""
+        if (opened := self.open(name)) is None:
             return None
         with os.fdopen(opened, "rb") as file:
-            return file.read()
+            return file.read() if time.time() - os.fstat(opened).st_mtime < seconds else None
 
     def open(self, name: str) -> int | None:
-        """Open such a file to be read."""
+        """Open a file that this user owns and nobody else can write; None if there is none such."""
         try:
             descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=self.descriptor)
         except OSError:
@@ -168,7 +173,7 @@ def load(compiler: Compiler, processor: Sequence[str], flags: Sequence[str] = ()
         flags: after those of every build.
 
     Raises:
-        BuildError: it cannot be built or used; a failed build is remembered, so that the next process does not try again.
+        BuildError: it cannot be built or used; a failed build is told once and remembered, so that the next process does not try again.
     """
     facts = [*compiler.command, *FLAGS, *flags, *processor]
     sources = [path.read_bytes() for path in sorted(SOURCE.parent.iterdir())]
@@ -178,12 +183,14 @@ def load(compiler: Compiler, processor: Sequence[str], flags: Sequence[str] = ()
             with _private_copy(_build(compiler, flags)) as path:
                 return ctypes.CDLL(path), "built for this process only: there is no cache folder that is safe to load from"
         if (library := _load_kept(cache, f"{name}.so")) is None:
-            if (told := cache.read(name + _FAILED)) is not None:
+            if (told := cache.read(name + _FAILED, REMEMBERED)) is not None:
                 raise BuildError(f"{told.decode(errors='replace')} (remembered; remove {cache.folder / (name + _FAILED)} to try again)")
             try:
                 content = _build(compiler, flags)
             except BuildError as error:
-                cache.write(name + _FAILED, str(error).encode())
+                _log.warning("the fast decoder cannot be built, PyTorch's operations take its place: %s", error)
+                with suppress(OSError):  # a full disk: the next process tries again
+                    cache.write(name + _FAILED, str(error).encode())
                 raise
             cache.remove_stale()
             cache.write(f"{name}.so", content + hashlib.sha256(content).digest())
