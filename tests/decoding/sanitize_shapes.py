@@ -10,7 +10,7 @@ import torch
 
 from tests.decoding.test_compiled import LANGUAGE_VARIANTS, VARIANTS, language_model, model_of
 from transom.decoding import native as natives
-from transom.decoding.compiled import KINDS, CompiledLanguageModel, CompiledSeq2Seq
+from transom.decoding.compiled import KINDS, CompiledLanguageModel, CompiledSeq2Seq, Tiled
 from transom.inputs.batch import Sequences
 
 SHAPES = [
@@ -59,6 +59,17 @@ def run(library: ctypes.CDLL) -> int:
     return n_steps
 
 
+def overrun(library: ctypes.CDLL) -> None:
+    """Have a product of 17 outputs written where 16 have room: its last store, which is masked, must be found."""
+    linear = Tiled(library, "bf16", torch.ones(17, 64))
+    x, y = torch.ones(1, 64), torch.empty(16)
+    library.transom_product(KINDS["bf16"], ctypes.byref(linear.layout), x.data_ptr(), len(x), y.data_ptr())
+
+
 if __name__ == "__main__":
     with torch.inference_mode():
-        print(run(load(sys.argv[1])), "steps")
+        given = load(sys.argv[1])
+        if sys.argv[2:] == ["planted"]:
+            overrun(given)
+        else:
+            print(run(given), "steps")

@@ -53,7 +53,37 @@ inline __m256i narrow(__m512 x) {  // to the nearest bfloat16, ties to even
 
 inline __mmask16 first(int n) { return n >= LANES ? 0xffff : n > 0 ? (1u << n) - 1 : 0; }
 
-inline __m512 part(const float* x, int i, int width) { return _mm512_maskz_loadu_ps(first(width - i), x + i); }
+#ifdef SANITIZED  // by ``make sanitize``
+
+// Sanitizers do not instrument masked and tile instructions: for them each lane moves by itself, and a tile's bytes are read once more.
+inline __m512 masked_load(__mmask16 mask, const float* x) {
+    alignas(64) float lanes[LANES] = {};
+    for (int i = 0; i < LANES; i++)
+        if (mask >> i & 1) lanes[i] = x[i];
+    return _mm512_load_ps(lanes);
+}
+
+inline void masked_store(float* to, __mmask16 mask, __m512 x) {
+    alignas(64) float lanes[LANES];
+    _mm512_store_ps(lanes, x);
+    for (int i = 0; i < LANES; i++)
+        if (mask >> i & 1) to[i] = lanes[i];
+}
+
+inline void touch_tile(const uint8_t* from, int stride) {
+    for (int line = 0; line < LANES; line++)
+        for (int i = 0; i < 64; i++) (void)*(const volatile uint8_t*)(from + size_t(line) * stride + i);
+}
+
+#else
+
+inline __m512 masked_load(__mmask16 mask, const float* x) { return _mm512_maskz_loadu_ps(mask, x); }
+inline void masked_store(float* to, __mmask16 mask, __m512 x) { _mm512_mask_storeu_ps(to, mask, x); }
+inline void touch_tile(const uint8_t*, int) {}
+
+#endif
+
+inline __m512 part(const float* x, int i, int width) { return masked_load(first(width - i), x + i); }
 
 inline __m512 polynomial(__m512 x, std::initializer_list<float> coefficients) {  // by Horner's rule, that of the highest power first
     __m512 sum = _mm512_setzero_ps();
@@ -172,9 +202,11 @@ void multiply_tiles(const uint8_t* a, int stride, const uint8_t* b, int n_tiles,
     if constexpr (N > 3) _tile_zero(3);
     for (int k = 0; k < n_tiles; k++, a += 64, b += TILE) {
         for (int line = 0; line < TILE; line += 64) _mm_prefetch((const char*)b + 8 * TILE + line, _MM_HINT_T0);
+        touch_tile(b, 64);
         _tile_loadd(6, b, 64);
 #define TIMES(sums, rows)                                                                    \
     if constexpr (N > sums) {                                                               \
+        touch_tile(a + size_t(sums) * LANES * stride, stride);                               \
         _tile_loadd(rows, a + size_t(sums) * LANES * stride, stride);                        \
         if constexpr (kind == INT8) _tile_dpbssd(sums, rows, 6); else _tile_dpbf16ps(sums, rows, 6); \
     }
@@ -264,8 +296,8 @@ void product(const Linear& map, const Rows& x, int rows, int begin, int end, flo
         const uint8_t* b = map.weight + size_t(block) * n_tiles * TILE;
         int column = block * LANES;
         __mmask16 mask = first(map.outer - column);
-        __m512 bias = map.bias ? _mm512_maskz_loadu_ps(mask, map.bias + column) : _mm512_setzero_ps();
-        __m512 scale = kind == INT8 ? _mm512_maskz_loadu_ps(mask, map.scale + column) : _mm512_set1_ps(1.0f);
+        __m512 bias = map.bias ? masked_load(mask, map.bias + column) : _mm512_setzero_ps();
+        __m512 scale = kind == INT8 ? masked_load(mask, map.scale + column) : _mm512_set1_ps(1.0f);
         for (int from = 0; from < rows; from += STRIP * LANES) {
             const uint8_t* a = x.bytes.data() + size_t(from) * x.stride;
             int here = rows - from < STRIP * LANES ? rows - from : STRIP * LANES;
@@ -279,8 +311,8 @@ void product(const Linear& map, const Rows& x, int rows, int begin, int end, flo
                 sum = _mm512_fmadd_ps(sum, scale, bias);
                 if (map.after) sum = activated(map.after, sum);
                 const size_t place = size_t(from + row) * map.outer + column;
-                if (times) sum = _mm512_mul_ps(sum, _mm512_maskz_loadu_ps(mask, times + place));
-                _mm512_mask_storeu_ps(y + place, mask, sum);
+                if (times) sum = _mm512_mul_ps(sum, masked_load(mask, times + place));
+                masked_store(y + place, mask, sum);
             }
         }
     }

@@ -69,9 +69,9 @@ void normalise(const Norm& norm, const float* x, int rows, int width, float* y) 
         for (int i = 0; i < width; i += LANES) {
             __mmask16 mask = first(width - i);
             __m512 v = _mm512_mul_ps(_mm512_sub_ps(part(x, i, width), mean), over);
-            v = _mm512_mul_ps(v, _mm512_maskz_loadu_ps(mask, norm.gain + i));
-            if (norm.shift) v = _mm512_add_ps(v, _mm512_maskz_loadu_ps(mask, norm.shift + i));
-            _mm512_mask_storeu_ps(y + i, mask, v);
+            v = _mm512_mul_ps(v, masked_load(mask, norm.gain + i));
+            if (norm.shift) v = _mm512_add_ps(v, masked_load(mask, norm.shift + i));
+            masked_store(y + i, mask, v);
         }
     }
 }
@@ -81,8 +81,8 @@ void turn(float* x, const float* cos, const float* sin, int pairs) {
     for (int i = 0; i < pairs; i += LANES) {
         const __mmask16 mask = first(pairs - i);
         const __m512 a = part(x, i, pairs), b = part(x + pairs, i, pairs), c = part(cos, i, pairs), s = part(sin, i, pairs);
-        _mm512_mask_storeu_ps(x + i, mask, _mm512_fmsub_ps(a, c, _mm512_mul_ps(b, s)));
-        _mm512_mask_storeu_ps(x + pairs + i, mask, _mm512_fmadd_ps(b, c, _mm512_mul_ps(a, s)));
+        masked_store(x + i, mask, _mm512_fmsub_ps(a, c, _mm512_mul_ps(b, s)));
+        masked_store(x + pairs + i, mask, _mm512_fmadd_ps(b, c, _mm512_mul_ps(a, s)));
     }
 }
 
@@ -105,8 +105,8 @@ void attend(const Decoder& d, int head, const float* q, int n_keys, Place place,
     __m512 total = _mm512_setzero_ps();
     for (int i = 0; i < n_keys; i += LANES) {
         __mmask16 mask = first(n_keys - i);
-        __m512 weight = _mm512_maskz_mov_ps(mask, exponential(_mm512_sub_ps(_mm512_maskz_loadu_ps(mask, scores + i), _mm512_set1_ps(most))));
-        _mm512_mask_storeu_ps(scores + i, mask, weight);
+        __m512 weight = _mm512_maskz_mov_ps(mask, exponential(_mm512_sub_ps(masked_load(mask, scores + i), _mm512_set1_ps(most))));
+        masked_store(scores + i, mask, weight);
         total = _mm512_add_ps(total, weight);
     }
     const __m512 share = _mm512_set1_ps(1.0f / _mm512_reduce_add_ps(total));
