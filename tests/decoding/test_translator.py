@@ -228,6 +228,11 @@ def test_a_run_folder_loads_as_it_was_and_leaves_random_numbers_alone(folder: Pa
 def test_loading_needs_no_recipe(folder: Path) -> None:
     (folder / RECIPE).unlink()
     assert load(folder, precision="fp32").decoding == Decoding()
+    for lost in (RECIPE, "nowhere"):
+        (folder / RECIPE).unlink(missing_ok=True)
+        (folder / RECIPE).symlink_to(lost)
+        with pytest.raises(ConfigError, match=r"recipe\.toml: expected a TOML file, found none that can be read"):
+            load(folder, precision="fp32")
 
 
 @pytest.mark.parametrize("name", [CONFIG, TOKENIZER, "model.safetensors"])

@@ -64,7 +64,7 @@ def load(folder: str | Path, precision: PrecisionName = "auto") -> Answer:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     chosen = choose_precision("auto" if precision == "int8" else precision, device)
     prepare(model, chosen.dtype, device)
-    recipe = load_recipe(run.path / RECIPE)[0] if (run.path / RECIPE).exists() else None
+    recipe = load_recipe(run.path / RECIPE)[0] if run.holds_recipe else None
     settings = recipe.decoding if recipe is not None else None
     match model, settings, tokenizers:
         case LanguageNetwork(), Replying(), Tokenizers(source=tokenizer):

@@ -74,8 +74,8 @@ class RunFolder:
 
     @property
     def holds_recipe(self) -> bool:
-        """Whether a run was begun here."""
-        return (self.path / RECIPE).exists()
+        """Whether a run was begun here; a link that leads nowhere is a recipe that cannot be read, not none."""
+        return os.path.lexists(self.path / RECIPE)
 
     @classmethod
     def create(cls, path: Path, resume: bool = False, overwrite: bool = False) -> Self:
