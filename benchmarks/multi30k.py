@@ -25,7 +25,7 @@ from transom.planning.machine import measure_peak
 from transom.planning.precision import choose_threads
 from transom.training.evaluation import Figure, bleu
 from transom.training.events import Event, Finished
-from transom.weights.run_folder import CONFIG, RECIPE, TOKENIZER, WEIGHTS
+from transom.weights.run_files import CONFIG, RECIPE, TOKENIZER, WEIGHTS
 
 MARKS = (20, 40, 60)
 """Minutes."""

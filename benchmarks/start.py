@@ -13,7 +13,8 @@ from transom.config.model import Seq2Seq
 from transom.inputs.phrasebook.generate import generate
 from transom.inputs.tokenizer import Tokenizers
 from transom.models.build import build_model
-from transom.weights.run_folder import TOKENIZER, RunFolder
+from transom.weights.run_files import TOKENIZER
+from transom.weights.run_folder import RunFolder
 
 SENTENCE = "Two dogs are playing in the snow."
 

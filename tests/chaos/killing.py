@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 import torch
 
 from transom.weights.checkpoint import Checkpoints
-from transom.weights.run_folder import WEIGHTS, RunFolder
+from transom.weights.run_files import WEIGHTS
+from transom.weights.run_folder import RunFolder
 from transom.weights.tensors import read_tensors
 
 RECIPE = """

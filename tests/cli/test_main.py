@@ -32,6 +32,11 @@ assert not {{"torch", "numpy", "tokenizers", "safetensors", "sacrebleu"}} & set(
     subprocess.run([*PYTHON, "-c", script], check=True, timeout=60)
 
 
+def test_a_recipe_is_copied_without_pytorch(tmp_path: Path) -> None:
+    script = f"import sys; from transom.cli.main import main; assert main(['recipes', 'copy', 'copy', {str(tmp_path / 'my.toml')!r}]) == 0"
+    subprocess.run([*PYTHON, "-c", f"{script}; assert 'torch' not in sys.modules"], check=True, timeout=60)
+
+
 def test_help_takes_less_than_half_a_second() -> None:
     assert _least_seconds("--help") < 0.5
 

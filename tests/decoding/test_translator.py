@@ -19,7 +19,8 @@ from transom.decoding.translator import Translator
 from transom.errors import CheckpointError, ConfigError, DataError
 from transom.inputs.tokenizer import Tokenizers
 from transom.models.seq2seq import Seq2SeqTransformer
-from transom.weights.run_folder import CONFIG, RECIPE, TOKENIZER, RunFolder
+from transom.weights.run_files import CONFIG, RECIPE, TOKENIZER
+from transom.weights.run_folder import RunFolder
 
 SETTINGS = Decoding(beam_size=3, max_length=8)
 

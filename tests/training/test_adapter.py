@@ -19,7 +19,8 @@ from transom.decoding.translator import Translator
 from transom.errors import CheckpointError, ConfigError
 from transom.training.events import Started, Stepped
 from transom.training.setup import set_up
-from transom.weights.run_folder import ADAPTER, BASE, WEIGHTS, RunFolder
+from transom.weights.run_files import ADAPTER, BASE, WEIGHTS
+from transom.weights.run_folder import RunFolder
 from transom.weights.tensors import read_specs, read_tensors
 
 LORA: dict[str, Any] = {"rank": 2, "alpha": 6.0, "on": ["attn.q", "attn.v", "ff.down"]}

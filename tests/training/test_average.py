@@ -22,7 +22,8 @@ from transom.training.average import AVERAGED, RAW, Averager
 from transom.training.events import Saved, Started, Validated
 from transom.training.setup import set_up
 from transom.training.state import optimizer_names
-from transom.weights.run_folder import ADAPTER, WEIGHTS, RunFolder
+from transom.weights.run_files import ADAPTER, WEIGHTS
+from transom.weights.run_folder import RunFolder
 from transom.weights.tensors import read_tensors
 
 EMA = {"kind": "ema", "decay": 0.999}

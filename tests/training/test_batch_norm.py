@@ -17,7 +17,7 @@ from transom.models.network import Network
 from transom.training.events import Saved, Stepped
 from transom.training.optimizer import build_optimizer
 from transom.training.step import Stepper
-from transom.weights.run_folder import WEIGHTS
+from transom.weights.run_files import WEIGHTS
 from transom.weights.tensors import read_tensors
 
 

@@ -15,7 +15,8 @@ from transom.errors import DataError
 from transom.layers.position import resized_grid
 from transom.training.events import Finished
 from transom.training.setup import set_up
-from transom.weights.run_folder import WEIGHTS, RunFolder
+from transom.weights.run_files import WEIGHTS
+from transom.weights.run_folder import RunFolder
 from transom.weights.tensors import read_tensors
 
 

@@ -26,7 +26,8 @@ from transom.training.state import Progress, SavedState, gather_generators, opti
 from transom.training.step import Stepper
 from transom.weights.checkpoint import Checkpoints
 from transom.weights.durable import json_bytes, write_folder
-from transom.weights.run_folder import BASE, WEIGHTS, RunFolder
+from transom.weights.run_files import BASE, WEIGHTS
+from transom.weights.run_folder import RunFolder
 from transom.weights.tensors import Origin, Spec, digest, pack, read_note, read_tensors
 
 ROOT = Path(__file__).parents[2]

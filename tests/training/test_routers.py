@@ -20,7 +20,8 @@ from transom.models.network import Network
 from transom.training.events import Event, Saved, Stepped
 from transom.training.optimizer import build_optimizer
 from transom.training.step import Stepper, batch_loss
-from transom.weights.run_folder import WEIGHTS, RunFolder
+from transom.weights.run_files import WEIGHTS
+from transom.weights.run_folder import RunFolder
 from transom.weights.tensors import read_tensors
 
 SIZES = {"d_model": 8, "n_heads": 2, "d_ff": 6, "max_seq_len": 16, "dropout": 0.0}

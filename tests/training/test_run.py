@@ -16,7 +16,8 @@ from transom.training.events import Event, Finished, Foreseen, Saved, Started, S
 from transom.training.run import train
 from transom.training.selection import better
 from transom.training.setup import set_up
-from transom.weights.run_folder import WEIGHTS, RunFolder
+from transom.weights.run_files import WEIGHTS
+from transom.weights.run_folder import RunFolder
 from transom.weights.tensors import read_tensors
 
 TRAINING = {

@@ -17,7 +17,8 @@ from transom.models.build import build_model
 from transom.training.events import Started, Stepped
 from transom.training.setup import set_up
 from transom.training.start import laid_over, shaped_like
-from transom.weights.run_folder import ADAPTER, BASE, TOKENIZER, WEIGHTS, RunFolder
+from transom.weights.run_files import ADAPTER, BASE, TOKENIZER, WEIGHTS
+from transom.weights.run_folder import RunFolder
 from transom.weights.tensors import read_tensors
 
 

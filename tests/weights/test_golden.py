@@ -11,7 +11,8 @@ import pytest
 from transom.config.recipe import load_recipe
 from transom.training.run import train
 from transom.training.setup import set_up
-from transom.weights.run_folder import RECIPE, RunFolder
+from transom.weights.run_files import RECIPE
+from transom.weights.run_folder import RunFolder
 
 HERE = Path(__file__).parent / "golden"
 FOLDERS = sorted(path for path in HERE.iterdir() if path.is_dir() and path.name.startswith("format-"))

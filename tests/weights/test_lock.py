@@ -12,7 +12,8 @@ import pytest
 from tests.weights.checking import names
 from transom.errors import ConfigError
 from transom.weights import run_folder
-from transom.weights.run_folder import LOCK, RunFolder
+from transom.weights.run_files import LOCK
+from transom.weights.run_folder import RunFolder
 
 ROOT = Path(__file__).parents[2]
 

@@ -15,7 +15,8 @@ from transom.config.model import Seq2Seq
 from transom.errors import CheckpointError, ConfigError, DiskError
 from transom.models.build import build_model
 from transom.planning import parameters
-from transom.weights.run_folder import LOCK, RunFolder, holds_run
+from transom.weights.run_files import LOCK, holds_run
+from transom.weights.run_folder import RunFolder
 
 ROOT = Path(__file__).parents[2]
 ID = "0123456789abcdef" * 2

@@ -35,7 +35,7 @@ def refuse_output(output: Path | None, inputs: Iterable[Path | None] = ()) -> No
 def owner_of(place: Path) -> Path | None:
     """Find the run folder one of whose own files, by name, a resolved path is; whether or not the file is there."""
     with signals_held():
-        from transom.weights.run_folder import CHECKPOINTS, FILES, LOCK, holds_run
+        from transom.weights.run_files import CHECKPOINTS, FILES, LOCK, holds_run
 
     for depth, folder in enumerate(place.parents, 1):
         if place.parts[-depth] in ((*FILES, LOCK, CHECKPOINTS) if depth == 1 else (CHECKPOINTS,)) and holds_run(folder):
@@ -78,7 +78,7 @@ def _in_its_folder(path: Path) -> Path:
 
 def _files_of(given: Path) -> Iterable[Path]:
     """List what an input consists of: of a run its files, of another folder all in it."""
-    from transom.weights.run_folder import FILES, holds_run
+    from transom.weights.run_files import FILES, holds_run
 
     if not given.is_dir():
         return [given]

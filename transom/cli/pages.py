@@ -14,7 +14,7 @@ from transom.training.events import Finished
 from transom.training.record import read_history
 from transom.training.setup import Parts
 from transom.training.tasks.translation import TranslationTask
-from transom.weights.run_folder import CARD, REPORT
+from transom.weights.run_files import CARD, REPORT
 
 ALIGNED = 2
 """Translations of the last validation of which the report shows the alignment."""

@@ -32,7 +32,8 @@ from transom.models.encoder import MaskedEncoderTransformer, TextClassifierTrans
 from transom.models.network import LanguageNetwork, Seq2SeqNetwork, Writer
 from transom.models.vision import ConvolutionalNetwork, VisionTransformer
 from transom.planning.precision import choose_precision
-from transom.weights.run_folder import CONFIG, RECIPE, TOKENIZER, RunFolder
+from transom.weights.run_files import CONFIG, RECIPE, TOKENIZER
+from transom.weights.run_folder import RunFolder
 
 PrecisionName = Literal["auto", "fp32", "bf16", "fp16", "int8"]
 Answer = Translator | Generator | Filler | Classifier | ImageClassifier | Embedder

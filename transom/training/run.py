@@ -30,7 +30,7 @@ from transom.training.state import (
     restore_optimizer,
 )
 from transom.training.step import Stepper, StepResult
-from transom.weights.run_folder import ADAPTER, WEIGHTS
+from transom.weights.run_files import ADAPTER, WEIGHTS
 
 SKIPS_ALLOWED = 20
 """Steps in a row that may be skipped for a non-finite loss or gradient before the run stops."""

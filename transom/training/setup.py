@@ -35,7 +35,8 @@ from transom.training.tasks.language import LanguageTask
 from transom.training.tasks.masked import MaskedTask
 from transom.training.tasks.task import Reader, Task
 from transom.training.tasks.translation import TranslationTask
-from transom.weights.run_folder import RECIPE, WEIGHTS, RunFolder
+from transom.weights.run_files import RECIPE, WEIGHTS
+from transom.weights.run_folder import RunFolder
 from transom.weights.tensors import digest
 
 TASKS: dict[str, Callable[[Any, Reader], Task]] = {

@@ -23,7 +23,8 @@ from transom.models.adapt import adapt
 from transom.models.network import Network
 from transom.models.vision import VisionTransformer
 from transom.training.tasks.task import Reader
-from transom.weights.run_folder import BASE, CONFIG, RECIPE, TOKENIZER, WEIGHTS, RunFolder
+from transom.weights.run_files import BASE, CONFIG, RECIPE, TOKENIZER, WEIGHTS
+from transom.weights.run_folder import RunFolder
 
 
 def given_tokenizers(recipe: Recipe, folder: RunFolder) -> Tokenizers | None:

@@ -26,25 +26,10 @@ from transom.weights.durable import FORMAT_VERSION, Content, disk_errors, json_b
 from transom.weights.ledger import Ledger
 from transom.weights.lock import lock, refuse_without_locks
 from transom.weights.metrics import Metrics
+from transom.weights.run_files import CHECKPOINTS, CONFIG, FILES, LEDGER, LOCK, METRICS, RECIPE, WEIGHTS, holds_run, is_ours
 from transom.weights.tensors import Origin, load_into, pack, read_note, read_specs, read_weights
 
-RECIPE, CONFIG, WEIGHTS, TOKENIZER = "recipe.toml", "config.json", "model.safetensors", "tokenizer.json"
-BASE, ADAPTER = "base.safetensors", "adapter.safetensors"
-"""Of a run that adapts another's weights: those weights, which it keeps, and what it learned beside them."""
-
-METRICS, LEDGER, CHECKPOINTS, REPORT, CARD = "metrics.jsonl", "ledger.jsonl", "checkpoints", "report.html", "README.md"
-LOCK = ".transom.lock"
-"""Held while a training writes the folder; its presence marks the folder as a run's."""
-
-FILES = (RECIPE, CONFIG, WEIGHTS, BASE, ADAPTER, TOKENIZER, METRICS, LEDGER, REPORT, CARD)
-"""The files that a run owns."""
-
 _RUN_ID = re.compile(r"[0-9a-f]{32}")
-
-
-def holds_run(path: Path) -> bool:
-    """Tell whether a folder is a run's: it has a recipe, a model or checkpoints beside the mark of a training."""
-    return _is_ours(path) and any((path / name).exists() for name in (*FILES, CHECKPOINTS) if name != LEDGER)
 
 
 class RunFolder:
@@ -99,7 +84,7 @@ class RunFolder:
             fresh = not path.exists()
             make_folder(path)
             names = _names(path)
-            if names and LOCK not in names and not _is_ours(path):
+            if names and LOCK not in names and not is_ours(path):
                 raise ConfigError(f"{path} is not empty and not a run's folder (it holds {names[0][:80]!r}); give another --out")
             taken = _take_lock(path)
         run = cls(path, taken, fresh)
@@ -265,16 +250,6 @@ class RunFolder:
     def _progress(self) -> str:
         steps = self.checkpoints.steps()
         return f"newest checkpoint: step {steps[-1]}" if steps else "no checkpoint yet"
-
-
-def _is_ours(path: Path) -> bool:
-    """Tell a run's folder, also one that was copied without its hidden files, from any other."""
-    if os.path.lexists(path / LOCK):
-        return True
-    try:
-        return "model" in read_json(path / CONFIG, MAX_CONFIG_BYTES)
-    except CheckpointError:
-        return False
 
 
 def _names(path: Path) -> list[str]:

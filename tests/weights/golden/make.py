@@ -12,7 +12,8 @@ from transom.models.build import build_model
 from transom.training.run import train
 from transom.training.setup import set_up
 from transom.weights.durable import FORMAT_VERSION
-from transom.weights.run_folder import LOCK, TOKENIZER, RunFolder
+from transom.weights.run_files import LOCK, TOKENIZER
+from transom.weights.run_folder import RunFolder
 
 HERE = Path(__file__).parent
 SOURCE, TARGET = "c a b", "b a c"

@@ -20,7 +20,8 @@ from transom.planning.precision import Precision
 from transom.training.tasks.pairs import read_pairs
 from transom.training.tasks.task import Answers, Reader
 from transom.training.validation import validation_loss
-from transom.weights.run_folder import TOKENIZER, RunFolder
+from transom.weights.run_files import TOKENIZER
+from transom.weights.run_folder import RunFolder
 
 SEARCHED = 1000
 """Validation pairs, at most, among whose right sides each left side's own is searched."""

@@ -20,7 +20,8 @@ from transom.planning.precision import Precision
 from transom.training.start import tokenizer_of
 from transom.training.tasks.task import Answers, Reader
 from transom.training.validation import validation_accuracy, validation_loss
-from transom.weights.run_folder import TOKENIZER, RunFolder
+from transom.weights.run_files import TOKENIZER
+from transom.weights.run_folder import RunFolder
 
 
 @dataclass(frozen=True)

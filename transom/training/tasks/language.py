@@ -21,7 +21,8 @@ from transom.planning.precision import Precision
 from transom.training.tasks.task import Answers, Reader
 from transom.training.tasks.text import read_text
 from transom.training.validation import validation_loss
-from transom.weights.run_folder import TOKENIZER, RunFolder
+from transom.weights.run_files import TOKENIZER
+from transom.weights.run_folder import RunFolder
 
 PROMPT_TOKENS, ANSWER_TOKENS = 32, 96
 """Tokens of a validation document that are shown to the model, and those that are shown of its own."""

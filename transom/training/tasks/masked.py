@@ -21,7 +21,8 @@ from transom.planning.precision import Precision
 from transom.training.tasks.task import Answers, Reader
 from transom.training.tasks.text import read_text
 from transom.training.validation import validation_accuracy, validation_loss
-from transom.weights.run_folder import TOKENIZER, RunFolder
+from transom.weights.run_files import TOKENIZER
+from transom.weights.run_folder import RunFolder
 
 VALIDATION = (0, 0)
 """Key of the draws that hide validation tokens: the same in every run."""

@@ -19,7 +19,8 @@ from transom.planning.precision import Precision
 from transom.training.tasks.pairs import read_pairs
 from transom.training.tasks.task import Answers, Reader
 from transom.training.validation import validation_losses, validation_scores
-from transom.weights.run_folder import TOKENIZER, RunFolder
+from transom.weights.run_files import TOKENIZER
+from transom.weights.run_folder import RunFolder
 
 
 @dataclass(frozen=True)
