@@ -156,7 +156,7 @@ def state_with_another_key(draw: Draw) -> Case:
 
 @KINDS.add
 def a_scale_that_is_none(draw: Draw) -> Case:
-    value = draw.choice(["x", None, [], 3, {"scale": "x"}, {"scale": float("nan")}, {"growth_factor": []}, {"a": 1}])
+    value = draw.choice(["x", [], 3, {"scale": "x"}, {"scale": float("nan")}, {"growth_factor": []}, {"a": 1}])
     return set_in_state(draw, ("state", "scaler"), value)
 
 

@@ -70,6 +70,7 @@ def test_a_dotted_name_takes_no_memory() -> None:
         ('a"b=' + "9" * 5_000, DIGITS),
         ("a=" + "[1," * 30_000, MANY + "|" + DEEP),
         ("a=" + "x" * MAX_RECIPE_BYTES, "bytes"),
+        ("data.root=\udcff", "expected UTF-8"),
     ],
 )
 def test_an_override_has_the_same_limits(override: str, expected: str) -> None:

@@ -27,7 +27,7 @@ def compare(
     target: Target,
     to: To = None,
     lowercase: Annotated[bool, typer.Option("--lowercase", help="Ignore case.")] = False,
-    samples: Annotated[int, typer.Option("--samples", min=1, help="Test sets drawn with replacement.")] = 1000,
+    samples: Annotated[int, typer.Option("--samples", min=1, max=1_000_000, help="Test sets drawn with replacement.")] = 1000,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the draws.")] = 12345,
     too_long: TranslateTooLong = "split",
     as_json: Json = False,

@@ -190,6 +190,8 @@ def parse_override(text: str) -> Override:
     path = tuple(part.strip() for part in name.split("."))
     if not equals or not all(path):
         raise ConfigError(f"--set {text}: expected FIELD=VALUE as in training.max_steps=300")
+    if re.search("[\ud800-\udfff]", text):
+        raise ConfigError(f"--set {text[:80]!a}: expected UTF-8, as a recipe is written in, found other bytes; spell it in UTF-8")
     if len(path) > MAX_DEPTH:
         raise ConfigError(
             f"--set {name:.80}: expected a name of at most {MAX_DEPTH} parts, found {len(path):,}; name a field of the recipe"
