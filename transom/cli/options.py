@@ -188,8 +188,15 @@ def text_overrides(text: list[Path] | None, valid_text: list[Path] | None, suffi
 
 
 def quoted(path: Path) -> str:
-    """Spell a path, absolute, as TOML."""
-    return _toml(str(path.absolute()))
+    """Spell a path, absolute, as TOML.
+
+    Raises:
+        ConfigError: its name is not UTF-8, so no recipe can hold it.
+    """
+    text = str(path.absolute())
+    if any("\ud800" <= letter <= "\udfff" for letter in text):
+        raise ConfigError(f"{text!a}: expected a name in UTF-8, as a recipe is written in, found other bytes; rename it")
+    return _toml(text)
 
 
 def _toml(text: str) -> str:
