@@ -24,13 +24,13 @@ from typing import Any, NamedTuple, get_args
 import transom
 from benchmarks.learning import RESULTS, Record
 from benchmarks.measure import facts
+from transom.checkpoints.run_folder import RunFolder
 from transom.config.catalogue import TABLES, Table
 from transom.config.recipe import LanguageRecipe, dump_recipe, load_recipe
 from transom.planning.machine import measure_peak
 from transom.planning.parameters import count_parameters
 from transom.planning.precision import choose_threads
 from transom.training.events import Event, Stepped
-from transom.weights.run_folder import RunFolder
 
 STEPS = 400
 """Of a text model; the families take shares of them."""
@@ -249,11 +249,11 @@ def exits(folder: Path, n_tokens: int = 96, n_texts: int = 16) -> list[dict[str,
     """Read validation text token by token, each token stopping where it is sure: nats, and blocks saved, a threshold."""
     import torch
 
-    from transom.decoding.exits import EarlyExits
-    from transom.decoding.generator import Generator
+    from transom.data.batch import Sequences
+    from transom.data.text.documents import load_text
     from transom.decoding.load import load_as
-    from transom.inputs.batch import Sequences
-    from transom.inputs.documents import load_text
+    from transom.decoding.predictors.generator import Generator
+    from transom.decoding.search.exits import EarlyExits
 
     recipe, base = load_recipe(folder / "recipe.toml")
     assert isinstance(recipe, LanguageRecipe)

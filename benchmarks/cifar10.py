@@ -11,11 +11,11 @@ import zipfile
 from pathlib import Path
 
 from benchmarks.learning import Record, command_line, learn
-from transom.decoding.classifier import scored
-from transom.decoding.image_classifier import ImageClassifier
+from transom.data.images.images import read_images
+from transom.data.split import text_hash
 from transom.decoding.load import load_as
-from transom.inputs.split import text_hash
-from transom.inputs.vision.images import read_images
+from transom.decoding.predictors.classifier import scored
+from transom.decoding.predictors.image_classifier import ImageClassifier
 
 APART = 10
 """One image of so many is for the report."""

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from benchmarks.measure import facts
 from transom.decoding.load import load_as
-from transom.decoding.translator import Translator
+from transom.decoding.predictors.translator import Translator
 from transom.inspection.alignment import align
 from transom.inspection.pictures import alignment_file
 from transom.planning.machine import measure_peak

@@ -11,10 +11,10 @@ from pathlib import Path
 
 from benchmarks.learning import Record, command_line, learn
 from transom.config.data import Digits
-from transom.decoding.classifier import scored
-from transom.decoding.image_classifier import ImageClassifier
+from transom.data.images.digits import load_digits
 from transom.decoding.load import load_as
-from transom.inputs.vision.digits import load_digits
+from transom.decoding.predictors.classifier import scored
+from transom.decoding.predictors.image_classifier import ImageClassifier
 
 
 def score(folder: Path, fold: int) -> Record:

@@ -31,7 +31,7 @@ from transom.config.architecture import Architecture
 from transom.config.model import Model
 from transom.config.recipe import packaged_presets
 from transom.config.training import Training
-from transom.inputs.batch import Batch, ImageBatch, LabelledBatch, LanguageBatch, Sequences
+from transom.data.batch import Batch, ImageBatch, LabelledBatch, LanguageBatch, Sequences
 from transom.models.build import build_model
 from transom.models.network import Network
 from transom.planning.machine import measure_peak
@@ -107,9 +107,9 @@ def batch_of(family: Family) -> Batch:
 
 def ours(family: Family) -> Works:
     """Give transom's works, through the functions that training and answering use."""
-    from transom.decoding.generator import Generator
+    from transom.decoding.backends.searcher import reader_of, searcher_of
     from transom.decoding.inference import prepare
-    from transom.decoding.searcher import reader_of, searcher_of
+    from transom.decoding.predictors.generator import Generator
     from transom.training.optimizer import build_optimizer
     from transom.training.step import Stepper
 
@@ -137,8 +137,8 @@ def ours(family: Family) -> Works:
 def _words(vocab: int) -> Any:
     """Make a tokenizer whose words are numbers, so that a text of n words is n tokens."""
     from transom.config.data import PairTokenizer
-    from transom.inputs.special import NAMES
-    from transom.inputs.tokenizer import Tokenizer
+    from transom.data.tokenizer.special import NAMES
+    from transom.data.tokenizer.tokenizer import Tokenizer
 
     text = " ".join(f"w{i}" for i in range(vocab - len(NAMES)))
     tokenizer = Tokenizer.train([text], PairTokenizer(kind="whitespace", vocab_size=vocab))

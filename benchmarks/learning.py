@@ -10,10 +10,10 @@ from typing import Any
 
 import transom
 from benchmarks.measure import add_records, facts, mean_and_spread
+from transom.checkpoints.run_folder import RunFolder
 from transom.planning.machine import measure_peak
 from transom.planning.parameters import count_parameters
 from transom.planning.precision import choose_threads
-from transom.weights.run_folder import RunFolder
 
 RESULTS = Path(__file__).parent / "results"
 

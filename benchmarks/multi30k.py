@@ -20,12 +20,12 @@ from typing import Any
 import transom
 from benchmarks.learning import RESULTS
 from benchmarks.measure import facts
+from transom.checkpoints.run_files import CONFIG, RECIPE, TOKENIZER, WEIGHTS
 from transom.cli.reading import read_test_set
 from transom.planning.machine import measure_peak
 from transom.planning.precision import choose_threads
 from transom.training.evaluation import Figure, bleu
 from transom.training.events import Event, Finished
-from transom.weights.run_files import CONFIG, RECIPE, TOKENIZER, WEIGHTS
 
 MARKS = (20, 40, 60)
 """Minutes."""

@@ -9,19 +9,19 @@ import numpy as np
 import torch
 
 from benchmarks.shapes import FIRST, LEARNING_RATE, TRAINING, Shape, Task, symbols
-from transom.decoding.beam import Beam
-from transom.decoding.deal import deal_out
-from transom.decoding.filters import Forbid
-from transom.decoding.flat import FlatSeq2Seq
-from transom.decoding.greedy import Greedy
-from transom.decoding.limits import Limits
-from transom.decoding.loop import Search, search
+from transom.data.batch import Sequences, TranslationBatch
+from transom.data.sampler import Indices, cut_batches
+from transom.data.tokenizer.special import EOS, PAD, SOS
+from transom.decoding.backends.deal import deal_out
+from transom.decoding.backends.flat import FlatSeq2Seq
+from transom.decoding.backends.searcher import searcher_of
 from transom.decoding.native import native
-from transom.decoding.roles import StepModel
-from transom.decoding.searcher import searcher_of
-from transom.inputs.batch import Sequences, TranslationBatch
-from transom.inputs.sampler import Indices, cut_batches
-from transom.inputs.special import EOS, PAD, SOS
+from transom.decoding.search.beam import Beam
+from transom.decoding.search.filters import Forbid
+from transom.decoding.search.greedy import Greedy
+from transom.decoding.search.limits import Limits
+from transom.decoding.search.loop import Search, search
+from transom.decoding.search.roles import StepModel
 from transom.models.build import build_model
 from transom.models.seq2seq import Seq2SeqTransformer
 from transom.planning.precision import choose_precision

@@ -20,7 +20,7 @@ from benchmarks.measure import facts, interleave, timed
 from transom.config.bricks import MultiHead
 from transom.config.patterns import patterns_of
 from transom.layers.attention import Terms, attend_explicit, attend_tiles
-from transom.layers.rule import LOOKING_BACK, Places, Rule, rule_of
+from transom.layers.masks.rule import LOOKING_BACK, Places, Rule, rule_of
 from transom.layers.tiles import Tiles, plan, visible_pairs
 from transom.planning.machine import measure_peak
 from transom.planning.memory import give_back_freed_memory

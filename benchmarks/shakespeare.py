@@ -11,9 +11,9 @@ from pathlib import Path
 
 from benchmarks.learning import Record, command_line, learn
 from transom.config.data import TextFiles
-from transom.decoding.generator import Generator
+from transom.data.text.documents import read_documents
 from transom.decoding.load import load_as
-from transom.inputs.documents import read_documents
+from transom.decoding.predictors.generator import Generator
 
 REPORTED = TextFiles(files="input.txt", start=0.9)
 """nanoGPT trains on the first nine tenths."""

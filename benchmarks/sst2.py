@@ -16,10 +16,10 @@ from sklearn.svm import LinearSVC
 from benchmarks.learning import Record, command_line, learn
 from benchmarks.measure import add_records
 from transom.config.data import LabelledFiles
-from transom.decoding.classifier import Classifier, scored
+from transom.data.labeled.labelled import read_labelled
+from transom.data.pairs.pairs import Pairs
 from transom.decoding.load import load_as
-from transom.inputs.labelled import read_labelled
-from transom.inputs.pairs import Pairs
+from transom.decoding.predictors.classifier import Classifier, scored
 
 
 def naive_bayes_svm(train: Pairs, test: Pairs, c: float = 0.1, smoothing: float = 1.0, interpolation: float = 0.25) -> float:

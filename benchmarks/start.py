@@ -7,14 +7,14 @@ from pathlib import Path
 
 import torch
 
+from transom.checkpoints.run_files import TOKENIZER
+from transom.checkpoints.run_folder import RunFolder
 from transom.config.data import PairTokenizer as TokenizerConfig
 from transom.config.data import Phrasebook
 from transom.config.model import Seq2Seq
-from transom.inputs.phrasebook.generate import generate
-from transom.inputs.tokenizer import Tokenizers
+from transom.data.synthetic.phrasebook.generate import generate
+from transom.data.tokenizer.tokenizer import Tokenizers
 from transom.models.build import build_model
-from transom.weights.run_files import TOKENIZER
-from transom.weights.run_folder import RunFolder
 
 SENTENCE = "Two dogs are playing in the snow."
 

@@ -15,19 +15,20 @@ SECONDS = {
     "agreement": 60,
     "bad_input": 130,
     "chaos": 120,
+    "checkpoints": 40,
     "cli": 150,
     "config": 30,
+    "data": 80,
     "decoding": 120,
     "docs": 120,
     "doctests": 30,
-    "inputs": 80,
+    "files": 20,
     "inspection": 80,
     "layers": 140,
     "models": 130,
     "parallel": 40,
     "planning": 60,
     "training": 390,
-    "weights": 60,
 }
 """Most processor seconds that the first tier of a room may take in all, child processes included; a busy machine does not stretch them."""
 
@@ -93,8 +94,8 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 def room_of(path: str) -> str:
     """Name the room that a test file belongs to.
 
-    >>> room_of("tests/inputs/test_text.py"), room_of("transom/inputs/text.py"), room_of("tests/test_architecture.py")
-    ('inputs', 'doctests', 'tests')
+    >>> room_of("tests/data/test_text.py"), room_of("transom/data/text/text.py"), room_of("tests/test_architecture.py")
+    ('data', 'doctests', 'tests')
     """
     parts = path.split("/")
     return "doctests" if parts[0] == "transom" else parts[1] if len(parts) > 2 else parts[0]

@@ -15,18 +15,22 @@ from transom.config.recipe import TASKS
 
 ROOMS = (
     "errors",
+    "files",
     "config",
     "presets",
     "recipes",
-    "inputs",
+    "data",
     "layers",
+    "kernels",
     "models",
     "planning",
-    "weights",
+    "checkpoints",
+    "exchange",
     "parallel",
     "decoding",
     "training",
     "inspection",
+    "tasks",
     "serving",
     "lab",
     "cli",
@@ -106,7 +110,7 @@ def test_rooms_import_only_rooms_above() -> None:
 
 
 def test_layers_and_models_know_one_device_and_no_files() -> None:
-    assert not offenders(MODEL_ROOMS, ("transom.inputs", "transom.weights", "torch.distributed", "os", "pathlib", "io"))
+    assert not offenders(MODEL_ROOMS, ("transom.data", "transom.checkpoints", "torch.distributed", "os", "pathlib", "io"))
 
 
 def test_only_parallel_imports_torch_distributed() -> None:
@@ -114,7 +118,7 @@ def test_only_parallel_imports_torch_distributed() -> None:
 
 
 def test_config_imports_no_torch() -> None:
-    assert not offenders(("config", "errors"), ("torch", "numpy", "jaxtyping", "tokenizers"))
+    assert not offenders(("errors", "files", "config"), ("torch", "numpy", "jaxtyping", "tokenizers"))
 
 
 def modules_at_start(names: Iterator[str] | list[str]) -> set[str]:

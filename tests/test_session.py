@@ -9,7 +9,7 @@ import torch
 
 from tests.conftest import ALLOWED_SKIPS, LAST, REST, SECONDS, Watch
 from tests.size import ROOT
-from transom.inputs.batch import Sequences
+from transom.data.batch import Sequences
 
 
 def a_report(nodeid: str, outcome: Literal["passed", "skipped"] = "passed", seconds: float = 0.0) -> pytest.TestReport:

@@ -10,11 +10,11 @@ from transformers import NystromformerConfig
 from transformers.models.nystromformer.modeling_nystromformer import NystromformerSelfAttention
 
 from transom.config.approximations import Linear, Linformer, Nystrom, Performer
-from transom.layers import linear_attention
-from transom.layers.approximate import build_approximation
+from transom.layers.approximations import linear_attention
+from transom.layers.approximations.approximate import build_approximation
+from transom.layers.approximations.low_rank import pseudo_inverse
 from transom.layers.attention import attend_explicit, pattern, scores
-from transom.layers.low_rank import pseudo_inverse
-from transom.layers.sight import Reach, Sight
+from transom.layers.masks.sight import Reach, Sight
 
 DOUBLE = {"rtol": 0, "atol": 1e-10}
 D_HEAD = 4

@@ -22,10 +22,10 @@ from transom.config.model import Seq2Seq
 from transom.layers.activation import ACTIVATIONS, GATES
 from transom.layers.attention import Terms, attend, attend_explicit, attend_fused, attend_short
 from transom.layers.feed_forward import build_feed_forward
+from transom.layers.masks.sight import Sight
 from transom.layers.mixture import Mixture, balance_loss, loads, z_loss_sum
 from transom.layers.norm import build_norm
 from transom.layers.position import Relative, Rotary, bucket, build_position, turn
-from transom.layers.sight import Sight
 from transom.layers.stack import Stack
 
 DOUBLE = {"rtol": 0, "atol": 1e-10}

@@ -11,9 +11,9 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from transom.config.model import Decoder
 from transom.config.recipe import packaged_presets
-from transom.inputs.batch import LanguageBatch, Sequences
-from transom.layers import mask as masks
-from transom.layers.sight import Sight
+from transom.data.batch import LanguageBatch, Sequences
+from transom.layers.masks import mask as masks
+from transom.layers.masks.sight import Sight
 from transom.models.build import build_model
 from transom.models.network import Network
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from transformers import BertConfig, BertForMaskedLM, BertForSequenceClassification
 
 from transom.config.model import MaskedEncoder, TextClassifier
-from transom.inputs.batch import LabelledBatch, MaskedBatch, Sequences
+from transom.data.batch import LabelledBatch, MaskedBatch, Sequences
 from transom.models.build import build_model
 from transom.models.network import Network
 

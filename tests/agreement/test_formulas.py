@@ -10,9 +10,9 @@ from torch import Tensor
 
 from transom.config.model import Decoder
 from transom.layers.attention import Attention, Terms, attend, attend_explicit
+from transom.layers.masks.rule import LOOKING_BACK, Places
+from transom.layers.masks.sight import look
 from transom.layers.position import Rotary, build_position, sinusoids
-from transom.layers.rule import LOOKING_BACK, Places
-from transom.layers.sight import look
 
 SEEN = torch.ones(5, 5, dtype=torch.bool).tril()
 

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from transom.config.recurrent import RecurrentDecoder, RecurrentSeq2Seq
-from transom.inputs.batch import LanguageBatch, Sequences, translation_batch
-from transom.layers.recurrent import RecurrentEncoder, RecurrentStack
+from transom.data.batch import LanguageBatch, Sequences, translation_batch
+from transom.layers.recurrent.recurrent import RecurrentEncoder, RecurrentStack
 from transom.models.build import build_model
 
 VOCAB = 9

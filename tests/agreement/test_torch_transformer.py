@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from transom.checkpoints.torch_transformer import from_torch, to_torch
 from transom.config.model import Seq2Seq
-from transom.inputs.batch import translation_batch
+from transom.data.batch import translation_batch
 from transom.layers.position import sinusoids
 from transom.models.build import build_model
-from transom.weights.torch_transformer import from_torch, to_torch
 
 VOCAB, D_MODEL = 19, 16
 

@@ -13,9 +13,9 @@ from transformers import ViTConfig, ViTForImageClassification
 from transom.config.reading import parse_toml
 from transom.config.recipe import packaged_presets
 from transom.config.vision import Cbam, Convolutional, ConvolutionalNetwork, SqueezeExcitation, VisionTransformer
-from transom.inputs.batch import ImageBatch
+from transom.data.batch import ImageBatch
 from transom.inspection.names import Recorder
-from transom.layers.channel_attention import build_channel_attention
+from transom.layers.vision.channel_attention import build_channel_attention
 from transom.models.build import build_model
 from transom.models.vision import VisionTransformer as Vit
 from transom.planning.parameters import count_parameters

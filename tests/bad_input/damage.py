@@ -32,7 +32,7 @@ class TensorFile:
         if "sha256" in note:
             from safetensors.torch import load_file
 
-            from transom.weights.tensors import digest
+            from transom.checkpoints.tensors import digest
 
             tensors = load_file(self.path)
             note["sha256"] = digest(tensors | {name: tensors[kept] for name, kept in note.get("tied", {}).items() if kept in tensors})

@@ -21,7 +21,7 @@ from typing import IO, NamedTuple
 
 from tests.bad_input.case import Accepted, Case, Place, Refused, copied
 from tests.bad_input.good_runs import prepare
-from transom.weights.run_files import LEDGER
+from transom.checkpoints.run_files import LEDGER
 
 CPU_SECONDS = 5.0
 """Most processor time of a case."""

@@ -7,9 +7,9 @@ import pytest
 from benchmarks import by_length
 from tests.cli.conftest import Trained
 from tests.cli.conftest import trained as trained  # the fixture
-from transom.inputs.pairs import Pairs
+from transom.checkpoints.run_folder import RunFolder
+from transom.data.pairs.pairs import Pairs
 from transom.training.evaluation import bleu
-from transom.weights.run_folder import RunFolder
 
 
 def test_buckets_are_by_words_of_the_source_and_hold_each_sentence_once() -> None:

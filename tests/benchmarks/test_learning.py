@@ -12,9 +12,9 @@ import pytest
 
 import transom
 from benchmarks import shakespeare, sst2
+from transom.checkpoints.run_files import METRICS, WEIGHTS
 from transom.config.data import LabelledFiles
-from transom.inputs.labelled import read_labelled
-from transom.weights.run_files import METRICS, WEIGHTS
+from transom.data.labeled.labelled import read_labelled
 
 SHORT = ["max_steps=4", "validate_every=2", "checkpoint_every=2", "schedule.warmup_steps=1"]
 SMALL = ["model.d_model=16", "model.n_layers=1", "model.n_heads=2", "model.d_ff=16", *(f"training.{field}" for field in SHORT)]

@@ -14,7 +14,7 @@ from benchmarks import measure, ours, tables, translation
 from benchmarks.peers import ct2, marian, torch_transformer
 from benchmarks.shapes import BASE, TINY, Shape, tasks
 from benchmarks.worker import Worker
-from transom.decoding.flat import FlatSeq2Seq
+from transom.decoding.backends.flat import FlatSeq2Seq
 
 TRAINERS: dict[str, Callable[[], dict[str, Callable[[], float]]]] = {
     "transom": lambda: ours.training_steps(TINY),

@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from transom.weights.checkpoint import Checkpoints
-from transom.weights.run_files import WEIGHTS
-from transom.weights.run_folder import RunFolder
-from transom.weights.tensors import read_tensors
+from transom.checkpoints.checkpoint import Checkpoints
+from transom.checkpoints.run_files import WEIGHTS
+from transom.checkpoints.run_folder import RunFolder
+from transom.checkpoints.tensors import read_tensors
 
 RECIPE = """
 [data]

@@ -10,8 +10,8 @@ import torch
 from safetensors.torch import load_file
 
 from tests.cli.conftest import Call, Trained, sets
+from transom.checkpoints.run_folder import RunFolder
 from transom.config.recipe import load_recipe
-from transom.weights.run_folder import RunFolder
 
 SHAPE = ("model.d_model=16", "model.n_layers=1", "model.n_heads=2", "model.d_ff=16", "model.max_seq_len=16")
 FEW = (

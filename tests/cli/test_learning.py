@@ -7,7 +7,7 @@ import pytest
 
 import transom as package
 from transom.config.recipe import load_recipe
-from transom.inputs.datasets import load_data, load_languages
+from transom.data.pairs.datasets import load_data, load_languages
 from transom.training.evaluation import exact_match
 
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import TINY, Call, Trained, sets
+from transom.checkpoints.run_files import CHECKPOINTS, FILES, LOCK
 from transom.cli import training_run
 from transom.cli.verbs import VERBS
 from transom.errors import ConfigError
-from transom.weights.run_files import CHECKPOINTS, FILES, LOCK
 
 OWN = [*FILES, LOCK, CHECKPOINTS, f"{CHECKPOINTS}/step-10/model.safetensors", f"{CHECKPOINTS}/new"]
 """What a run owns; some of it is not there."""

@@ -8,7 +8,7 @@ import transom as package
 from tests.cli.conftest import TINY, Call, Trained, sets
 from tests.cli.test_language import TINY as TINY_TEXT
 from transom.cli.main import main
-from transom.inputs.datasets import load_data
+from transom.data.pairs.datasets import load_data
 from transom.training.evaluation import exact_match
 
 RECURRENT = (

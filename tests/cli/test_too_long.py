@@ -11,7 +11,7 @@ from tests.cli.test_encoders import classifying, filling, labelled
 from tests.cli.test_language import LanguageRun, spoken
 from transom.cli.verbs import VERBS
 from transom.decoding.load import load_as
-from transom.decoding.translator import Translator
+from transom.decoding.predictors.translator import Translator
 
 __all__ = ["classifying", "filling", "labelled", "spoken"]
 AB, SUN = "ab " * 400, "the sun of 3 is a sun " * 9

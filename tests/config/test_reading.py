@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from transom.config import reading
-from transom.config.files import parse_json, resolved
-from transom.config.limits import MAX_DEPTH, MAX_DIGITS, MAX_RECIPE_BYTES, MAX_RECIPE_VALUES
 from transom.config.reading import check_toml, line_of, parse_override, parse_toml
 from transom.config.recipe import load_recipe
 from transom.errors import ConfigError
+from transom.files.limits import MAX_DEPTH, MAX_DIGITS, MAX_RECIPE_BYTES, MAX_RECIPE_VALUES
+from transom.files.regular import parse_json, resolved
 
 DEEP, DIGITS, MANY = f"at most {MAX_DEPTH}", f"at most {MAX_DIGITS} digits", f"at most {MAX_RECIPE_VALUES:,} names"
 

@@ -7,8 +7,8 @@ from tests.decoding.tables import SOS, Prefix
 from transom.config.architecture import TwoSided
 from transom.config.data import PairTokenizer as TokenizerConfig
 from transom.config.model import Model
-from transom.inputs.batch import Sequences, TranslationBatch
-from transom.inputs.tokenizer import Tokenizer, Tokenizers
+from transom.data.batch import Sequences, TranslationBatch
+from transom.data.tokenizer.tokenizer import Tokenizer, Tokenizers
 from transom.models.build import build_model
 from transom.models.network import Seq2SeqNetwork
 

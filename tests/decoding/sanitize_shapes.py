@@ -9,9 +9,9 @@ import sys
 import torch
 
 from tests.decoding.test_compiled import LANGUAGE_VARIANTS, VARIANTS, language_model, model_of
+from transom.data.batch import Sequences
 from transom.decoding import native as natives
-from transom.decoding.compiled import KINDS, CompiledLanguageModel, CompiledSeq2Seq, Tiled
-from transom.inputs.batch import Sequences
+from transom.decoding.backends.compiled import KINDS, CompiledLanguageModel, CompiledSeq2Seq, Tiled
 
 SHAPES = [
     ([[5, 6, 7, 2]], 1, 4),

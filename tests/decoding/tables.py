@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from transom.decoding.hypothesis import Hypothesis
-from transom.inputs.batch import Sequences
+from transom.data.batch import Sequences
+from transom.decoding.search.hypothesis import Hypothesis
 
 SOS, EOS = 1, 2
 FORBIDDEN = (0, 1)

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from tests.decoding.test_compiled import library, model_of, needs_library
-from transom.decoding.compiled import CompiledCache, CompiledDecoder, CompiledSeq2Seq, _Decoder, _State, check
-from transom.inputs.batch import Sequences
+from transom.data.batch import Sequences
+from transom.decoding.backends.compiled import CompiledCache, CompiledDecoder, CompiledSeq2Seq, _Decoder, _State, check
 from transom.layers.cache import KeyValues
 from transom.models.seq2seq import Seq2SeqTransformer
 

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from tests.decoding.models import letter_tokenizers, tiny_model
-from transom.decoding.deal import deal_out
-from transom.decoding.flat import FlatSeq2Seq
-from transom.decoding.translator import Translator
+from transom.decoding.backends.deal import deal_out
+from transom.decoding.backends.flat import FlatSeq2Seq
+from transom.decoding.predictors.translator import Translator
 
 
 @pytest.fixture

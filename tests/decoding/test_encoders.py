@@ -8,15 +8,15 @@ import torch
 from transom.config.data import Tokenizer as TokenizerConfig
 from transom.config.decoding import Reading
 from transom.config.model import MaskedEncoder, TextClassifier
-from transom.decoding.classifier import Classified, Classifier, scored
-from transom.decoding.embedder import Embedder
-from transom.decoding.filler import Filler
-from transom.decoding.long_texts import check_too_long
+from transom.data.batch import LabelledBatch, MaskedBatch, Sequences
+from transom.data.pairs.pairs import Pairs
+from transom.data.tokenizer.special import EOS, UNK
+from transom.data.tokenizer.tokenizer import Tokenizer
+from transom.decoding.predictors.classifier import Classified, Classifier, scored
+from transom.decoding.predictors.embedder import Embedder
+from transom.decoding.predictors.filler import Filler
+from transom.decoding.predictors.long_texts import check_too_long
 from transom.errors import ConfigError, DataError
-from transom.inputs.batch import LabelledBatch, MaskedBatch, Sequences
-from transom.inputs.pairs import Pairs
-from transom.inputs.special import EOS, UNK
-from transom.inputs.tokenizer import Tokenizer
 from transom.models.build import build_model
 from transom.models.encoder import MaskedEncoderTransformer, TextClassifierTransformer
 

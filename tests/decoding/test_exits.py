@@ -11,11 +11,11 @@ from transom.config.data import Tokenizer as TokenizerConfig
 from transom.config.decoding import Sampling
 from transom.config.model import Decoder
 from transom.config.recurrent import RecurrentDecoder
-from transom.decoding.exits import EarlyExits
-from transom.decoding.generator import Generator
+from transom.data.batch import Sequences
+from transom.data.tokenizer.tokenizer import Tokenizer
+from transom.decoding.predictors.generator import Generator
+from transom.decoding.search.exits import EarlyExits
 from transom.errors import ConfigError
-from transom.inputs.batch import Sequences
-from transom.inputs.tokenizer import Tokenizer
 from transom.layers.attention import attend_explicit
 from transom.layers.block import Block
 from transom.models.build import build_model

@@ -10,17 +10,17 @@ from tests.decoding.models import letter_tokenizers, tiny_model
 from tests.decoding.tables import EOS, FORBIDDEN, SOS
 from transom.config.brick import Brick
 from transom.config.model import Seq2Seq
-from transom.decoding.beam import Beam
-from transom.decoding.filters import Forbid
-from transom.decoding.flat import FlatSeq2Seq
-from transom.decoding.greedy import Greedy
-from transom.decoding.limits import Limits
-from transom.decoding.loop import Search, search
+from transom.data.batch import Sequences
+from transom.decoding.backends.flat import FlatSeq2Seq
+from transom.decoding.backends.searcher import searcher_of
+from transom.decoding.predictors.translator import Translator
 from transom.decoding.products import FUSED, Activation, Packed, Plain
-from transom.decoding.roles import Strategy
-from transom.decoding.searcher import searcher_of
-from transom.decoding.translator import Translator
-from transom.inputs.batch import Sequences
+from transom.decoding.search.beam import Beam
+from transom.decoding.search.filters import Forbid
+from transom.decoding.search.greedy import Greedy
+from transom.decoding.search.limits import Limits
+from transom.decoding.search.loop import Search, search
+from transom.decoding.search.roles import Strategy
 from transom.layers.activation import relu
 from transom.layers.feed_forward import FeedForward
 from transom.layers.tap import Scope

@@ -12,11 +12,11 @@ from pydantic import TypeAdapter
 from tests.decoding.models import LETTERS, letter_tokenizers
 from transom.config.decoding import Sampling
 from transom.config.model import Model
-from transom.decoding.answers import bits_per_byte, perplexity
-from transom.decoding.generator import Generator, _sure
+from transom.data.batch import LanguageBatch, Sequences
+from transom.data.tokenizer.special import EOS, PAD, SOS, UNK
+from transom.decoding.predictors.answers import bits_per_byte, perplexity
+from transom.decoding.predictors.generator import Generator, _sure
 from transom.errors import ConfigError, DataError
-from transom.inputs.batch import LanguageBatch, Sequences
-from transom.inputs.special import EOS, PAD, SOS, UNK
 from transom.models.build import build_model
 from transom.models.network import LanguageNetwork
 

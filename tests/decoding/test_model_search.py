@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 
 from tests.decoding.models import Uncached, tiny_model
 from tests.decoding.tables import EOS, FORBIDDEN, SOS, slow_beam, slow_greedy
-from transom.decoding.beam import Beam
-from transom.decoding.filters import Forbid
-from transom.decoding.greedy import Greedy
-from transom.decoding.hypothesis import Hypothesis
-from transom.decoding.limits import Limits
-from transom.decoding.loop import Search, search
-from transom.decoding.roles import Strategy
-from transom.inputs.batch import Sequences
+from transom.data.batch import Sequences
+from transom.decoding.search.beam import Beam
+from transom.decoding.search.filters import Forbid
+from transom.decoding.search.greedy import Greedy
+from transom.decoding.search.hypothesis import Hypothesis
+from transom.decoding.search.limits import Limits
+from transom.decoding.search.loop import Search, search
+from transom.decoding.search.roles import Strategy
 from transom.models.network import Seq2SeqNetwork
 
 VOCAB = 9

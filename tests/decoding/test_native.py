@@ -16,10 +16,10 @@ import torch
 
 from tests.decoding.test_compiled import model_of, needs_library
 from transom.decoding import native_build
-from transom.decoding.flat import FlatSeq2Seq
+from transom.decoding.backends.flat import FlatSeq2Seq
+from transom.decoding.backends.searcher import searcher_of
 from transom.decoding.native import SWITCH, native
 from transom.decoding.native_build import REMEMBERED, BuildError, cache_folder, find_compiler
-from transom.decoding.searcher import searcher_of
 from transom.errors import ConfigError
 
 
@@ -31,8 +31,8 @@ def built() -> bytes:
 
 @pytest.fixture
 def uncached(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    monkeypatch.setattr("transom.decoding.searcher.native", native.__wrapped__)
-    monkeypatch.setattr("transom.decoding.compiled.native", native.__wrapped__)
+    monkeypatch.setattr("transom.decoding.backends.searcher.native", native.__wrapped__)
+    monkeypatch.setattr("transom.decoding.backends.compiled.native", native.__wrapped__)
     return monkeypatch
 
 

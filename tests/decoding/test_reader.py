@@ -8,13 +8,13 @@ from pydantic import TypeAdapter
 
 from transom.config.data import Tokenizer as TokenizerConfig
 from transom.config.model import Model
-from transom.decoding.classifier import Classifier
-from transom.decoding.embedder import Embedder
-from transom.decoding.filler import Filler
-from transom.decoding.flat import FlatStack
-from transom.decoding.searcher import reader_of
-from transom.inputs.batch import ImageBatch, LabelledBatch, MaskedBatch, Sequences
-from transom.inputs.tokenizer import Tokenizer
+from transom.data.batch import ImageBatch, LabelledBatch, MaskedBatch, Sequences
+from transom.data.tokenizer.tokenizer import Tokenizer
+from transom.decoding.backends.flat import FlatStack
+from transom.decoding.backends.searcher import reader_of
+from transom.decoding.predictors.classifier import Classifier
+from transom.decoding.predictors.embedder import Embedder
+from transom.decoding.predictors.filler import Filler
 from transom.models.build import build_model
 
 SIZES: dict[str, Any] = {"d_model": 32, "n_layers": 3, "n_heads": 2, "d_ff": 48, "attention_dropout": 0.0}

@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from transom.config.decoding import Decoding
-from transom.decoding.filters import Forbid, KeepLimits
-from transom.decoding.hypothesis import length_penalty
-from transom.decoding.limits import Limits, limits_of
-from transom.decoding.roles import Progress
-from transom.decoding.top import WIDTH, top_tokens
+from transom.decoding.search.filters import Forbid, KeepLimits
+from transom.decoding.search.hypothesis import length_penalty
+from transom.decoding.search.limits import Limits, limits_of
+from transom.decoding.search.roles import Progress
+from transom.decoding.search.top import WIDTH, top_tokens
 
 NEVER = float("-inf")
 

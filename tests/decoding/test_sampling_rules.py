@@ -22,8 +22,8 @@ from transformers import (
 )
 
 from transom.config.decoding import Sampling
-from transom.decoding import sampling
-from transom.decoding.sampling import (
+from transom.decoding.search import sampling
+from transom.decoding.search.sampling import (
     draw,
     keep_min_p,
     keep_top_k,

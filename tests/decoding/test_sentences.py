@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transom.decoding.sentences import split_text
+from transom.decoding.predictors.sentences import split_text
 from transom.errors import DataError
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from transom.config.decoding import Decoding
-from transom.decoding import generator, translator
+from transom.decoding.predictors import generator, translator
 from transom.decoding.settings import settled
 from transom.errors import ConfigError
 

@@ -10,17 +10,17 @@ from hypothesis import strategies as st
 
 from tests.decoding.models import LETTERS, Uncached, letter_tokenizers, tiny_model
 from tests.decoding.tables import EOS
+from transom.checkpoints.run_files import CONFIG, RECIPE, TOKENIZER
+from transom.checkpoints.run_folder import RunFolder
 from transom.config.decoding import Decoding
 from transom.config.recipe import TranslationRecipe, dump_recipe
-from transom.decoding.answers import PairScore, one_line, perplexity
+from transom.data.tokenizer.tokenizer import Tokenizers
 from transom.decoding.inference import evaluating, unheard
 from transom.decoding.load import load
-from transom.decoding.translator import Translator
+from transom.decoding.predictors.answers import PairScore, one_line, perplexity
+from transom.decoding.predictors.translator import Translator
 from transom.errors import CheckpointError, ConfigError, DataError
-from transom.inputs.tokenizer import Tokenizers
 from transom.models.seq2seq import Seq2SeqTransformer
-from transom.weights.run_files import CONFIG, RECIPE, TOKENIZER
-from transom.weights.run_folder import RunFolder
 
 SETTINGS = Decoding(beam_size=3, max_length=8)
 

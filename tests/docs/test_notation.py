@@ -10,7 +10,7 @@ from transom.config.mixture import Mixture
 from transom.config.model import Decoder, MaskedEncoder, Seq2Seq, TextClassifier, TextEmbedder
 from transom.config.recurrent import RecurrentDecoder, RecurrentSeq2Seq
 from transom.config.vision import ConvolutionalNetwork, VisionTransformer
-from transom.inputs.special import NAMES
+from transom.data.tokenizer.special import NAMES
 from transom.inspection.names import sites
 
 PAGE = (ROOT / "docs" / "notation.md").read_text(encoding="utf-8")
@@ -37,7 +37,7 @@ def test_sizes_are_the_schemas() -> None:
 
 def test_axes_of_models_and_layers_are_on_the_page() -> None:
     used: set[str] = set()
-    for room in ("layers", "models", "inputs"):
+    for room in ("layers", "models", "data"):
         for path in (ROOT / "transom" / room).rglob("*.py"):
             for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
                 if isinstance(node, ast.Subscript) and ast.unparse(node.value) in ("Float", "Int", "Bool"):

@@ -14,7 +14,7 @@ from tests.cli.test_language import TINY as TINY_TEXT
 from tests.size import ROOT
 from transom.cli.main import main
 from transom.config.data import Phrasebook
-from transom.inputs.phrasebook.generate import generate
+from transom.data.synthetic.phrasebook.generate import generate
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 SHORT = sets(*TINY, "training.max_steps=5")

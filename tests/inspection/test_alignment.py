@@ -7,10 +7,10 @@ from torch import nn
 from transom.config.data import PairTokenizer as TokenizerConfig
 from transom.config.model import Seq2Seq
 from transom.config.recurrent import RecurrentSeq2Seq
+from transom.data.batch import translation_batch
+from transom.data.pairs.pairs import Pairs
+from transom.data.tokenizer.tokenizer import Tokenizers
 from transom.errors import ConfigError, DataError
-from transom.inputs.batch import translation_batch
-from transom.inputs.pairs import Pairs
-from transom.inputs.tokenizer import Tokenizers
 from transom.inspection.alignment import align, clearest_layer, cross_attention, merge
 from transom.inspection.names import Recorder
 from transom.models.build import build_model

@@ -9,11 +9,11 @@ from torch import Tensor, nn
 from transom.config.approximations import Linformer
 from transom.config.model import Decoder, MaskedEncoder, Seq2Seq, TextClassifier
 from transom.config.vision import VisionTransformer
+from transom.data.batch import ImageBatch, LabelledBatch, LanguageBatch, Sequences, TranslationBatch
 from transom.errors import ConfigError
-from transom.inputs.batch import ImageBatch, LabelledBatch, LanguageBatch, Sequences, TranslationBatch
 from transom.inspection.comparison import EXPLICIT, Comparison, Cost, Settings, compare, means, peak_bytes, relative_error, tapped
 from transom.inspection.comparison_page import comparison_page
-from transom.layers.approximate import build_approximation
+from transom.layers.approximations.approximate import build_approximation
 from transom.layers.attention import pattern, scores
 from transom.models.build import build_model
 

@@ -3,8 +3,8 @@ import torch
 from torch import Tensor, nn
 
 from transom.config.model import Seq2Seq
+from transom.data.batch import Sequences, TranslationBatch
 from transom.errors import ConfigError
-from transom.inputs.batch import Sequences, TranslationBatch
 from transom.inspection.names import Edit, Recorder, select, sites
 from transom.layers.attention import Attention
 from transom.layers.block import Block

@@ -3,7 +3,7 @@ import torch
 from torch import nn
 
 from transom.config.model import Seq2Seq
-from transom.inputs.batch import Sequences, TranslationBatch
+from transom.data.batch import Sequences, TranslationBatch
 from transom.inspection.names import Recorder
 from transom.inspection.recompute import attention_pattern
 from transom.models.build import build_model

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from transom.config.recurrent import RecurrentSeq2Seq
-from transom.inputs.batch import Sequences, TranslationBatch
+from transom.data.batch import Sequences, TranslationBatch
 from transom.inspection.names import Edit, Recorder, sites
 from transom.layers.tap import tap, unrolled
 from transom.models.build import build_model

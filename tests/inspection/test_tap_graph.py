@@ -70,13 +70,14 @@ def build_untapped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callabl
     (root / PACKAGE).mkdir()
     (root / PACKAGE / "__init__.py").touch()
     for room in ("layers", "models"):
-        (root / PACKAGE / room).mkdir()
-        for file in (Path(transom.__file__).parent / room).glob("*.py"):
+        for file in (Path(transom.__file__).parent / room).rglob("*.py"):
             if file.name != "tap.py":
                 tree = ast.fix_missing_locations(Untap().visit(ast.parse(file.read_text())))
                 left = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)} & TAP_NAMES
                 assert not left, f"{file.name} still speaks of {left}"
-                (root / PACKAGE / room / file.name).write_text(ast.unparse(tree))
+                copy = root / PACKAGE / file.relative_to(Path(transom.__file__).parent)
+                copy.parent.mkdir(parents=True, exist_ok=True)
+                copy.write_text(ast.unparse(tree))
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(root))
         yield importlib.import_module(f"{PACKAGE}.models.build").build_model

@@ -8,14 +8,14 @@ from torch import Tensor
 
 from transom.config.approximations import AnyApproximation, Linear, Linformer, Nystrom, Performer
 from transom.config.model import Decoder, MaskedEncoder
-from transom.layers.approximate import ApproximateAttention, build_approximation, build_attention
-from transom.layers.approximation import Approximation
+from transom.layers.approximations.approximate import ApproximateAttention, build_approximation, build_attention
+from transom.layers.approximations.approximation import Approximation
+from transom.layers.approximations.linear_attention import BOUND, CHUNK, KernelAttention
+from transom.layers.approximations.linear_attention import Performer as PerformerLayer
 from transom.layers.attention import Attention
 from transom.layers.cache import KeyValues, Sums, SumsCache
 from transom.layers.lean import per_query_head
-from transom.layers.linear_attention import BOUND, CHUNK, KernelAttention
-from transom.layers.linear_attention import Performer as PerformerLayer
-from transom.layers.sight import Reach, Sight
+from transom.layers.masks.sight import Reach, Sight
 
 LONG = 2 * CHUNK + 22
 CLOSE = {"rtol": 0, "atol": 1e-10}

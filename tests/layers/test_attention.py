@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from transom.config.model import Decoder, Seq2Seq
-from transom.decoding.compiled import is_plain
+from transom.decoding.backends.compiled import is_plain
 from transom.layers import attention as attentions
 from transom.layers.attention import Attention, Terms, attend, attend_explicit, attend_fused, attend_short, attend_visible, pattern, scores
 from transom.layers.cache import KeyValueCache, KeyValues
-from transom.layers.rule import LOOKING_BACK, Places
-from transom.layers.sight import Sight
+from transom.layers.masks.rule import LOOKING_BACK, Places
+from transom.layers.masks.sight import Sight
 from transom.layers.tiles import Tiles, plan
 
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from transom.config.bricks import BatchNorm as Brick
 from transom.config.model import Decoder
-from transom.inputs.batch import LanguageBatch, Sequences
+from transom.data.batch import LanguageBatch, Sequences
 from transom.layers.norm import BatchNorm
 from transom.models.build import build_model
 

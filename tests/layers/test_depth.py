@@ -11,9 +11,9 @@ from torch import Tensor
 from tests.models.combinations import FAMILIES, LABELS, TARGET, batch_for
 from transom.config.depth import MixtureOfDepths
 from transom.config.model import Decoder, Model
-from transom.inputs.batch import LanguageBatch, Sequences
+from transom.data.batch import LanguageBatch, Sequences
 from transom.layers.depth import DepthRouter, agreement_loss_sum, every_token, only_chosen
-from transom.layers.sight import Sight
+from transom.layers.masks.sight import Sight
 from transom.models.build import build_model
 from transom.models.network import LanguageNetwork, Network
 

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from transom.config import bricks
 from transom.config.model import Seq2Seq
-from transom.inputs.batch import translation_batch
+from transom.data.batch import translation_batch
 from transom.layers import dropout, lean
 from transom.layers.attention import Attention, Terms, attend_fused
 from transom.layers.block import ParallelBlock

@@ -17,11 +17,11 @@ from tests.layers.test_rule import FAMILIES, packed, pattern, patterns
 from tests.layers.test_tiles import BIGBIRD, SEQUENCES, SPARSE, TERMS, drawn, position_of, same
 from transom.config.model import Decoder
 from transom.layers import attention as attentions
-from transom.layers import sight as sights
 from transom.layers.attention import Attention, Terms, attend_blocks, attend_explicit
 from transom.layers.flex import BLOCK, available, over_blocks, plan_blocks
-from transom.layers.rule import LOOKING_BACK, SAME_SEGMENT, Places, Rule
-from transom.layers.sight import Sight, look
+from transom.layers.masks import sight as sights
+from transom.layers.masks.rule import LOOKING_BACK, SAME_SEGMENT, Places, Rule
+from transom.layers.masks.sight import Sight, look
 
 
 @pytest.fixture(autouse=True)

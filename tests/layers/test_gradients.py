@@ -20,22 +20,22 @@ from transom.config.depth import MixtureOfDepths
 from transom.config.model import MaskedEncoder, Seq2Seq
 from transom.config.recurrent import RecurrentSeq2Seq
 from transom.config.vision import Cbam, NoChannelAttention, SqueezeExcitation, VisionTransformer
-from transom.layers.approximate import build_attention
-from transom.layers.approximation import Approximation
+from transom.layers.approximations.approximate import build_attention
+from transom.layers.approximations.approximation import Approximation
+from transom.layers.approximations.linear_attention import KernelAttention, Performer
 from transom.layers.attention import Attention
 from transom.layers.block import Block, ParallelBlock
-from transom.layers.channel_attention import build_channel_attention
 from transom.layers.depth import DepthRouter
 from transom.layers.dropout import Dropout
 from transom.layers.embedding import Embedding
 from transom.layers.feed_forward import build_feed_forward
-from transom.layers.linear_attention import KernelAttention, Performer
 from transom.layers.lora import LowRank
+from transom.layers.masks.rule import LOOKING_BACK, Places
+from transom.layers.masks.sight import Reach, Sight, look
 from transom.layers.norm import build_norm
-from transom.layers.patches import PatchEmbedding
 from transom.layers.position import build_position
-from transom.layers.recurrent import EncoderLayer, Recurrence, RecurrentEncoder, RecurrentStack, backwards
-from transom.layers.recurrent_decoder import (
+from transom.layers.recurrent.recurrent import EncoderLayer, Recurrence, RecurrentEncoder, RecurrentStack, backwards
+from transom.layers.recurrent.recurrent_decoder import (
     AdditiveScore,
     AttendingDecoder,
     DotScore,
@@ -44,10 +44,10 @@ from transom.layers.recurrent_decoder import (
     build_recurrent_decoder,
 )
 from transom.layers.residual import PostNorm, PreNorm, Residual, Sandwich
-from transom.layers.rule import LOOKING_BACK, Places
-from transom.layers.sight import Reach, Sight, look
 from transom.layers.stack import Stack
-from transom.layers.stem import Stem
+from transom.layers.vision.channel_attention import build_channel_attention
+from transom.layers.vision.patches import PatchEmbedding
+from transom.layers.vision.stem import Stem
 
 D_MODEL = 4
 POSITIONS = torch.arange(3)[None]

@@ -9,9 +9,9 @@ from torch import nn
 
 from transom.config import bricks
 from transom.config.model import Seq2Seq
-from transom.layers import mask
 from transom.layers.embedding import Embedding
 from transom.layers.feed_forward import FeedForward
+from transom.layers.masks import mask
 from transom.layers.norm import LayerNorm, build_norm
 from transom.layers.position import Sinusoidal, sinusoids
 from transom.layers.residual import PostNorm, PreNorm

@@ -12,8 +12,8 @@ from pydantic import TypeAdapter
 from torch import Tensor
 
 from transom.config.patterns import Leaf, Pattern
-from transom.layers import mask as masks
-from transom.layers.rule import BOTH_WAYS_IN_PREFIX, CAUSAL, LOOKING_BACK, SAME_SEGMENT, TILE, Places, Rule, rule_of
+from transom.layers.masks import mask as masks
+from transom.layers.masks.rule import BOTH_WAYS_IN_PREFIX, CAUSAL, LOOKING_BACK, SAME_SEGMENT, TILE, Places, Rule, rule_of
 
 LEAVES: list[dict[str, Any]] = [
     {"kind": "full"},

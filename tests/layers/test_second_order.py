@@ -19,9 +19,9 @@ from tests.models.test_combinations import built
 from transom.layers.activation import relu
 from transom.layers.attention import Terms, attend_explicit, attend_short, attend_tiles
 from transom.layers.dropout import dropout, dropout_add
+from transom.layers.masks.rule import SAME_SEGMENT
 from transom.layers.norm import _RootMeanSquare, _ShortLayerNorm
 from transom.layers.position import Rotation, turn
-from transom.layers.rule import SAME_SEGMENT
 from transom.layers.tiles import Tiles, plan
 from transom.training.loss import cross_entropy, linear_cross_entropy
 from transom.training.step import batch_loss

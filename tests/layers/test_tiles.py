@@ -10,11 +10,11 @@ from torch import Tensor
 
 from tests.layers.test_rule import FAMILIES, packed, pattern, patterns
 from transom.config.model import Decoder
-from transom.layers import sight as sights
 from transom.layers.attention import Attention, Terms, attend_explicit, attend_tiles
+from transom.layers.masks import sight as sights
+from transom.layers.masks.rule import LOOKING_BACK, SAME_SEGMENT, Places, Rule
+from transom.layers.masks.sight import Sight, look, look_back
 from transom.layers.position import Position, build_position
-from transom.layers.rule import LOOKING_BACK, SAME_SEGMENT, Places, Rule
-from transom.layers.sight import Sight, look, look_back
 from transom.layers.tiles import TILE, Tiles, joined, plan, visible_pairs
 
 BIGBIRD = {

@@ -14,7 +14,7 @@ from torch import Tensor
 from transom.config.architecture import TextNetwork, TwoSided
 from transom.config.brick import Brick, Schema, listed, members, schemas
 from transom.config.model import MaskedEncoder, Model, TextClassifier, TextEmbedder
-from transom.inputs.batch import Batch, LabelledBatch, LanguageBatch, MaskedBatch, MatchedBatch, Sequences, TranslationBatch
+from transom.data.batch import Batch, LabelledBatch, LanguageBatch, MaskedBatch, MatchedBatch, Sequences, TranslationBatch
 
 VOCAB = 9
 TARGET = Sequences.pad([[1, 5, 8, 4], [1, 7]])

@@ -16,10 +16,10 @@ from tests.models.test_vision import described as described_images
 from transom.config.adapter import Lora
 from transom.config.architecture import Architecture
 from transom.config.training import Adam, AdamW, Training
-from transom.decoding.flat import FlatSeq2Seq
-from transom.decoding.searcher import searcher_of
+from transom.data.batch import Batch, ImageBatch
+from transom.decoding.backends.flat import FlatSeq2Seq
+from transom.decoding.backends.searcher import searcher_of
 from transom.errors import ConfigError
-from transom.inputs.batch import Batch, ImageBatch
 from transom.inspection.names import Recorder, sites
 from transom.layers.lora import LowRank
 from transom.models.adapt import adapt, merged

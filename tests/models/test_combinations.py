@@ -32,15 +32,16 @@ from tests.models.combinations import (
     recurrent,
     with_tokens,
 )
+from transom.checkpoints.tensors import load_into, pack
 from transom.config.architecture import Architecture, TextNetwork, Transformer, TwoSided
 from transom.config.brick import schemas
 from transom.config.model import Encoder, MaskedEncoder, Model, TextEmbedder
 from transom.config.recurrent import Recurrent
 from transom.config.training import Adam, Training
-from transom.decoding.roles import StepModel
-from transom.decoding.searcher import searcher_of
-from transom.inputs.batch import Batch, LanguageBatch, MaskedBatch, Sequences
-from transom.inputs.windows import language_batch
+from transom.data.batch import Batch, LanguageBatch, MaskedBatch, Sequences
+from transom.data.text.windows import language_batch
+from transom.decoding.backends.searcher import searcher_of
+from transom.decoding.search.roles import StepModel
 from transom.inspection.names import Recorder, sites
 from transom.inspection.recompute import attention_pattern
 from transom.layers.attention import Attends
@@ -52,7 +53,6 @@ from transom.planning.flops import count_flops
 from transom.planning.parameters import count_parameters
 from transom.training.optimizer import build_optimizer
 from transom.training.step import Stepper
-from transom.weights.tensors import load_into, pack
 
 REAL = TARGET.segments > 0
 FULL, FULL_SOURCE = Sequences.pad([[1, 5, 8, 4], [1, 7, 3, 6]]), Sequences.pad([[3, 4, 5, 6, 2], [7, 2, 8, 3, 2]])

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from transom.config.model import Seq2Seq
-from transom.inputs.batch import Sequences, TranslationBatch
+from transom.data.batch import Sequences, TranslationBatch
 from transom.models.build import build_model
 
 TRACER = "ignore:.*torch.autograd.function.Function.* should not be instantiated:DeprecationWarning"

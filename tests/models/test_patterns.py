@@ -7,11 +7,11 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from tests.models.combinations import described
-from transom.inputs.batch import LanguageBatch, Sequences, TranslationBatch
+from transom.data.batch import LanguageBatch, Sequences, TranslationBatch
 from transom.inspection.names import Recorder
 from transom.inspection.recompute import attention_pattern
-from transom.layers import sight
 from transom.layers.lean import per_query_head
+from transom.layers.masks import sight
 from transom.models.build import build_model
 from transom.models.decoder import DecoderTransformer
 from transom.planning import flops

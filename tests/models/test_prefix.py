@@ -13,10 +13,10 @@ from torch import Tensor
 from tests.models.combinations import FAMILIES, SOURCE, TARGET, batch_for, combinations, described, passing_first
 from tests.models.test_combinations import CLOSE, built
 from tests.models.test_patterns import LENGTH, fields, text
-from transom.inputs.batch import LanguageBatch, Sequences
-from transom.layers import sight
-from transom.layers.rule import Places
-from transom.layers.sight import Sight, look
+from transom.data.batch import LanguageBatch, Sequences
+from transom.layers.masks import sight
+from transom.layers.masks.rule import Places
+from transom.layers.masks.sight import Sight, look
 from transom.models.decoder import DecoderTransformer
 from transom.models.seq2seq import Seq2SeqTransformer
 

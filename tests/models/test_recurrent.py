@@ -5,9 +5,9 @@ import pytest
 import torch
 
 from transom.config.recurrent import RecurrentDecoder
-from transom.inputs.batch import LanguageBatch, Sequences
-from transom.inputs.windows import language_batch
-from transom.layers.recurrent import groups_of
+from transom.data.batch import LanguageBatch, Sequences
+from transom.data.text.windows import language_batch
+from transom.layers.recurrent.recurrent import groups_of
 from transom.models.build import build_model
 
 ROWS = [[2, 5, 8, 4], [2, 7], [2, 3, 3, 6, 5], [2], [2, 4, 4]]

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.func import functional_call
 
 from transom.config.model import Seq2Seq
-from transom.inputs.batch import Sequences, TranslationBatch
+from transom.data.batch import Sequences, TranslationBatch
 from transom.models.build import build_model
 from transom.models.seq2seq import Seq2SeqTransformer
 

@@ -30,23 +30,23 @@ from tests.models.combinations import (
     with_approximation,
 )
 from tests.models.test_combinations import built, may_be_idle, may_rest
+from transom.checkpoints.tensors import load_into, pack
 from transom.config.model import Model
 from transom.config.training import Adam, Training
 from transom.config.vision import ConvolutionalNetwork, ImageClassifier, VisionTransformer
-from transom.inputs.batch import ImageBatch, Mixed
+from transom.data.batch import ImageBatch, Mixed
 from transom.inspection.names import Recorder, sites
 from transom.inspection.recompute import attention_pattern
-from transom.layers import sight
 from transom.layers.lean import per_query_head
-from transom.layers.patches import patches
+from transom.layers.masks import sight
 from transom.layers.position import build_position, resized_grid, sinusoids
+from transom.layers.vision.patches import patches
 from transom.models.build import build_model
 from transom.planning import flops
 from transom.planning.flops import count_flops
 from transom.planning.parameters import count_parameters
 from transom.training.optimizer import build_optimizer
 from transom.training.step import Stepper
-from transom.weights.tensors import load_into, pack
 
 CLOSE = {"rtol": 0, "atol": 1e-10}
 STEMS: list[Any] = [

@@ -8,7 +8,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from transom.config.model import Seq2Seq
 from transom.config.vision import ConvolutionalNetwork, ImageClassifier, VisionTransformer
-from transom.inputs.batch import ImageBatch, Sequences, TranslationBatch
+from transom.data.batch import ImageBatch, Sequences, TranslationBatch
 from transom.models.build import build_model
 from transom.planning.flops import count_flops
 from transom.planning.parameters import count_parameters

@@ -8,6 +8,7 @@ import pytest
 import torch
 from PIL import Image
 
+from transom.checkpoints.run_folder import RunFolder
 from transom.config.finetune import NOTHING_ASKED, Asked
 from transom.config.recipe import (
     ClassificationRecipe,
@@ -20,7 +21,6 @@ from transom.config.recipe import (
 from transom.training.events import Finished
 from transom.training.run import train
 from transom.training.setup import Parts, set_up
-from transom.weights.run_folder import RunFolder
 
 WIDTHS = {"d_model": 16, "n_heads": 2, "d_ff": 32, "max_seq_len": 16, "dropout": 0.1}
 MODEL: dict[str, Any] = WIDTHS | {"n_layers": 1}

@@ -16,15 +16,15 @@ import torch
 from torch import Tensor
 
 from tests.training.test_run import recipe
+from transom.checkpoints.checkpoint import Checkpoints, Groups
+from transom.checkpoints.run_folder import RunFolder
+from transom.checkpoints.tensors import Origin, digest, pack
+from transom.files.durable import json_bytes, write_folder
 from transom.parallel.world import ALONE
 from transom.planning import machine
 from transom.training import run
 from transom.training.run import train
 from transom.training.setup import Parts, set_up
-from transom.weights.checkpoint import Checkpoints, Groups
-from transom.weights.durable import json_bytes, write_folder
-from transom.weights.run_folder import RunFolder
-from transom.weights.tensors import Origin, digest, pack
 
 OLDER, NEWER = 3, 6
 KINDS: dict[str, dict[str, Any]] = {

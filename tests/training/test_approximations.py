@@ -5,7 +5,7 @@ import torch
 
 from transom.config.model import Decoder
 from transom.config.training import Adam, Training
-from transom.inputs.batch import LanguageBatch, Sequences
+from transom.data.batch import LanguageBatch, Sequences
 from transom.models.build import build_model
 from transom.training.optimizer import build_optimizer
 from transom.training.step import Stepper

@@ -14,6 +14,9 @@ from torch import nn
 from tests.training.conftest import CONVOLUTIONAL, changed, measured, of_images, sit
 from tests.training.test_resume import as_format_1
 from tests.training.test_run import Killed, kill_at, same
+from transom.checkpoints.run_files import ADAPTER, WEIGHTS
+from transom.checkpoints.run_folder import RunFolder
+from transom.checkpoints.tensors import read_tensors
 from transom.config.model import Decoder
 from transom.config.recipe import ClassificationRecipe, MaskedRecipe, Recipe
 from transom.config.training import Average, CheckpointAverage, Ema, NoAverage
@@ -22,9 +25,6 @@ from transom.training.average import AVERAGED, RAW, Averager
 from transom.training.events import Saved, Started, Validated
 from transom.training.setup import set_up
 from transom.training.state import optimizer_names
-from transom.weights.run_files import ADAPTER, WEIGHTS
-from transom.weights.run_folder import RunFolder
-from transom.weights.tensors import read_tensors
 
 EMA = {"kind": "ema", "decay": 0.999}
 

@@ -10,15 +10,15 @@ import torch
 from tests.training.test_routers import LOSS, TRAINING, stepped, translator
 from tests.training.test_run import MODEL, die_and_end_the_same, kill_at, recipe, sit, traces
 from tests.training.test_step import SOURCES, TARGETS, N
-from transom.inputs.loader import translation_batch
+from transom.checkpoints.run_files import WEIGHTS
+from transom.checkpoints.tensors import read_tensors
+from transom.data.pairs.loader import translation_batch
 from transom.layers.norm import BatchNorm
 from transom.models.build import build_model
 from transom.models.network import Network
 from transom.training.events import Saved, Stepped
 from transom.training.optimizer import build_optimizer
 from transom.training.step import Stepper
-from transom.weights.run_files import WEIGHTS
-from transom.weights.tensors import read_tensors
 
 
 def normed(feed_forward: Any = "relu") -> Network:

@@ -8,15 +8,15 @@ import torch
 
 from tests.training.test_routers import SIZES, TRAINING, stepped
 from tests.training.test_run import MODEL, sit
+from transom.checkpoints.run_folder import RunFolder
 from transom.config.model import Decoder, Seq2Seq
-from transom.inputs.batch import LanguageBatch, Sequences
+from transom.data.batch import LanguageBatch, Sequences
 from transom.layers.depth import DepthRouter
 from transom.models.build import build_model
 from transom.models.network import Network
 from transom.training.events import Event, Stepped
 from transom.training.optimizer import build_optimizer
 from transom.training.step import Stepper
-from transom.weights.run_folder import RunFolder
 
 DEPTH = {"kind": "mixture", "capacity": 0.5, "every": 1, "weight": 0.7}
 

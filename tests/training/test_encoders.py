@@ -8,19 +8,19 @@ import pytest
 import torch
 
 from tests.training.conftest import ANIMALS, SAYS, changed, measured, sit
+from transom.checkpoints.run_folder import RunFolder
 from transom.config.recipe import ClassificationRecipe, EmbeddingRecipe, MaskedRecipe, Recipe
-from transom.decoding.classifier import Classifier
-from transom.decoding.embedder import Embedder
-from transom.decoding.filler import Filler
+from transom.data.batch import Sequences, matched_batch
+from transom.data.tokenizer.special import EOS
 from transom.decoding.load import load
+from transom.decoding.predictors.classifier import Classifier
+from transom.decoding.predictors.embedder import Embedder
+from transom.decoding.predictors.filler import Filler
 from transom.errors import DataError
-from transom.inputs.batch import Sequences, matched_batch
-from transom.inputs.special import EOS
 from transom.models.build import build_model
 from transom.training.setup import set_up
 from transom.training.step import batch_loss
 from transom.training.tasks.classification import ClassificationTask
-from transom.weights.run_folder import RunFolder
 
 
 @pytest.fixture(params=["masked", "classes", "pairs"])

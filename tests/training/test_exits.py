@@ -10,7 +10,7 @@ from tests.training.test_routers import LOSS, SIZES
 from transom.config.model import Decoder
 from transom.config.recipe import LanguageRecipe
 from transom.config.training import Adam, LanguageTraining
-from transom.inputs.batch import LanguageBatch, Sequences
+from transom.data.batch import LanguageBatch, Sequences
 from transom.models.build import build_model
 from transom.models.network import Network
 from transom.training.loss import cross_entropy

@@ -8,16 +8,16 @@ import torch
 from PIL import Image
 
 from tests.training.conftest import changed, measured, sit
+from transom.checkpoints.run_files import WEIGHTS
+from transom.checkpoints.run_folder import RunFolder
+from transom.checkpoints.tensors import read_tensors
 from transom.config.recipe import ImageRecipe
-from transom.decoding.image_classifier import ImageClassifier
 from transom.decoding.load import load
+from transom.decoding.predictors.image_classifier import ImageClassifier
 from transom.errors import DataError
 from transom.layers.position import resized_grid
 from transom.training.events import Finished
 from transom.training.setup import set_up
-from transom.weights.run_files import WEIGHTS
-from transom.weights.run_folder import RunFolder
-from transom.weights.tensors import read_tensors
 
 
 @pytest.fixture(params=["vision", "convolutional"])

@@ -10,15 +10,15 @@ from torch.nn import functional as F
 
 from tests.training.conftest import MODEL, TRAINING, changed, measured, sit
 from tests.training.test_run import die_and_end_the_same
+from transom.checkpoints.run_folder import RunFolder
 from transom.config.recipe import InstructionRecipe, LanguageRecipe
-from transom.decoding.generator import Generator
 from transom.decoding.load import load
+from transom.decoding.predictors.generator import Generator
 from transom.errors import DataError
 from transom.training.events import Started, Validated
 from transom.training.setup import set_up
 from transom.training.step import batch_loss
 from transom.training.tasks.instruction import InstructionTask
-from transom.weights.run_folder import RunFolder
 
 
 def instructions(folder: Path, **model: Any) -> InstructionRecipe:

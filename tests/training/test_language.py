@@ -9,15 +9,15 @@ import pytest
 
 from tests.training.conftest import measured
 from tests.training.test_run import die_and_end_the_same
+from transom.checkpoints.run_folder import RunFolder
 from transom.config.recipe import LanguageRecipe
-from transom.decoding.generator import Generator
 from transom.decoding.load import load
+from transom.decoding.predictors.generator import Generator
 from transom.errors import DataError
 from transom.training.events import Finished
 from transom.training.run import train
 from transom.training.setup import Parts, set_up
 from transom.training.tasks.language import LanguageTask
-from transom.weights.run_folder import RunFolder
 
 WORDS = ["red", "green", "blue", "sky", "tree"]
 

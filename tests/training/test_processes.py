@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from tests.training.test_run import MODEL, die, kill_at, same, sit, traces
+from transom.checkpoints.run_folder import RunFolder
 from transom.errors import ConfigError, TransomError
 from transom.training.events import Event, Saved, Stepped
-from transom.weights.run_folder import RunFolder
 
 EXACT = {"precision": "fp32", "max_steps": 6, "checkpoint_every": 3, "validate_every": 6, "validate_bleu": 0, "log_every": 1}
 """No rounding to speak of."""

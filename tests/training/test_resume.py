@@ -15,7 +15,12 @@ import torch
 
 from tests.training.resuming import KINDS, NEWER, OLDER, attempt, rewrite
 from tests.training.test_run import recipe, same, sit, traces
+from transom.checkpoints.checkpoint import Checkpoints
+from transom.checkpoints.run_files import BASE, WEIGHTS
+from transom.checkpoints.run_folder import RunFolder
+from transom.checkpoints.tensors import Origin, Spec, digest, pack, read_note, read_tensors
 from transom.errors import CheckpointError, DataError
+from transom.files.durable import json_bytes, write_folder
 from transom.parallel.world import World
 from transom.training.optimizer import state_specs
 from transom.training.record import read_history
@@ -24,11 +29,6 @@ from transom.training.run import train
 from transom.training.setup import Parts, set_up
 from transom.training.state import Progress, SavedState, gather_generators, optimizer_names
 from transom.training.step import Stepper
-from transom.weights.checkpoint import Checkpoints
-from transom.weights.durable import json_bytes, write_folder
-from transom.weights.run_files import BASE, WEIGHTS
-from transom.weights.run_folder import RunFolder
-from transom.weights.tensors import Origin, Spec, digest, pack, read_note, read_tensors
 
 ROOT = Path(__file__).parents[2]
 CHECKED_HEAP = {"LD_PRELOAD": "libc_malloc_debug.so.0", "MALLOC_CHECK_": "3"}

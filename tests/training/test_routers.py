@@ -9,10 +9,13 @@ import torch
 
 from tests.training.test_run import MODEL, die_and_end_the_same, kill_at, sit, traces
 from tests.training.test_step import SOURCES, TARGETS, N
+from transom.checkpoints.run_files import WEIGHTS
+from transom.checkpoints.run_folder import RunFolder
+from transom.checkpoints.tensors import read_tensors
 from transom.config.model import Decoder, Seq2Seq, TextEmbedder
 from transom.config.training import Adam, Training
-from transom.inputs.batch import LanguageBatch, Sequences, matched_batch
-from transom.inputs.loader import translation_batch
+from transom.data.batch import LanguageBatch, Sequences, matched_batch
+from transom.data.pairs.loader import translation_batch
 from transom.layers.mixture import Mixture
 from transom.layers.tap import Scope
 from transom.models.build import build_model
@@ -20,9 +23,6 @@ from transom.models.network import Network
 from transom.training.events import Event, Saved, Stepped
 from transom.training.optimizer import build_optimizer
 from transom.training.step import Stepper, batch_loss
-from transom.weights.run_files import WEIGHTS
-from transom.weights.run_folder import RunFolder
-from transom.weights.tensors import read_tensors
 
 SIZES = {"d_model": 8, "n_heads": 2, "d_ff": 6, "max_seq_len": 16, "dropout": 0.0}
 TRAINING = Training(optimizer=Adam(), label_smoothing=0.1, clip_norm=None)

@@ -9,6 +9,9 @@ from typing import Any
 import pytest
 import torch
 
+from transom.checkpoints.run_files import WEIGHTS
+from transom.checkpoints.run_folder import RunFolder
+from transom.checkpoints.tensors import read_tensors
 from transom.config.recipe import TranslationRecipe
 from transom.errors import ConfigError, TransomError
 from transom.training import run
@@ -16,9 +19,6 @@ from transom.training.events import Event, Finished, Foreseen, Saved, Started, S
 from transom.training.run import train
 from transom.training.selection import better
 from transom.training.setup import set_up
-from transom.weights.run_files import WEIGHTS
-from transom.weights.run_folder import RunFolder
-from transom.weights.tensors import read_tensors
 
 TRAINING = {
     "max_steps": 12,

@@ -14,10 +14,11 @@ from tests.models.test_combinations import built
 from tests.models.test_vision import PLAIN as VISION
 from tests.models.test_vision import SET_NETWORKS, batch_of
 from tests.models.test_vision import described as described_image
-from transom.layers import activation, dropout, lean, norm, position, sight, tiles
+from transom.layers import activation, dropout, lean, norm, position, tiles
 from transom.layers.attention import Terms, pattern, scores
 from transom.layers.dropout import keep_mask
 from transom.layers.lean import Lean, per_query_head
+from transom.layers.masks import sight
 from transom.models.network import Network
 from transom.training import loss
 from transom.training.loss import cross_entropy

@@ -9,6 +9,9 @@ import torch
 
 from tests.training.conftest import TRAINING, changed, sit
 from tests.training.test_run import Killed, kill_at, same
+from transom.checkpoints.run_files import ADAPTER, BASE, TOKENIZER, WEIGHTS
+from transom.checkpoints.run_folder import RunFolder
+from transom.checkpoints.tensors import read_tensors
 from transom.config.finetune import NOTHING_ASKED, Asked
 from transom.config.recipe import ClassificationRecipe, ImageRecipe, LanguageRecipe, MaskedRecipe, Recipe
 from transom.decoding.load import load
@@ -17,9 +20,6 @@ from transom.models.build import build_model
 from transom.training.events import Started, Stepped
 from transom.training.setup import set_up
 from transom.training.start import laid_over, shaped_like
-from transom.weights.run_files import ADAPTER, BASE, TOKENIZER, WEIGHTS
-from transom.weights.run_folder import RunFolder
-from transom.weights.tensors import read_tensors
 
 
 @pytest.fixture

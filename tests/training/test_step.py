@@ -8,7 +8,7 @@ import torch
 
 from transom.config.model import Seq2Seq
 from transom.config.training import Adam, Muon, Optimizer, Sgd, Training, TranslationTraining
-from transom.inputs.batch import translation_batch, twice
+from transom.data.batch import translation_batch, twice
 from transom.models.build import build_model
 from transom.models.seq2seq import Seq2SeqTransformer
 from transom.training.optimizer import build_optimizer

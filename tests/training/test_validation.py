@@ -8,11 +8,11 @@ import torch
 from tests.decoding.models import LETTERS, letter_tokenizers, tiny_model
 from transom.config.data import PairTokenizer as TokenizerConfig
 from transom.config.decoding import Decoding
-from transom.decoding.answers import perplexity
-from transom.decoding.translator import Translator
-from transom.inputs.loader import ordered_batches
-from transom.inputs.pairs import Pairs
-from transom.inputs.tokenizer import Tokenizer, Tokenizers
+from transom.data.pairs.loader import ordered_batches
+from transom.data.pairs.pairs import Pairs
+from transom.data.tokenizer.tokenizer import Tokenizer, Tokenizers
+from transom.decoding.predictors.answers import perplexity
+from transom.decoding.predictors.translator import Translator
 from transom.training import validation
 from transom.training.evaluation import bleu, chrf
 from transom.training.validation import validation_loss, validation_scores

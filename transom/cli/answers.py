@@ -13,7 +13,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON value instead
 def answer(value: Any, as_json: bool, lines: Iterable[str]) -> None:
     """Print a verb's answer: ``value`` as one line of JSON, numbers that are not finite as null; or ``lines``."""
     if as_json:
-        from transom.weights.metrics import finite
+        from transom.checkpoints.metrics import finite
 
         print(json.dumps(finite(value), ensure_ascii=False, allow_nan=False))
     else:

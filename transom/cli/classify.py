@@ -12,10 +12,10 @@ from transom.cli.options import IN_WINDOWS, TRUNCATED, ClassifyTooLong, Precisio
 from transom.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
-    from transom.decoding.classifier import Classified, Classifier, Scores
-    from transom.decoding.image_classifier import ImageClassifier
     from transom.decoding.inference import Tell
-    from transom.decoding.long_texts import TooLong
+    from transom.decoding.predictors.classifier import Classified, Classifier, Scores
+    from transom.decoding.predictors.image_classifier import ImageClassifier
+    from transom.decoding.predictors.long_texts import TooLong
 
 EXAMPLES = """
 transom classify runs/languages "¿Dónde está la casa?"
@@ -53,15 +53,15 @@ def classify(
         raise ConfigError("expected one of TEXT_OR_IMAGE, --input and --labelled, found none or several; give one of them")
     with lasting_imports():
         from transom.cli.progress import counting
-        from transom.decoding.classifier import Classifier
         from transom.decoding.load import load_classifier
+        from transom.decoding.predictors.classifier import Classifier
 
     classifier = load_classifier(run, precision)
     of_texts, fate = isinstance(classifier, Classifier), too_long or "truncate"
     if not of_texts:
         refuse_with({"--too-long": too_long}, "a classifier of texts", "one of images")
     if labelled is not None:
-        from transom.weights.run_folder import RunFolder
+        from transom.checkpoints.run_folder import RunFolder
 
         if not (labelled.is_file() or labelled.is_dir()):  # the ledger notes a hash of what is read, and a pipe has none
             there = "a device or a pipe" if labelled.exists() else "nothing"
@@ -96,7 +96,7 @@ def _note(classifier: "Classifier", n_longer: int, n: int, too_long: "TooLong", 
 
 
 def _items(given: Sequence[str] | None, input_file: Path | None) -> list[str]:
-    from transom.inputs.text import check_text, read_lines
+    from transom.data.text.text import check_text, read_lines
 
     return read_lines(input_file, empty=True) if input_file is not None else [check_text(text, "TEXT_OR_IMAGE") for text in given or []]
 
@@ -109,16 +109,16 @@ def _record_of(item: str, found: "Classified", of_texts: bool) -> dict[str, Any]
 
 def _scores_of_texts(classifier: "Classifier", labelled: Path, too_long: "TooLong", tell: "Tell") -> "Scores":
     from transom.config.data import LabelledFiles
-    from transom.decoding.classifier import scored
-    from transom.inputs.labelled import read_labelled
+    from transom.data.labeled.labelled import read_labelled
+    from transom.decoding.predictors.classifier import scored
 
     known = read_labelled(LabelledFiles(file=str(labelled.absolute())), Path.cwd())
     return scored(classifier.classify(known.source, too_long, tell), known.target, known, classifier.model.config.classes)
 
 
 def _scores(classifier: "ImageClassifier", labelled: Path, tell: "Tell") -> "Scores":
-    from transom.decoding.classifier import scored
-    from transom.inputs.vision.images import read_images
+    from transom.data.images.images import read_images
+    from transom.decoding.predictors.classifier import scored
 
     config, batch = classifier.model.config, classifier.reading.batch_images
     known = read_images(labelled, config.image_size, config.channels)

@@ -39,7 +39,7 @@ def compare(
     with lasting_imports():
         from transom.cli.reading import read_test_set, translate_test_set
         from transom.decoding.load import load_as
-        from transom.decoding.translator import Translator
+        from transom.decoding.predictors.translator import Translator
         from transom.training.evaluation import compare as bootstrap
 
     translators = {run: load_as(Translator, run) for run in (a, b)}

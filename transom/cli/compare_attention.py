@@ -59,13 +59,13 @@ def compare_attention(
         raise ConfigError("expected --text or --input, found both or neither; give one of them")
     with lasting_imports():
         from transom.cli.progress import counting
-        from transom.decoding.image_classifier import ImageClassifier
         from transom.decoding.load import load
+        from transom.decoding.predictors.image_classifier import ImageClassifier
+        from transom.files.durable import write_file
         from transom.inspection.comparison import Settings, compare
         from transom.inspection.comparison_page import comparison_page
         from transom.inspection.given import given
         from transom.planning.precision import choose_threads, using_threads
-        from transom.weights.durable import write_file
 
     refuse_output(out, [run, input_file])
     loaded, threads = load(run, precision), choose_threads()

@@ -32,10 +32,10 @@ def demo(
         from transom.cli.progress import TrainingProgress
         from transom.cli.training_run import run_training
         from transom.config.recipe import TranslationRecipe, load_recipe
+        from transom.data.pairs.datasets import load_data
+        from transom.data.pairs.nearest import nearest_baseline
         from transom.decoding.load import load_as
-        from transom.decoding.translator import Translator
-        from transom.inputs.datasets import load_data
-        from transom.inputs.nearest import nearest_baseline
+        from transom.decoding.predictors.translator import Translator
         from transom.training.evaluation import exact_match
 
     recipe, base = load_recipe("phrasebook", overrides or [])

@@ -42,8 +42,8 @@ def embed(
         raise ConfigError("expected --output FILE or --json with --input: vectors are not for reading; give one of them")
     with lasting_imports():
         from transom.cli.progress import counting
+        from transom.data.text.text import check_text, read_lines
         from transom.decoding.load import load_embedder
-        from transom.inputs.text import check_text, read_lines
 
     refuse_output(output, [run, input_file])
     embedder = load_embedder(run, precision)
@@ -54,8 +54,8 @@ def embed(
     if not as_json:
         note_longer(found.n_longer, len(rows), "texts", most, fate, sum(found.n_left_out))
     if output is not None:
-        from transom.weights.durable import write_file
-        from transom.weights.tensors import pack
+        from transom.checkpoints.tensors import pack
+        from transom.files.durable import write_file
 
         write_file(output, lambda: pack({"embeddings": vectors}))
         counts = {"texts": len(rows), "n_longer": found.n_longer, "n_left_out": sum(found.n_left_out)}

@@ -41,9 +41,9 @@ def evaluate(
     with lasting_imports():
         from transom.cli.reading import read_test_set, translate_test_set
         from transom.decoding.load import load_as
-        from transom.decoding.translator import Translator
+        from transom.decoding.predictors.translator import Translator
+        from transom.files.durable import write_file
         from transom.training import evaluation
-        from transom.weights.durable import write_file
 
     if tokenized is not None:
         evaluation.moses_lowercased(tokenized)  # refuses a language without rules before the reading is noted

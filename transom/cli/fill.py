@@ -34,9 +34,9 @@ def fill(
         raise ConfigError("expected a TEXT or --input, found both or neither; give one of them")
     with lasting_imports():
         from transom.cli.progress import counting
-        from transom.decoding.filler import Filler
+        from transom.data.text.text import check_text, read_lines
         from transom.decoding.load import load_as
-        from transom.inputs.text import check_text, read_lines
+        from transom.decoding.predictors.filler import Filler
 
     texts = [check_text(text, "TEXT")] if text is not None else read_lines(input_file or Path())
     filler = load_as(Filler, run, precision)

@@ -69,9 +69,9 @@ def generate(
         raise ConfigError("expected a PROMPT or --input, found both; remove one")
     with lasting_imports():
         from transom.cli.progress import counting
-        from transom.decoding.generator import Generator
+        from transom.data.text.text import check_text, read_lines
         from transom.decoding.load import load_as
-        from transom.inputs.text import check_text, read_lines
+        from transom.decoding.predictors.generator import Generator
 
     prompts = read_lines(input_file) if input_file is not None else [check_text(prompt or "", "PROMPT")]
     options: dict[str, Any] = {

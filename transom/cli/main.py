@@ -19,8 +19,8 @@ from typer.exceptions import TyperException
 
 from transom import __version__
 from transom.cli.verbs import command_line
-from transom.config.limits import MAX_ERROR_CHARACTERS
 from transom.errors import TransomError
+from transom.files.limits import MAX_ERROR_CHARACTERS
 
 OK, BUG, MISTAKE, INTERRUPTED, BROKEN_PIPE, TERMINATED = 0, 1, 2, 130, 141, 143
 

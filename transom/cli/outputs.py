@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from transom.cli.imports import signals_held
-from transom.config.files import resolved
 from transom.errors import ConfigError
+from transom.files.regular import resolved
 
 if TYPE_CHECKING:
     from transom.config.recipe import Recipe
@@ -35,7 +35,7 @@ def refuse_output(output: Path | None, inputs: Iterable[Path | None] = ()) -> No
 def owner_of(place: Path) -> Path | None:
     """Find the run folder one of whose own files, by name, a resolved path is; whether or not the file is there."""
     with signals_held():
-        from transom.weights.run_files import CHECKPOINTS, FILES, LOCK, holds_run
+        from transom.checkpoints.run_files import CHECKPOINTS, FILES, LOCK, holds_run
 
     for depth, folder in enumerate(place.parents, 1):
         if place.parts[-depth] in ((*FILES, LOCK, CHECKPOINTS) if depth == 1 else (CHECKPOINTS,)) and holds_run(folder):
@@ -65,7 +65,7 @@ def refuse_training_onto_its_inputs(recipe: "Recipe", base: Path, out: Path) -> 
 
 def data_paths(recipe: "Recipe", base: Path) -> list[Path]:
     """List the files and folders of examples that a recipe names."""
-    from transom.inputs.text import expanded
+    from transom.data.text.text import expanded
 
     root = base / expanded(recipe.data.root)
     return [root / expanded(path) for part in recipe.data.parts for path in part.paths]
@@ -78,7 +78,7 @@ def _in_its_folder(path: Path) -> Path:
 
 def _files_of(given: Path) -> Iterable[Path]:
     """List what an input consists of: of a run its files, of another folder all in it."""
-    from transom.weights.run_files import FILES, holds_run
+    from transom.checkpoints.run_files import FILES, holds_run
 
     if not given.is_dir():
         return [given]

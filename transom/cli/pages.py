@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import islice
 
+from transom.checkpoints.run_files import CARD, REPORT
 from transom.errors import DataError
 from transom.inspection.alignment import Alignment, align, cross_attentions
 from transom.inspection.card import card
@@ -14,7 +15,6 @@ from transom.training.events import Finished
 from transom.training.record import read_history
 from transom.training.setup import Parts
 from transom.training.tasks.translation import TranslationTask
-from transom.weights.run_files import CARD, REPORT
 
 ALIGNED = 2
 """Translations of the last validation of which the report shows the alignment."""

@@ -65,7 +65,7 @@ def copy(
     as_json: Json = False,
 ) -> None:
     """Copy a recipe to a file of your own."""
-    from transom.weights.durable import write_file
+    from transom.files.durable import write_file
 
     text = _recipe(name)
     if os.path.lexists(file):
@@ -87,8 +87,8 @@ def patterns(
     with signals_held():
         from transom.config.data import DATA_LATER
         from transom.config.recipe import load_recipe
+        from transom.files.durable import write_file
         from transom.inspection.patterns import pattern_text, pattern_views, patterns_file
-        from transom.weights.durable import write_file
 
     refuse_output(out, [Path(recipe)])
     views = pattern_views(load_recipe(recipe, overrides or [], DATA_LATER)[0].model, length)

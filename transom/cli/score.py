@@ -55,19 +55,19 @@ def score(
         refuse_with(of_text, "--text", "--source and --target")
     with lasting_imports():
         from transom.cli.progress import counting
-        from transom.decoding.generator import Generator
         from transom.decoding.load import load_as
-        from transom.decoding.translator import Translator
+        from transom.decoding.predictors.generator import Generator
+        from transom.decoding.predictors.translator import Translator
 
     if text is None:
         if source is None or target is None:
             raise ConfigError("expected both --source and --target, found one of them; give the other too")
         _pairs(load_as(Translator, run, precision), run, source, target, to, as_json)
         return
+    from transom.checkpoints.run_folder import RunFolder
     from transom.config.data import TextFiles
     from transom.config.explaining import check
-    from transom.inputs.documents import files_of, read_documents
-    from transom.weights.run_folder import RunFolder
+    from transom.data.text.documents import files_of, read_documents
 
     folder, generator = RunFolder.open(run), load_as(Generator, run, precision)
     raw = {"files": [str(path.absolute()) for path in text], "suffixes": suffix, "document": document or "file", "start": start or 0.0}
@@ -83,7 +83,7 @@ def score(
 def _pairs(translator: Any, run: Path, source: Path, target: Path, to: str | None, as_json: bool) -> None:
     from transom.cli.progress import counting
     from transom.cli.reading import read_test_set
-    from transom.decoding.answers import perplexity
+    from transom.decoding.predictors.answers import perplexity
 
     translator.tokenizers.source.prefix(to)  # before the reading is noted
     pairs = read_test_set([run], source, target, "score")
@@ -96,7 +96,7 @@ def _pairs(translator: Any, run: Path, source: Path, target: Path, to: str | Non
 
 
 def _texts(scores: list[Any], places: list[str], most: int, as_json: bool) -> None:
-    from transom.decoding.answers import bits_per_byte, perplexity
+    from transom.decoding.predictors.answers import bits_per_byte, perplexity
 
     n_tokens, n_bytes = sum(each.n_tokens for each in scores), sum(each.n_bytes for each in scores)
     loss = -sum(each.log_p for each in scores) / n_tokens

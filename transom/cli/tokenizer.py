@@ -42,13 +42,13 @@ def train(
             TranslationRecipe,
             load_recipe,
         )
-        from transom.inputs.datasets import load_languages
-        from transom.inputs.documents import load_text
-        from transom.inputs.instructions import load_instructions
-        from transom.inputs.labelled import load_labelled
-        from transom.inputs.pairs import together
-        from transom.inputs.tokenizer import Tokenizer, Tokenizers, describe
-        from transom.weights.durable import write_file
+        from transom.data.labeled.instructions import load_instructions
+        from transom.data.labeled.labelled import load_labelled
+        from transom.data.pairs.datasets import load_languages
+        from transom.data.pairs.pairs import together
+        from transom.data.text.documents import load_text
+        from transom.data.tokenizer.tokenizer import Tokenizer, Tokenizers, describe
+        from transom.files.durable import write_file
 
     def tell(line: str) -> None:
         if not as_json:
@@ -87,7 +87,7 @@ def show(
     as_json: Json = False,
 ) -> None:
     """Describe a tokenizer, and show how it splits a sentence."""
-    from transom.inputs.tokenizer import Tokenizers, describe
+    from transom.data.tokenizer.tokenizer import Tokenizers, describe
 
     tokenizers = Tokenizers.load(where / "tokenizer.json" if where.is_dir() else where)
     sides = {"both": tokenizers.source} if tokenizers.joint else {"source": tokenizers.source, "target": tokenizers.target}

@@ -127,7 +127,7 @@ def _one(recipe: Recipe, base: Path, asked: Asked, folder: Path, resume: bool, q
 def _asked_to_overwrite(folder: Path) -> bool:
     """At a terminal, ask whether a run that is in the way may go; elsewhere the folder refuses by itself."""
     with signals_held():
-        from transom.weights.run_files import holds_run
+        from transom.checkpoints.run_files import holds_run
 
     if not (sys.stdin.isatty() and sys.stderr.isatty() and holds_run(folder)):
         return False

@@ -108,12 +108,12 @@ def run_training(
         TransomError: recipe, data and folder do not fit together, or the run could not go on.
     """
     with signals_held():
+        from transom.checkpoints.run_folder import RunFolder
         from transom.cli.pages import write_pages
         from transom.inspection.describe import use
         from transom.planning.process import training_process
         from transom.training.run import train
         from transom.training.setup import set_up
-        from transom.weights.run_folder import RunFolder
 
     refuse_training_onto_its_inputs(recipe, base, out)
     with RunFolder.create(out, resume=resume, overwrite=overwrite) as folder, training_process():

@@ -49,7 +49,7 @@ def translate(
     with lasting_imports():
         from transom.cli.progress import counting
         from transom.decoding.load import load_as
-        from transom.decoding.translator import Translator
+        from transom.decoding.predictors.translator import Translator
 
     refuse_output(output_file, [run, input_file])
     translator = load_as(Translator, run, precision)
@@ -75,7 +75,7 @@ def translate(
 
 def _texts(sentence: str | None, input_file: Path | None) -> tuple[list[str], str]:
     """Return the lines to translate, and what messages call their origin."""
-    from transom.inputs.text import decode_lines, read_lines
+    from transom.data.text.text import decode_lines, read_lines
 
     if sentence is not None:
         content = io.BytesIO(sentence.encode(errors="surrogateescape"))  # the very bytes that were typed
@@ -91,7 +91,7 @@ def _give(records: list[dict[str, Any]], n_best: int, n_longer: int, output_file
     if output_file is None:
         answer(records, as_json, _lines(records, n_best))
         return
-    from transom.weights.durable import write_file
+    from transom.files.durable import write_file
 
     write_file(output_file, "".join(f"{line}\n" for line in _lines(records, n_best)).encode())
     answer({"sentences": len(records), "n_longer": n_longer, "output": str(output_file)}, as_json, [])

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Union, get_args, get_origin
 from pydantic import BaseModel, ConfigDict, field_validator, model_validator
 from pydantic.fields import FieldInfo
 
-from transom.config.limits import MAX_FLOAT, MAX_INT
+from transom.files.limits import MAX_FLOAT, MAX_INT
 
 
 class Schema(BaseModel):

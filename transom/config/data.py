@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, field_validator, model_validator
 
 from transom.config.brick import Brick, Schema
-from transom.config.limits import MAX_SYMBOLS
+from transom.files.limits import MAX_SYMBOLS
 
 
 class Files(Schema):

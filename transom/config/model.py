@@ -7,11 +7,11 @@ from pydantic import Field, model_validator
 from transom.config.architecture import PLACEMENT, Fraction, Placement, TextNetwork, Transformer, TwoSided
 from transom.config.brick import Brick
 from transom.config.bricks import FeedForward, Gated, Learned, Norm, Position, RmsNorm, Rotary, Sinusoidal
-from transom.config.limits import MAX_POSITION_TABLE
 from transom.config.mixture import FeedForwardNetwork
 from transom.config.patterns import kinds_of
 from transom.config.recurrent import RecurrentDecoder, RecurrentSeq2Seq
 from transom.config.vision import ConvolutionalNetwork, VisionTransformer
+from transom.files.limits import MAX_POSITION_TABLE
 
 
 class TextTransformer(Transformer, TextNetwork):

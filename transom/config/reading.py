@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from transom.config.files import read_regular
-from transom.config.limits import MAX_DEPTH, MAX_DIGITS, MAX_RECIPE_BYTES, MAX_RECIPE_VALUES
 from transom.errors import ConfigError
+from transom.files.limits import MAX_DEPTH, MAX_DIGITS, MAX_RECIPE_BYTES, MAX_RECIPE_VALUES
+from transom.files.regular import read_regular
 
 _TABLE = re.compile(r"\s*+(\[\[?)\s*+([^\[\]#]++)\]{1,2}\s*+(#.*)?$")
 _KEY = re.compile(r"\s*+((?:[A-Za-z0-9_\"'-]++|\s*+\.\s*+)++)\s*+=")

@@ -8,8 +8,8 @@ from pydantic import Field, model_validator
 from transom.config.architecture import PLACEMENT, Architecture, Fraction, Placement, Transformer
 from transom.config.brick import Brick
 from transom.config.bricks import FeedForward, Learned, NoPosition, PositionBrick
-from transom.config.limits import MAX_PATCHES
 from transom.config.mixture import FeedForwardNetwork
+from transom.files.limits import MAX_PATCHES
 
 
 class Sinusoidal2d(PositionBrick):

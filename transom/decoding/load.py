@@ -5,6 +5,8 @@ from typing import Literal, TypeVar
 
 import torch
 
+from transom.checkpoints.run_files import CONFIG, RECIPE, TOKENIZER
+from transom.checkpoints.run_folder import RunFolder
 from transom.config.architecture import Architecture
 from transom.config.decoding import Decoding, ImageReading, Reading, Replying, Sampling
 from transom.config.recipe import (
@@ -17,23 +19,21 @@ from transom.config.recipe import (
     TranslationRecipe,
     load_recipe,
 )
-from transom.decoding.classifier import Classifier
-from transom.decoding.embedder import Embedder
-from transom.decoding.filler import Filler
-from transom.decoding.generator import Generator
-from transom.decoding.image_classifier import ImageClassifier
+from transom.data.tokenizer.tokenizer import Tokenizers
+from transom.decoding.backends.searcher import reader_of, searcher_of
 from transom.decoding.inference import prepare
-from transom.decoding.searcher import reader_of, searcher_of
-from transom.decoding.translator import Translator
+from transom.decoding.predictors.classifier import Classifier
+from transom.decoding.predictors.embedder import Embedder
+from transom.decoding.predictors.filler import Filler
+from transom.decoding.predictors.generator import Generator
+from transom.decoding.predictors.image_classifier import ImageClassifier
+from transom.decoding.predictors.translator import Translator
 from transom.errors import CheckpointError, ConfigError
-from transom.inputs.tokenizer import Tokenizers
 from transom.models.build import build_empty
 from transom.models.encoder import MaskedEncoderTransformer, TextClassifierTransformer, TextEmbedderTransformer
 from transom.models.network import LanguageNetwork, Seq2SeqNetwork, Writer
 from transom.models.vision import ConvolutionalNetwork, VisionTransformer
 from transom.planning.precision import choose_precision
-from transom.weights.run_files import CONFIG, RECIPE, TOKENIZER
-from transom.weights.run_folder import RunFolder
 
 PrecisionName = Literal["auto", "fp32", "bf16", "fp16", "int8"]
 Answer = Translator | Generator | Filler | Classifier | ImageClassifier | Embedder

@@ -9,10 +9,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from transom.config.architecture import Transformer
+from transom.data.batch import TranslationBatch, translation_batch
+from transom.data.tokenizer.special import EOS
+from transom.data.tokenizer.tokenizer import Tokenizer, Tokenizers
 from transom.errors import ConfigError, DataError
-from transom.inputs.batch import TranslationBatch, translation_batch
-from transom.inputs.special import EOS
-from transom.inputs.tokenizer import Tokenizer, Tokenizers
 from transom.inspection.names import Recorder
 from transom.inspection.recompute import attention_pattern
 from transom.layers.attention import Attends

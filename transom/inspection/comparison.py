@@ -14,15 +14,15 @@ from transom.config.approximations import AnyApproximation, Linear, Linformer, N
 from transom.config.architecture import Transformer
 from transom.errors import ConfigError
 from transom.inspection.names import Recorder
-from transom.layers.approximate import build_approximation
-from transom.layers.approximation import Approximation
+from transom.layers.approximations.approximate import build_approximation
+from transom.layers.approximations.approximation import Approximation
+from transom.layers.approximations.linear_attention import Performer as PerformerLayer
+from transom.layers.approximations.low_rank import Linformer as LinformerLayer
+from transom.layers.approximations.low_rank import runs
 from transom.layers.attention import Attention, Terms, attend, attend_explicit, attend_fused, attend_visible, pattern, scores
 from transom.layers.block import Block, ParallelBlock
-from transom.layers.linear_attention import Performer as PerformerLayer
-from transom.layers.low_rank import Linformer as LinformerLayer
-from transom.layers.low_rank import runs
-from transom.layers.rule import LOOKING_BACK, SAME_SEGMENT, Distance, Places
-from transom.layers.sight import Reach, Sight, visible_tiles
+from transom.layers.masks.rule import LOOKING_BACK, SAME_SEGMENT, Distance, Places
+from transom.layers.masks.sight import Reach, Sight, visible_tiles
 from transom.models.network import Network
 from transom.planning.process import environment_with
 

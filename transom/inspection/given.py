@@ -6,17 +6,17 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import torch
 
-from transom.decoding.generator import Generator
-from transom.decoding.image_classifier import ImageClassifier
+from transom.data.batch import ImageBatch, LabelledBatch, LanguageBatch, Sequences, TranslationBatch, translation_batch
+from transom.data.images.images import decode, read_file
+from transom.data.labeled.labelled import label_batch
+from transom.data.text.text import check_text, read_lines
+from transom.data.tokenizer.special import EOS
 from transom.decoding.load import Answer
-from transom.decoding.long_texts import windows_of
-from transom.decoding.translator import Translator
+from transom.decoding.predictors.generator import Generator
+from transom.decoding.predictors.image_classifier import ImageClassifier
+from transom.decoding.predictors.long_texts import windows_of
+from transom.decoding.predictors.translator import Translator
 from transom.errors import DataError
-from transom.inputs.batch import ImageBatch, LabelledBatch, LanguageBatch, Sequences, TranslationBatch, translation_batch
-from transom.inputs.labelled import label_batch
-from transom.inputs.special import EOS
-from transom.inputs.text import check_text, read_lines
-from transom.inputs.vision.images import decode, read_file
 
 
 class Given(NamedTuple):

@@ -14,13 +14,13 @@ from torch import Tensor
 
 from transom.config.architecture import Architecture
 from transom.config.vision import ImageClassifier
+from transom.data.batch import Batch, ImageBatch, translation_batch
+from transom.data.tokenizer.special import EOS
 from transom.errors import ConfigError
-from transom.inputs.batch import Batch, ImageBatch, translation_batch
-from transom.inputs.special import EOS
-from transom.layers.approximation import Approximation
+from transom.layers.approximations.approximation import Approximation
 from transom.layers.depth import DepthRouter, every_token
 from transom.layers.mixture import Mixture, every_expert
-from transom.layers.recurrent import RecurrentStack
+from transom.layers.recurrent.recurrent import RecurrentStack
 from transom.layers.tap import Scope
 from transom.models.build import build_model
 

@@ -16,8 +16,8 @@ from transom.errors import ConfigError
 from transom.inspection.figures import percent
 from transom.inspection.markup import node, style_sheet, to_svg
 from transom.inspection.style import COLOURS, PICTURES
-from transom.layers.grid import image_places, image_rules
-from transom.layers.rule import LOOKING_BACK, SAME_SEGMENT, Places, Rule, build_rules
+from transom.layers.masks.rule import LOOKING_BACK, SAME_SEGMENT, Places, Rule, build_rules
+from transom.layers.vision.grid import image_places, image_rules
 
 MOST_DRAWN = 512
 """Most tokens of a picture."""

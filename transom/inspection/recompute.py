@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from jaxtyping import Float
 from torch import Tensor
 
-from transom.inputs.batch import Batch
+from transom.data.batch import Batch
 from transom.layers.attention import Attends
 from transom.layers.depth import DepthRouter
 from transom.models.network import Network

@@ -13,9 +13,9 @@ from transom.layers.dropout import dropout as dropped
 from transom.layers.dropout import rounded
 from transom.layers.flex import NARROWEST, Blocks, over_blocks
 from transom.layers.lean import Lean, attend_lean, per_query_head
+from transom.layers.masks.sight import EVERYTHING, Sight
 from transom.layers.norm import build_norm
 from transom.layers.position import turn
-from transom.layers.sight import EVERYTHING, Sight
 from transom.layers.tap import Scope, scope, tap
 from transom.layers.tiles import Tiles, over_tiles
 

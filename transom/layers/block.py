@@ -5,14 +5,14 @@ from torch import Tensor, nn
 
 from transom.config.architecture import Transformer
 from transom.config.depth import MixtureOfDepths
-from transom.layers.approximate import build_attention
+from transom.layers.approximations.approximate import build_attention
 from transom.layers.cache import BlockCache, Remembered
 from transom.layers.depth import DepthRouter
 from transom.layers.dropout import Dropout
 from transom.layers.feed_forward import build_feed_forward
+from transom.layers.masks.sight import EVERYTHING, Sight
 from transom.layers.norm import Norm, build_norm
 from transom.layers.residual import WIRING, Residual
-from transom.layers.sight import EVERYTHING, Sight
 from transom.layers.tap import Scope, scope, tap
 
 

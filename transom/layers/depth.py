@@ -10,8 +10,8 @@ from torch.nn import functional as F
 
 from transom.config.depth import MixtureOfDepths
 from transom.layers.cache import BlockCache, RoutedCache
+from transom.layers.masks.sight import EVERYTHING, Sight
 from transom.layers.position import Rotation
-from transom.layers.sight import EVERYTHING, Sight
 from transom.layers.tap import Scope, tap
 from transom.layers.values import FirstValues, Values
 

@@ -14,8 +14,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
 
+from transom.layers.masks.rule import Places, Rule
 from transom.layers.position import Position
-from transom.layers.rule import Places, Rule
 from transom.layers.tiles import Side, joined, parts_of, side_of
 
 BLOCK = 128

@@ -12,8 +12,8 @@ from transom.config.bricks import PLACEMENTS
 from transom.layers.block import Block, ParallelBlock, build_block
 from transom.layers.cache import BlockCache, Remembered
 from transom.layers.depth import PassBlock
+from transom.layers.masks.sight import EVERYTHING, Sight
 from transom.layers.norm import build_norm
-from transom.layers.sight import EVERYTHING, Sight
 from transom.layers.tap import Scope, scope
 from transom.layers.values import FirstValues, ValueResidual, Values
 

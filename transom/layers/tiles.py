@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from transom.layers.lean import Lean, gradients
-from transom.layers.rule import TILE, And, Or, Places, Rule
+from transom.layers.masks.rule import TILE, And, Or, Places, Rule
 from transom.layers.second_order import differentiable_gradients, wants_graph
 
 PAIRS_AT_ONCE = 2**15

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from transom.config.model import Decoder
 from transom.layers.cache import DecoderCache
 from transom.layers.embedding import Embedding
+from transom.layers.masks.rule import BOTH_WAYS_IN_PREFIX, LOOKING_BACK, Places, build_rules
+from transom.layers.masks.sight import Sight, look, look_back, of_block
 from transom.layers.position import build_position
-from transom.layers.rule import BOTH_WAYS_IN_PREFIX, LOOKING_BACK, Places, build_rules
-from transom.layers.sight import Sight, look, look_back, of_block
 from transom.layers.stack import Stack
 from transom.layers.tap import Scope, scope
 from transom.models.network import LanguageNetwork, Sequences, TextBatch

@@ -10,10 +10,10 @@ from torch.nn import functional as F
 from transom.config.model import Encoder, MaskedEncoder, TextClassifier, TextEmbedder
 from transom.layers.dropout import Dropout
 from transom.layers.embedding import Embedding
+from transom.layers.masks.rule import SAME_SEGMENT, Places, build_rules
+from transom.layers.masks.sight import Sight, look, of_block
 from transom.layers.norm import build_norm
 from transom.layers.position import build_position
-from transom.layers.rule import SAME_SEGMENT, Places, build_rules
-from transom.layers.sight import Sight, look, of_block
 from transom.layers.stack import Stack
 from transom.layers.tap import Scope, scope, tap
 from transom.models.network import Network, Sequences

@@ -5,8 +5,8 @@ import math
 from torch import nn
 
 from transom.config.architecture import Architecture
+from transom.layers.approximations.linear_attention import Performer
 from transom.layers.attention import Attention
-from transom.layers.linear_attention import Performer
 
 QUERY_KEY_VALUE_GAIN = 1 / math.sqrt(2)
 """W_Q, W_K and W_V are drawn smaller by this, as square maps joined to one of d_model to 3 d_model; if larger, a translator learns much

@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from transom.config.architecture import Architecture, TextNetwork, TwoSided
-from transom.layers.sight import Sight
+from transom.layers.masks.sight import Sight
 from transom.layers.tap import Scope
 
 

@@ -7,13 +7,13 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from transom.config.recurrent import RecurrentDecoder, RecurrentSeq2Seq
-from transom.layers import mask as masks
 from transom.layers.dropout import Dropout
 from transom.layers.embedding import Embedding
+from transom.layers.masks import mask as masks
+from transom.layers.masks.sight import Sight
 from transom.layers.position import Position
-from transom.layers.recurrent import RecurrentEncoder, RecurrentStack
-from transom.layers.recurrent_decoder import DecoderState, RecurrentCache, build_recurrent_decoder
-from transom.layers.sight import Sight
+from transom.layers.recurrent.recurrent import RecurrentEncoder, RecurrentStack
+from transom.layers.recurrent.recurrent_decoder import DecoderState, RecurrentCache, build_recurrent_decoder
 from transom.layers.tap import Scope, scope
 from transom.models.network import LanguageNetwork, PairBatch, Seq2SeqNetwork, Sequences, TextBatch
 

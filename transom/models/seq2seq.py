@@ -7,12 +7,12 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from transom.config.model import Seq2Seq
-from transom.layers import mask as masks
 from transom.layers.cache import DecoderCache
 from transom.layers.embedding import Embedding
+from transom.layers.masks import mask as masks
+from transom.layers.masks.rule import LOOKING_BACK, SAME_SEGMENT, Places, build_rules
+from transom.layers.masks.sight import Reach, Sight, look, look_back, of_block
 from transom.layers.position import build_position
-from transom.layers.rule import LOOKING_BACK, SAME_SEGMENT, Places, build_rules
-from transom.layers.sight import Reach, Sight, look, look_back, of_block
 from transom.layers.stack import Stack
 from transom.layers.tap import Scope, scope
 from transom.models.network import PairBatch, Seq2SeqNetwork, Sequences

@@ -10,13 +10,13 @@ from torch.nn import functional as F
 from transom.config import vision
 from transom.layers.dropout import Dropout
 from transom.layers.embedding import in_autocast_type
-from transom.layers.grid import image_places, image_rules
-from transom.layers.patches import PatchEmbedding
-from transom.layers.rule import EVERYWHERE
-from transom.layers.sight import EVERYTHING, Sight, of_block, visible_tiles
+from transom.layers.masks.rule import EVERYWHERE
+from transom.layers.masks.sight import EVERYTHING, Sight, of_block, visible_tiles
 from transom.layers.stack import Stack
-from transom.layers.stem import Pixels, Stem
 from transom.layers.tap import Scope, scope, tap
+from transom.layers.vision.grid import image_places, image_rules
+from transom.layers.vision.patches import PatchEmbedding
+from transom.layers.vision.stem import Pixels, Stem
 from transom.models.network import Network
 
 

@@ -2,7 +2,7 @@
 
 from transom.config.approximations import Linear, Linformer, Nystrom, Performer
 from transom.config.architecture import Transformer
-from transom.layers.linear_attention import CHUNK
+from transom.layers.approximations.linear_attention import CHUNK
 
 
 def approximate(c: Transformer, batch: int, n_queries: int, n_keys: int, causal: bool) -> int:

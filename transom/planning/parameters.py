@@ -4,10 +4,10 @@ from dataclasses import dataclass
 
 from transom.config.architecture import Architecture, Transformer
 from transom.config.bricks import PLACEMENTS
-from transom.config.limits import FREE_POSITION_TABLE
 from transom.config.model import Decoder, Encoder, MaskedEncoder, Seq2Seq, TextClassifier
 from transom.config.recurrent import Recurrent, RecurrentDecoder, RecurrentSeq2Seq
 from transom.config.vision import ConvolutionalNetwork, VisionTransformer
+from transom.files.limits import FREE_POSITION_TABLE
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from transom.config.training import LanguageTraining, NoExits, Training
-from transom.inputs.batch import Batch
+from transom.data.batch import Batch
 from transom.layers.tap import Kept, Scope
 from transom.models.decoder import DecoderTransformer
 from transom.models.network import Network

@@ -6,6 +6,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from transom.checkpoints.run_files import RECIPE
+from transom.checkpoints.run_folder import RunFolder
 from transom.config.recipe import load_recipe
 from transom.errors import DataError
 from transom.models.build import build_model
@@ -21,8 +23,6 @@ from transom.training.start import adapt_base
 from transom.training.state import gather_generators, learned_tensors, restore_generators, restore_optimizer
 from transom.training.step import Stepper
 from transom.training.tasks.task import Reader
-from transom.weights.run_files import RECIPE
-from transom.weights.run_folder import RunFolder
 
 NOTHING = -1
 """What the first process says in place of a step when there is no checkpoint to go on from."""

@@ -7,12 +7,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from transom.checkpoints.tensors import Spec
 from transom.config.training import AdamW, Muon, Optimizer, Sgd
 from transom.errors import ConfigError
 from transom.layers.block import Block, ParallelBlock
 from transom.layers.depth import DepthRouter
 from transom.layers.mixture import Mixture
-from transom.weights.tensors import Spec
 
 QUINTIC = (3.4445, -4.7750, 2.0315)
 """a, b and c of a s + b s^3 + c s^5, which five times over takes every s from about 0.002 to 1 near 1 (Jordan et al. 2024)."""

@@ -5,10 +5,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
+from transom.checkpoints.metrics import Metrics
 from transom.errors import CheckpointError
+from transom.files.checked import explain
 from transom.training.step import StepResult
-from transom.weights.checked import explain
-from transom.weights.metrics import Metrics
 
 
 class _Record(BaseModel):

@@ -8,15 +8,15 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor, nn
 
+from transom.checkpoints.checkpoint import Checkpoints
+from transom.checkpoints.tensors import Spec, require_finite
 from transom.config.training import Ema
 from transom.errors import CheckpointError, DataError
+from transom.files.checked import explain
 from transom.training.optimizer import state_specs
 from transom.training.state import SavedState, learned_tensors, optimizer_names
 from transom.training.step import Stepper
 from transom.training.tasks.task import Task
-from transom.weights.checked import explain
-from transom.weights.checkpoint import Checkpoints
-from transom.weights.tensors import Spec, require_finite
 
 
 class SavedRun(NamedTuple):

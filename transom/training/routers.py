@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from transom.config.mixture import BiasBalance, LossBalance
-from transom.inputs.batch import Batch
+from transom.data.batch import Batch
 from transom.layers.depth import DepthRouter, agreement_loss_sum
 from transom.layers.mixture import Mixture, balance_loss, loads, moved_bias, z_loss_sum
 from transom.layers.tap import Kept, Scope

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
+from transom.checkpoints.run_files import ADAPTER, WEIGHTS
 from transom.config.training import NoAverage, Training
 from transom.errors import TransomError
 from transom.parallel.workers import working_together
@@ -30,7 +31,6 @@ from transom.training.state import (
     restore_optimizer,
 )
 from transom.training.step import Stepper, StepResult
-from transom.weights.run_files import ADAPTER, WEIGHTS
 
 SKIPS_ALLOWED = 20
 """Steps in a row that may be skipped for a non-finite loss or gradient before the run stops."""

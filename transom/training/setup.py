@@ -10,13 +10,16 @@ from typing import Any
 
 import torch
 
+from transom.checkpoints.run_files import RECIPE, WEIGHTS
+from transom.checkpoints.run_folder import RunFolder
+from transom.checkpoints.tensors import digest
 from transom.config.brick import Schema
-from transom.config.files import resolved
 from transom.config.finetune import NOTHING_ASKED, Asked
 from transom.config.recipe import Recipe, dump_recipe, load_recipe
+from transom.data.reports.report import Report
+from transom.data.text.text import expanded
 from transom.errors import CheckpointError, ConfigError
-from transom.inputs.reports.report import Report
-from transom.inputs.text import expanded
+from transom.files.regular import resolved
 from transom.models.build import build_model
 from transom.models.network import Network
 from transom.planning.adapters import count_adapters
@@ -35,9 +38,6 @@ from transom.training.tasks.language import LanguageTask
 from transom.training.tasks.masked import MaskedTask
 from transom.training.tasks.task import Reader, Task
 from transom.training.tasks.translation import TranslationTask
-from transom.weights.run_files import RECIPE, WEIGHTS
-from transom.weights.run_folder import RunFolder
-from transom.weights.tensors import digest
 
 TASKS: dict[str, Callable[[Any, Reader], Task]] = {
     "translation": TranslationTask.read,

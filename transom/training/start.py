@@ -7,6 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
+from transom.checkpoints.run_files import BASE, CONFIG, RECIPE, TOKENIZER, WEIGHTS
+from transom.checkpoints.run_folder import RunFolder
 from transom.config.adapter import Lora
 from transom.config.architecture import Architecture, Transformer
 from transom.config.brick import Schema
@@ -16,15 +18,13 @@ from transom.config.finetune import CHANGEABLE, CHOSEN_ANEW, EFFECTIVE, NOTHING_
 from transom.config.model import Encoder, TextTransformer
 from transom.config.recipe import Recipe, TextRecipe, load_recipe
 from transom.config.vision import ImageClassifier
+from transom.data.tokenizer.tokenizer import Tokenizer, Tokenizers
 from transom.errors import CheckpointError, ConfigError
-from transom.inputs.tokenizer import Tokenizer, Tokenizers
 from transom.layers.position import resized_grid, resized_line
 from transom.models.adapt import adapt
 from transom.models.network import Network
 from transom.models.vision import VisionTransformer
 from transom.training.tasks.task import Reader
-from transom.weights.run_files import BASE, CONFIG, RECIPE, TOKENIZER, WEIGHTS
-from transom.weights.run_folder import RunFolder
 
 
 def given_tokenizers(recipe: Recipe, folder: RunFolder) -> Tokenizers | None:

@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from transom.config.training import ConsistentTraining, Training
-from transom.inputs.batch import Batch, ImageBatch, twice
+from transom.data.batch import Batch, ImageBatch, twice
 from transom.layers.norm import BatchNorm
 from transom.layers.tap import Scope
 from transom.models.network import Network

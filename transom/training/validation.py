@@ -7,11 +7,11 @@ from typing import NamedTuple, TypeVar
 import torch
 
 from transom.config.decoding import Decoding
-from transom.decoding.searcher import searcher_of
-from transom.decoding.translator import Translator
-from transom.inputs.batch import Batch
-from transom.inputs.pairs import Pairs
-from transom.inputs.tokenizer import Tokenizers
+from transom.data.batch import Batch
+from transom.data.pairs.pairs import Pairs
+from transom.data.tokenizer.tokenizer import Tokenizers
+from transom.decoding.backends.searcher import searcher_of
+from transom.decoding.predictors.translator import Translator
 from transom.models.network import Network, Seq2SeqNetwork
 from transom.training.evaluation import corpus_scores
 from transom.training.step import batch_loss

@@ -6,14 +6,16 @@ from typing import Self
 
 import torch
 
+from transom.checkpoints.run_files import TOKENIZER
+from transom.checkpoints.run_folder import RunFolder
 from transom.config.recipe import ClassificationRecipe
-from transom.decoding.classifier import Classifier
-from transom.inputs.batch import LabelledBatch
-from transom.inputs.classes import classes_of, numbered
-from transom.inputs.labelled import LabelledLoader, load_labelled, refuse_longer, text_batches
-from transom.inputs.pairs import Pairs, fingerprint
-from transom.inputs.reports.labelled import LabelledReport, report_labelled
-from transom.inputs.tokenizer import Tokenizer, Tokenizers
+from transom.data.batch import LabelledBatch
+from transom.data.labeled.classes import classes_of, numbered
+from transom.data.labeled.labelled import LabelledLoader, load_labelled, refuse_longer, text_batches
+from transom.data.pairs.pairs import Pairs, fingerprint
+from transom.data.reports.labelled import LabelledReport, report_labelled
+from transom.data.tokenizer.tokenizer import Tokenizer, Tokenizers
+from transom.decoding.predictors.classifier import Classifier
 from transom.models.encoder import TextClassifierTransformer
 from transom.models.network import Network
 from transom.planning.flops import count_flops
@@ -21,8 +23,6 @@ from transom.planning.precision import Precision
 from transom.training.start import tokenizer_of
 from transom.training.tasks.task import Answers, Reader
 from transom.training.validation import validation_accuracy, validation_loss
-from transom.weights.run_files import TOKENIZER
-from transom.weights.run_folder import RunFolder
 
 
 @dataclass(frozen=True)

@@ -6,13 +6,15 @@ from typing import Self
 
 import torch
 
+from transom.checkpoints.run_files import TOKENIZER
+from transom.checkpoints.run_folder import RunFolder
 from transom.config.recipe import EmbeddingRecipe
-from transom.decoding.embedder import Embedder
-from transom.inputs.batch import MatchedBatch, matched_batch
-from transom.inputs.loader import Loader, ordered_batches
-from transom.inputs.pairs import Pairs, fingerprint
-from transom.inputs.reports.pairs import PairReport, report_pairs
-from transom.inputs.tokenizer import Tokenizers
+from transom.data.batch import MatchedBatch, matched_batch
+from transom.data.pairs.loader import Loader, ordered_batches
+from transom.data.pairs.pairs import Pairs, fingerprint
+from transom.data.reports.pairs import PairReport, report_pairs
+from transom.data.tokenizer.tokenizer import Tokenizers
+from transom.decoding.predictors.embedder import Embedder
 from transom.models.encoder import TextEmbedderTransformer
 from transom.models.network import Network
 from transom.planning.flops import count_flops
@@ -20,8 +22,6 @@ from transom.planning.precision import Precision
 from transom.training.tasks.pairs import read_pairs
 from transom.training.tasks.task import Answers, Reader
 from transom.training.validation import validation_loss
-from transom.weights.run_files import TOKENIZER
-from transom.weights.run_folder import RunFolder
 
 SEARCHED = 1000
 """Validation pairs, at most, among whose right sides each left side's own is searched."""

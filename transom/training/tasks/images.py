@@ -10,21 +10,21 @@ import torch
 from jaxtyping import UInt8
 from torch import Tensor
 
+from transom.checkpoints.run_folder import RunFolder
 from transom.config.recipe import ImageRecipe
 from transom.config.vision import VisionTransformer as VisionTransformerConfig
-from transom.decoding.image_classifier import ImageClassifier
-from transom.inputs.batch import ImageBatch
-from transom.inputs.classes import classes_of, numbered
-from transom.inputs.reports.images import ImageReport, report_images
-from transom.inputs.vision.images import Images, pillow
-from transom.inputs.vision.loader import ImageLoader, image_batches, image_fingerprint, load_images, pixel_statistics
+from transom.data.batch import ImageBatch
+from transom.data.images.images import Images, pillow
+from transom.data.images.loader import ImageLoader, image_batches, image_fingerprint, load_images, pixel_statistics
+from transom.data.labeled.classes import classes_of, numbered
+from transom.data.reports.images import ImageReport, report_images
+from transom.decoding.predictors.image_classifier import ImageClassifier
 from transom.models.network import Network
 from transom.models.vision import ConvolutionalNetwork, VisionTransformer
 from transom.planning.flops import count_flops
 from transom.planning.precision import Precision
 from transom.training.tasks.task import Answers, Reader
 from transom.training.validation import validation_accuracy, validation_loss
-from transom.weights.run_folder import RunFolder
 
 SHOWN_SIDE = 64
 """Most pixels a side of an image that a report shows."""

@@ -6,22 +6,22 @@ from typing import Self
 
 import torch
 
+from transom.checkpoints.run_files import TOKENIZER
+from transom.checkpoints.run_folder import RunFolder
 from transom.config.recipe import InstructionRecipe
-from transom.decoding.generator import Generator
-from transom.decoding.searcher import searcher_of
-from transom.inputs.batch import LanguageBatch
-from transom.inputs.instructions import InstructionLoader, Instructions, load_instructions, reading_batches
-from transom.inputs.pairs import Pairs, fingerprint
-from transom.inputs.reports.instructions import InstructionReport, report_instructions
-from transom.inputs.tokenizer import Tokenizer, Tokenizers
+from transom.data.batch import LanguageBatch
+from transom.data.labeled.instructions import InstructionLoader, Instructions, load_instructions, reading_batches
+from transom.data.pairs.pairs import Pairs, fingerprint
+from transom.data.reports.instructions import InstructionReport, report_instructions
+from transom.data.tokenizer.tokenizer import Tokenizer, Tokenizers
+from transom.decoding.backends.searcher import searcher_of
+from transom.decoding.predictors.generator import Generator
 from transom.models.network import LanguageNetwork, Network
 from transom.planning.flops import count_flops
 from transom.planning.precision import Precision
 from transom.training.start import tokenizer_of
 from transom.training.tasks.task import Answers, Reader
 from transom.training.validation import validation_accuracy, validation_loss
-from transom.weights.run_files import TOKENIZER
-from transom.weights.run_folder import RunFolder
 
 
 @dataclass(frozen=True)

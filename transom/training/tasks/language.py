@@ -7,22 +7,22 @@ from typing import Self
 
 import torch
 
+from transom.checkpoints.run_files import TOKENIZER
+from transom.checkpoints.run_folder import RunFolder
 from transom.config.recipe import LanguageRecipe
-from transom.decoding.generator import Generator
-from transom.decoding.searcher import searcher_of
-from transom.inputs.batch import LanguageBatch
-from transom.inputs.documents import Documents
-from transom.inputs.reports.text import TextReport, report_text
-from transom.inputs.tokenizer import Tokenizer, Tokenizers
-from transom.inputs.windows import WindowLoader, scoring_batches
+from transom.data.batch import LanguageBatch
+from transom.data.reports.text import TextReport, report_text
+from transom.data.text.documents import Documents
+from transom.data.text.windows import WindowLoader, scoring_batches
+from transom.data.tokenizer.tokenizer import Tokenizer, Tokenizers
+from transom.decoding.backends.searcher import searcher_of
+from transom.decoding.predictors.generator import Generator
 from transom.models.network import LanguageNetwork, Network
 from transom.planning.flops import count_flops
 from transom.planning.precision import Precision
 from transom.training.tasks.task import Answers, Reader
 from transom.training.tasks.text import read_text
 from transom.training.validation import validation_loss
-from transom.weights.run_files import TOKENIZER
-from transom.weights.run_folder import RunFolder
 
 PROMPT_TOKENS, ANSWER_TOKENS = 32, 96
 """Tokens of a validation document that are shown to the model, and those that are shown of its own."""

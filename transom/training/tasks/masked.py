@@ -6,14 +6,16 @@ from typing import Self
 
 import torch
 
+from transom.checkpoints.run_files import TOKENIZER
+from transom.checkpoints.run_folder import RunFolder
 from transom.config.recipe import MaskedRecipe
-from transom.decoding.filler import Filler
-from transom.inputs.batch import MaskedBatch
-from transom.inputs.documents import Documents
-from transom.inputs.masking import MaskedLoader, masked
-from transom.inputs.reports.text import TextReport, report_text
-from transom.inputs.tokenizer import Tokenizer, Tokenizers
-from transom.inputs.windows import Stream, scoring_batches
+from transom.data.batch import MaskedBatch
+from transom.data.reports.text import TextReport, report_text
+from transom.data.text.documents import Documents
+from transom.data.text.masking import MaskedLoader, masked
+from transom.data.text.windows import Stream, scoring_batches
+from transom.data.tokenizer.tokenizer import Tokenizer, Tokenizers
+from transom.decoding.predictors.filler import Filler
 from transom.models.encoder import MaskedEncoderTransformer
 from transom.models.network import Network
 from transom.planning.flops import count_flops
@@ -21,8 +23,6 @@ from transom.planning.precision import Precision
 from transom.training.tasks.task import Answers, Reader
 from transom.training.tasks.text import read_text
 from transom.training.validation import validation_accuracy, validation_loss
-from transom.weights.run_files import TOKENIZER
-from transom.weights.run_folder import RunFolder
 
 VALIDATION = (0, 0)
 """Key of the draws that hide validation tokens: the same in every run."""

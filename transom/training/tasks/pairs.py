@@ -4,12 +4,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from transom.config.recipe import EmbeddingRecipe, TranslationRecipe
+from transom.data.pairs.datasets import load_languages
+from transom.data.pairs.loader import Loader, MakeBatch
+from transom.data.pairs.pairs import Pairs, together
+from transom.data.split import Splits
+from transom.data.tokenizer.tokenizer import Tokenizers
 from transom.errors import ConfigError
-from transom.inputs.datasets import load_languages
-from transom.inputs.loader import Loader, MakeBatch
-from transom.inputs.pairs import Pairs, together
-from transom.inputs.split import Splits
-from transom.inputs.tokenizer import Tokenizers
 from transom.training.start import given_tokenizers
 from transom.training.tasks.task import Reader
 

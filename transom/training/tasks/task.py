@@ -6,14 +6,14 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 
+from transom.checkpoints.run_folder import RunFolder
 from transom.config.recipe import Recipe
 from transom.config.training import Training
-from transom.inputs.batch import Batch
-from transom.inputs.reports.report import Report
-from transom.inputs.sampler import Slicing
+from transom.data.batch import Batch
+from transom.data.reports.report import Report
+from transom.data.sampler import Slicing
 from transom.models.network import Network
 from transom.planning.precision import Precision
-from transom.weights.run_folder import RunFolder
 
 Answers = tuple[dict[str, float], tuple[Mapping[str, Any], ...]]
 """Scores of a model's answers to validation data, if the task has any, and a few of the answers with what they answer to."""

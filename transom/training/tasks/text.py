@@ -4,10 +4,10 @@ from dataclasses import dataclass
 from hashlib import blake2b
 
 from transom.config.recipe import LanguageRecipe, MaskedRecipe
-from transom.inputs.documents import Documents, load_text
-from transom.inputs.split import Splits
-from transom.inputs.tokenizer import Tokenizer
-from transom.inputs.windows import Stream, WindowLoader
+from transom.data.split import Splits
+from transom.data.text.documents import Documents, load_text
+from transom.data.text.windows import Stream, WindowLoader
+from transom.data.tokenizer.tokenizer import Tokenizer
 from transom.training.start import tokenizer_of
 from transom.training.tasks.task import Reader
 

@@ -6,21 +6,21 @@ from typing import Self
 
 import torch
 
+from transom.checkpoints.run_files import TOKENIZER
+from transom.checkpoints.run_folder import RunFolder
 from transom.config.recipe import TranslationRecipe
-from transom.inputs.batch import TranslationBatch, translation_batch
-from transom.inputs.loader import Loader, ordered_batches
-from transom.inputs.mixture import LanguageMixture
-from transom.inputs.pairs import Pairs, fingerprint
-from transom.inputs.reports.pairs import PairReport, report_languages
-from transom.inputs.tokenizer import Tokenizers
+from transom.data.batch import TranslationBatch, translation_batch
+from transom.data.pairs.loader import Loader, ordered_batches
+from transom.data.pairs.mixture import LanguageMixture
+from transom.data.pairs.pairs import Pairs, fingerprint
+from transom.data.reports.pairs import PairReport, report_languages
+from transom.data.tokenizer.tokenizer import Tokenizers
 from transom.models.network import Network, Seq2SeqNetwork
 from transom.planning.flops import count_flops
 from transom.planning.precision import Precision
 from transom.training.tasks.pairs import read_pairs
 from transom.training.tasks.task import Answers, Reader
 from transom.training.validation import validation_losses, validation_scores
-from transom.weights.run_files import TOKENIZER
-from transom.weights.run_folder import RunFolder
 
 
 @dataclass(frozen=True)

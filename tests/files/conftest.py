@@ -1,0 +1,5 @@
+"""Fixtures of the tests of ``files``."""
+
+from tests.files.writing import limited_files, python
+
+__all__ = ["limited_files", "python"]

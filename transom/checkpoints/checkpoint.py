@@ -1,0 +1,234 @@
+"""Checkpoints: all that a run needs to go on as if it had never stopped."""
+
+import re
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from torch import Tensor
+
+from transom.checkpoints.tensors import Origin, digest, pack, read_note, read_tensors
+from transom.errors import CheckpointError, DiskError
+from transom.files.checked import explain, plain_file, read_json, read_manifest, verify
+from transom.files.durable import FORMAT_VERSION, Content, json_bytes, make_folder, remove, remove_leftovers, write_folder, write_manifest
+
+Groups = dict[str, dict[str, Tensor]]
+"""Tensors by group (model, average, optimizer, generators, ...) and name."""
+
+_STATE, _SUFFIX, _WEIGHTS = "state.json", ".safetensors", "model.safetensors"
+_GROUP = re.compile(r"[a-z][a-z0-9_]{0,63}")
+_FILE = re.compile(rf"{_GROUP.pattern}{re.escape(_SUFFIX)}|{re.escape(_STATE)}")
+_STEP = re.compile(r"step-(0|[1-9][0-9]{0,17})")
+_Step = Annotated[int, Field(ge=0, lt=10**18)]
+_Group = Annotated[str, Field(pattern=rf"^{_GROUP.pattern}$")]
+
+
+class _Document(BaseModel):
+    """The content of a checkpoint's ``state.json``.
+
+    Attributes:
+        format_version: 1 has no run id and no hashes of groups, and numbers the optimizer's parameters.
+        step: optimizer steps done.
+        run: id of the run, the same in the metadata of every tensor file.
+        groups: the groups of tensors that were saved, with their ``digest``.
+        state: what else the run needs; ``training.state`` has its schema.
+    """
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    format_version: int
+    step: _Step
+    run: str | None = None
+    groups: dict[_Group, str] | list[_Group]
+    state: dict[str, Any]
+
+    @property
+    def origin(self) -> Origin | None:
+        """The origin that every tensor file of the checkpoint must have."""
+        return None if self.run is None else Origin(self.run, self.step)
+
+    def sha256(self, group: str) -> str | None:
+        """Return the hash that a group of tensors must have, if it was noted."""
+        return self.groups.get(group) if isinstance(self.groups, dict) else None
+
+
+class Saved(NamedTuple):
+    """A checkpoint as it was read.
+
+    Attributes:
+        groups: tensors by group and name.
+        state: the JSON beside them.
+        format_version: the format that it was written in.
+    """
+
+    groups: Groups
+    state: dict[str, Any]
+    format_version: int
+
+
+class Latest(NamedTuple):
+    """The newest checkpoint to go on from.
+
+    Attributes:
+        step: its step.
+        passed_over: one line per newer one that is damaged or does not fit the run, with the reason.
+    """
+
+    step: int
+    passed_over: tuple[str, ...]
+
+
+class Checkpoints:
+    """The folder ``checkpoints`` of a run: one folder ``step-N`` a checkpoint, with a file a group of tensors, state and manifest."""
+
+    def __init__(self, folder: Path, run: Callable[[], str | None] = lambda: None) -> None:
+        """Look at ``folder``, which may not exist yet; ``run`` returns the id of the run that the folder belongs to, if it has one."""
+        self.folder = folder
+        self._run = run
+
+    def path(self, step: int) -> Path:
+        """Return where the checkpoint of ``step`` is."""
+        return self.folder / f"step-{step}"
+
+    def steps(self) -> list[int]:
+        """List the steps with a checkpoint, whole or not, oldest first."""
+        if not self.folder.is_dir():
+            return []
+        return sorted(int(match[1]) for entry in self.folder.iterdir() if (match := _STEP.fullmatch(entry.name)) and entry.is_dir())
+
+    def save(self, step: int, groups: Mapping[str, Mapping[str, Tensor]], state: Mapping[str, Any]) -> None:
+        """Save everything; when this returns, it is on the disk.
+
+        Checkpoints of later steps are then removed: they are of a history that the run left when it went on from an earlier one.
+
+        Args:
+            step: optimizer steps done.
+            groups: tensors by group and name; "model" is what ``prune`` keeps longest.
+            state: what else resuming needs, as JSON.
+
+        Raises:
+            DiskError: it could not be written; earlier checkpoints are untouched.
+        """
+        assert all(_GROUP.fullmatch(name) for name in groups), f"expected plain group names, found {list(groups)}"
+        make_folder(self.folder)
+        remove_leftovers(self.folder)
+        run = self._run()
+        origin = None if run is None else Origin(run, step)
+        hashes: dict[str, str] = {}
+        document = {"format_version": FORMAT_VERSION, "step": step, "run": run, "groups": hashes, "state": dict(state)}
+
+        def content(group: str) -> bytes:
+            hashes[group] = digest(groups[group])
+            return pack(groups[group], origin, hashes[group])
+
+        files: dict[str, Content] = {name + _SUFFIX: partial(content, name) for name in groups}
+        try:  # the state comes last, when the hashes of all groups are known
+            write_folder(self.path(step), files | {_STATE: lambda: json_bytes(document)})
+        except DiskError as error:
+            kept = [old for old in self.steps() if old < step]
+            raise DiskError(
+                f"{error}; {f'the checkpoint of step {kept[-1]} is kept' if kept else 'there is no earlier checkpoint'}"
+            ) from error
+        for later in self.steps():
+            if later > step:
+                remove(self.path(later))
+
+    def latest(self, accept: Callable[[int], None] = lambda step: None) -> Latest | None:
+        """Find the newest checkpoint that is whole, undamaged and accepted; None if none was ever saved.
+
+        Args:
+            accept: raises CheckpointError for the step of a checkpoint that does not fit the run.
+
+        Raises:
+            CheckpointError: there are checkpoints, but none to resume from.
+        """
+        passed_over: list[str] = []
+        stripped: list[str] = []
+        for step in reversed(self.steps()):
+            try:
+                manifest, document = self._check(step)
+                if all(name + _SUFFIX in manifest for name in document.groups):
+                    accept(step)
+                    return Latest(step, (*passed_over, *stripped))
+                stripped.append(f"{self.path(step)}: holds weights only")
+            except CheckpointError as error:
+                passed_over.append(str(error))
+        if steps := self.steps():
+            reason = passed_over[0] if passed_over else f"those of steps {steps[0]} to {steps[-1]} hold weights only"
+            raise CheckpointError(f"{self.folder}: no checkpoint to go on from: {reason}; begin anew with another --out")
+        return None
+
+    def load(self, step: int, only: Collection[str] | None = None) -> Saved:
+        """Read the tensors and the state that were saved at ``step``.
+
+        Args:
+            step: one of ``steps()``.
+            only: groups to read; left out, all that are there.
+
+        Raises:
+            CheckpointError: it is missing or damaged, or holds no such group.
+        """
+        manifest, document = self._check(step, only)
+        wanted = [name for name in document.groups if name + _SUFFIX in manifest] if only is None else only
+        groups = {name: read_tensors(self.path(step) / (name + _SUFFIX)) for name in wanted}
+        return Saved(groups, document.state, document.format_version)
+
+    def prune(self, keep_full: int, keep_weights: Collection[int] = ()) -> None:
+        """Make room: the newest ``keep_full`` stay whole, those before them of ``keep_weights`` keep only group "model", the rest go."""
+        assert keep_full >= 1, "the newest checkpoint must stay"
+        for step in self.steps()[:-keep_full]:
+            if step in keep_weights:
+                self._strip(step)
+            else:
+                remove(self.path(step))
+
+    def _strip(self, step: int) -> None:
+        """Keep only the weights: first the manifest lets go of the other files, then they go."""
+        folder = self.path(step)
+        try:
+            manifest = read_manifest(folder, _FILE)
+        except CheckpointError:  # not to be read any more: nothing in it is worth its room
+            return remove(folder)
+        kept = {name: entry for name, entry in manifest.items() if name in (_STATE, _WEIGHTS)}
+        if kept != manifest:
+            write_manifest(folder, kept)
+        remove_leftovers(folder)
+        for file in list(folder.iterdir()):
+            if _FILE.fullmatch(file.name) and file.name not in kept:
+                remove(file)
+
+    def _check(self, step: int, only: Collection[str] | None = None) -> tuple[dict[str, Any], _Document]:
+        """Verify the files of a checkpoint, or of some of its groups; return its manifest and its state document."""
+        folder = self.path(step)
+        if not folder.is_dir():
+            raise CheckpointError(f"{folder}: no such checkpoint; there are those of steps {self.steps()}")
+        manifest = read_manifest(folder, _FILE)
+        names = list(manifest) if only is None else [name + _SUFFIX for name in only] + [_STATE]
+        if missing := [name for name in names if name not in manifest]:
+            raise CheckpointError(f"{folder}: expected {missing[0]}, which is not in this checkpoint")
+        verify(folder, manifest, names)
+        if _STATE not in manifest:
+            raise CheckpointError(f"{folder}: damaged, no {_STATE} in its manifest")
+        raw = read_json(plain_file(folder / _STATE))
+        try:
+            document = _Document.model_validate(raw)
+        except ValidationError as error:
+            raise CheckpointError(f"{folder / _STATE}: {explain(error)}") from error
+        if document.step != step:
+            raise CheckpointError(f"{folder}: expected the state of step {step}, found that of step {document.step}")
+        if (run := self._run()) is not None and document.run != run and (document.run or document.format_version > 1):
+            raise CheckpointError(f"{folder}: expected a checkpoint of run {run[:8]}, found one of another run ({str(document.run)[:8]})")
+        for group in [name.removesuffix(_SUFFIX) for name in names if name.endswith(_SUFFIX)]:
+            file = folder / (group + _SUFFIX)
+            note, expected = read_note(file), document.sha256(group)
+            if note.origin != document.origin:
+                raise CheckpointError(f"{file}: expected tensors of {_spell(document.origin)}, found those of {_spell(note.origin)}")
+            if expected is not None and note.sha256 != expected:
+                raise CheckpointError(f"{file}: expected the tensors that {_STATE} was saved with, found others")
+        return manifest, document
+
+
+def _spell(origin: Origin | None) -> str:
+    return "no run" if origin is None else f"step {origin.step} of run {origin.run[:8]}"

@@ -1,0 +1,299 @@
+"""The run folder: what a training leaves behind, and all that loading a model needs."""
+
+import json
+import math
+import os
+import re
+from collections.abc import Mapping
+from contextlib import suppress
+from functools import cached_property
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from pydantic import TypeAdapter, ValidationError
+from torch import Tensor, nn
+
+from transom.checkpoints.checkpoint import Checkpoints
+from transom.checkpoints.ledger import Ledger
+from transom.checkpoints.metrics import Metrics
+from transom.checkpoints.run_files import CHECKPOINTS, CONFIG, FILES, LEDGER, LOCK, METRICS, RECIPE, WEIGHTS, holds_run, is_ours
+from transom.checkpoints.tensors import Origin, load_into, pack, read_note, read_specs, read_weights
+from transom.config.architecture import Architecture
+from transom.config.explaining import path_of
+from transom.config.model import Model
+from transom.errors import CheckpointError, ConfigError
+from transom.files.checked import read_bytes, read_json
+from transom.files.durable import FORMAT_VERSION, Content, disk_errors, json_bytes, make_folder, remove, remove_leftovers, write_file
+from transom.files.limits import MAX_CONFIG_BYTES
+from transom.files.lock import lock, refuse_without_locks
+from transom.planning.parameters import count_parameters, excess_positions
+
+_RUN_ID = re.compile(r"[0-9a-f]{32}")
+
+
+class RunFolder:
+    """A run's folder: to write, made by ``create`` and locked until ``close`` or death; to read, by ``open``."""
+
+    def __init__(self, path: Path, lock: int | None = None, fresh: bool = False) -> None:
+        """Use ``create`` or ``open``; a ``fresh`` folder goes again if nothing comes of the run."""
+        self.path = path
+        self.checkpoints = Checkpoints(path / CHECKPOINTS, lambda: self.run_id)
+        self.metrics = Metrics(path / METRICS)
+        self.ledger = Ledger(path / LEDGER)
+        self._lock, self._fresh = lock, fresh
+
+    @cached_property
+    def run_id(self) -> str | None:
+        """The id of the run, which every file of tensors that it writes carries; None before ``config.json`` and in format 1.
+
+        Raises:
+            CheckpointError: ``config.json`` is damaged.
+        """
+        if not (self.path / CONFIG).exists():
+            return None
+        run = read_json(self.path / CONFIG, MAX_CONFIG_BYTES).get("run")
+        if run is not None and not (isinstance(run, str) and _RUN_ID.fullmatch(run)):
+            raise CheckpointError(f"{self.path / CONFIG}: run: expected 32 hexadecimal digits, found {run!r:.80}")
+        return run
+
+    @property
+    def holds_recipe(self) -> bool:
+        """Whether a run was begun here; a link that leads nowhere is a recipe that cannot be read, not none."""
+        return os.path.lexists(self.path / RECIPE)
+
+    @classmethod
+    def create(cls, path: Path, resume: bool = False, overwrite: bool = False) -> Self:
+        """Make a run's folder, or take one over.
+
+        Args:
+            path: where; folders above it are made. An empty folder will do.
+            resume: go on with the run that is there, if any.
+            overwrite: remove the run that is there. Its ledger stays, and so does every file that is not a run's.
+
+        Raises:
+            ConfigError: there is a run and neither was asked for, another training is writing it, the folder is something else, or this
+                system cannot lock files.
+            DiskError: it cannot be written.
+        """
+        if re.search("[\ud800-\udfff]", str(path)):
+            raise ConfigError(f"{str(path)!a}: expected a folder whose name is UTF-8, found other bytes in it; give another --out")
+        refuse_without_locks()
+        taken = None
+        while taken is None:  # another process may remove what it made between any two of these lines
+            fresh = not path.exists()
+            make_folder(path)
+            names = _names(path)
+            if names and LOCK not in names and not is_ours(path):
+                raise ConfigError(f"{path} is not empty and not a run's folder (it holds {names[0][:80]!r}); give another --out")
+            taken = _take_lock(path)
+        run = cls(path, taken, fresh)
+        try:
+            for folder in (path, run.checkpoints.folder):
+                if folder.is_dir():
+                    remove_leftovers(folder)
+            if holds_run(path) and not resume:
+                if not overwrite:
+                    raise ConfigError(
+                        f"{path} holds a run already ({run._progress()}); add --resume to go on with it or give another --out"
+                    )
+                for name in (*FILES, CHECKPOINTS):
+                    if name != LEDGER and os.path.lexists(path / name):
+                        remove(path / name)
+        except BaseException:
+            run.close()
+            raise
+        return run
+
+    @classmethod
+    def open(cls, path: Path) -> Self:
+        """Look into a run's folder, without a lock.
+
+        Raises:
+            CheckpointError: there is none.
+        """
+        if not path.is_dir():
+            raise CheckpointError(
+                f"{path}: expected a run's folder (the --out of transom train), found {'a file' if path.exists() else 'nothing'}"
+            )
+        if not (path / CONFIG).exists():
+            raise CheckpointError(f"{path}: not a run's folder, or one whose training has not begun: it has no {CONFIG}")
+        return cls(path)
+
+    def close(self) -> None:
+        """Release the lock, and remove a folder that was made for a run which left nothing in it.
+
+        The lock's file goes while it is locked: whoever has opened it meanwhile finds, with the lock, that it has no name any more.
+        """
+        if self._lock is None:
+            return
+        if self._fresh and _names(self.path) == [LOCK] and _is_named(self.path / LOCK, self._lock):
+            (self.path / LOCK).unlink()
+            with suppress(OSError):  # another process has put its own lock there
+                self.path.rmdir()
+        os.close(self._lock)
+        self._lock = None
+
+    def __enter__(self) -> Self:
+        """Return the folder itself."""
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        """Release the lock."""
+        self.close()
+
+    def write(self, name: str, content: Content) -> None:
+        """Put one of the run's files in place, durably and at once.
+
+        Args:
+            name: one of ``FILES``.
+            content: its bytes, or a function that makes them.
+        """
+        assert name in FILES, f"expected one of {FILES}, found {name!r}"
+        write_file(self.path / name, content)
+
+    def read(self, name: str) -> bytes:
+        """Read one of the run's files, if it is a plain one of a sensible size."""
+        assert name in FILES, f"expected one of {FILES}, found {name!r}"
+        return read_bytes(self.path / name)
+
+    def write_config(self, config: Architecture, run_id: str) -> None:
+        """Put ``config.json`` in place: from now on the authority for the model's shape.
+
+        Args:
+            config: the model's.
+            run_id: 32 hexadecimal digits; a run that is resumed keeps the id that it has.
+
+        Raises:
+            ConfigError: the run being resumed has another model.
+        """
+        if (self.path / CONFIG).exists():
+            old, new = self._read_config().model_dump(mode="json"), config.model_dump(mode="json")
+            if changed := [name for name in new if old.get(name) != new[name]]:
+                name = changed[0]
+                raise ConfigError(
+                    f"{self.path / CONFIG}: the run has model.{name} = {json.dumps(old.get(name))}, the recipe {json.dumps(new[name])};"
+                    " a resumed run keeps its model: change the recipe back or give another --out"
+                )
+        document = {"format_version": FORMAT_VERSION, "run": self.run_id or run_id, "model": config.model_dump(mode="json")}
+        self.write(CONFIG, json_bytes(document))
+        vars(self).pop("run_id", None)  # read anew from now on
+
+    def load_config(self) -> Architecture:
+        """Read the model's configuration; build nothing from it that is larger than the weights beside it.
+
+        Raises:
+            CheckpointError: it is damaged, there are no weights yet, or it asks for more parameters, or a larger table of positions, than
+                the weights file justifies.
+        """
+        config, weights = self._read_config(), self._weights()
+        asked, found = count_parameters(config).total, sum(math.prod(spec.shape) for spec in read_specs(weights).values())
+        if asked > found:
+            raise CheckpointError(f"{weights}: expected {asked:,} parameters by {CONFIG}, found {found:,}; they are of different models")
+        if (problem := excess_positions(config)) is not None:
+            raise CheckpointError(f"{self.path / CONFIG}: {problem}")
+        return config
+
+    def write_tensors(self, name: str, tensors: Mapping[str, Tensor], step: int) -> None:
+        """Put a file of tensors in place, with their hash, the run's id and ``step`` in its metadata."""
+        origin = None if self.run_id is None else Origin(self.run_id, step)
+        self.write(name, lambda: pack(tensors, origin))
+
+    def read_weights(self, name: str) -> dict[str, Tensor]:
+        """Read one of the run's files of weights.
+
+        Raises:
+            CheckpointError: it is missing, damaged, not finite, or of another run.
+        """
+        self._require_own(name)
+        return read_weights(self.path / name)
+
+    def load_weights(self, model: nn.Module) -> None:
+        """Copy the run's weights into ``model``, built from ``load_config``.
+
+        Raises:
+            CheckpointError: they are not there yet, damaged, or another model's.
+        """
+        path = self._weights()
+        self._require_own(WEIGHTS)
+        load_into(model, path)
+
+    def _weights(self) -> Path:
+        if not (self.path / WEIGHTS).exists():
+            raise CheckpointError(f"{self.path}: no {WEIGHTS} yet; it comes with the first validation, so let the training go on: --resume")
+        return self.path / WEIGHTS
+
+    def _require_own(self, name: str) -> None:
+        """Refuse a file of tensors that another run wrote; files of format 1 do not say."""
+        origin = read_note(self.path / name).origin
+        if origin is not None and self.run_id is not None and origin.run != self.run_id:
+            raise CheckpointError(
+                f"{self.path / name}: expected weights of run {self.run_id[:8]}, as {CONFIG} says, found those of another run"
+                f" ({origin.run[:8]}); put the run's own file back"
+            )
+
+    def _read_config(self) -> Architecture:
+        path = self.path / CONFIG
+        raw = read_json(path, MAX_CONFIG_BYTES).get("model")
+        try:
+            config: Architecture = TypeAdapter(Model).validate_python(raw)
+        except ValidationError as error:
+            first = error.errors()[0]
+            field = ".".join(["model", *path_of(first, raw if isinstance(raw, dict) else {})])
+            raise CheckpointError(
+                f"{path}: {field[:200]}: expected what transom writes, found {first['input']!r:.80} ({first['msg'][:200]})"
+            ) from error
+        if missing := [name for name in (*config.VOCABULARIES, *config.FROM_DATA) if not getattr(config, name)]:
+            raise CheckpointError(f"{path}: expected model.{missing[0]}, found none")
+        return config
+
+    def _progress(self) -> str:
+        steps = self.checkpoints.steps()
+        return f"newest checkpoint: step {steps[-1]}" if steps else "no checkpoint yet"
+
+
+def _names(path: Path) -> list[str]:
+    """List a folder's names; none where it is gone."""
+    try:
+        return sorted(entry.name for entry in path.iterdir())
+    except FileNotFoundError:
+        return []
+
+
+def _is_named(path: Path, descriptor: int) -> bool:
+    """Tell whether an open file is the one that stands under a name."""
+    try:
+        named = path.lstat()
+    except FileNotFoundError:
+        return False
+    return os.path.samestat(named, os.fstat(descriptor))
+
+
+def _take_lock(path: Path) -> int | None:
+    """Lock a run's folder for this process and return what holds the lock: a descriptor; None if the folder or the lock's file went away.
+
+    A lock holds a file, not its name. So the name is looked up again once the lock is held: if it is gone or another file's, whoever
+    comes next would lock that other file.
+    """
+    with disk_errors(path / LOCK):
+        try:
+            descriptor = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+        except FileNotFoundError:
+            return None
+        try:
+            lock(descriptor, wait=False)
+            if not _is_named(path / LOCK, descriptor):
+                os.close(descriptor)
+                return None
+            os.ftruncate(descriptor, 0)
+            os.write(descriptor, f"process {os.getpid()} on {os.uname().nodename}".encode())
+        except BlockingIOError as error:
+            holder = os.read(descriptor, 100).decode(errors="replace")
+            os.close(descriptor)
+            raise ConfigError(
+                f"{path}: another training is writing it ({holder!r}); wait for it, stop it, or give another --out"
+            ) from error
+        except OSError:
+            os.close(descriptor)
+            raise
+        return descriptor

@@ -1,0 +1,272 @@
+"""Tensors to and from safetensors: tied ones stored once, sealed by their hash, nothing allocated before its size is checked."""
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor, nn
+
+from transom.errors import CheckpointError
+from transom.files.checked import plain_file
+
+MAX_HEADER_BYTES = 16 * 2**20
+"""Most bytes of a safetensors header that are read; a thousand layers need about one million."""
+
+_NOTE = "transom"
+"""The one entry of a file's metadata; of several, the library would write another order each time."""
+
+_DTYPES = {
+    "BOOL": torch.bool,
+    "U8": torch.uint8,
+    "U16": torch.uint16,
+    "U32": torch.uint32,
+    "U64": torch.uint64,
+    "I8": torch.int8,
+    "I16": torch.int16,
+    "I32": torch.int32,
+    "I64": torch.int64,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F32": torch.float32,
+    "F64": torch.float64,
+    "C64": torch.complex64,
+}
+"""PyTorch's types by the names they have in a safetensors header."""
+
+
+class Spec(NamedTuple):
+    """What a file says of a tensor before it is read."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> Self:
+        """Return the type and shape of a tensor in memory."""
+        return cls(tensor.dtype, tuple(tensor.shape))
+
+
+class Origin(NamedTuple):
+    """The run and the step that a file of tensors was written at.
+
+    Attributes:
+        run: the run's id.
+        step: optimizer steps done.
+    """
+
+    run: str
+    step: int
+
+
+class Note(BaseModel):
+    """The metadata of a file of tensors.
+
+    Attributes:
+        tied: other names of tensors, and the names that they are stored under.
+        sha256: the tensors' ``digest``; None in the files of format 1 that a manifest protected.
+        run: id of the run that wrote it; None in format 1, and for tensors that no run wrote.
+        step: optimizer steps done, likewise.
+    """
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    tied: dict[str, str] = {}
+    sha256: str | None = None
+    run: str | None = None
+    step: int | None = Field(default=None, ge=0)
+
+    @property
+    def origin(self) -> Origin | None:
+        """Run and step, if the file says them."""
+        return None if self.run is None or self.step is None else Origin(self.run, self.step)
+
+
+def pack(tensors: Mapping[str, Tensor], origin: Origin | None = None, sha256: str | None = None) -> bytes:
+    """Serialize tensors as a safetensors file, on the CPU and contiguous, with their hash and their origin in its metadata.
+
+    Args:
+        tensors: by name; a tensor under several names is stored once, and its other names are listed.
+        origin: run and step; left out for tensors that no run wrote.
+        sha256: their ``digest``, where it is known already.
+    """
+    own: dict[str, Tensor] = {}
+    tied: dict[str, str] = {}
+    first: dict[object, str] = {}
+    storages: set[int] = set()
+    for name, tensor in tensors.items():
+        kept = first.setdefault(_identity(tensor) or name, name)
+        if kept == name:
+            own[name] = _alone(tensor, storages)
+        else:
+            tied[name] = kept
+    note = Note(tied=tied, sha256=sha256 or digest(tensors), **({} if origin is None else origin._asdict()))
+    return save(own, {_NOTE: note.model_dump_json(exclude_none=True)})
+
+
+def digest(tensors: Mapping[str, Tensor]) -> str:
+    """Hash names, types, shapes and bits of tensors, whatever their order."""
+    total = hashlib.sha256()
+    for name, tensor in sorted(tensors.items()):
+        total.update(repr((name, str(tensor.dtype), tuple(tensor.shape))).encode())
+        total.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return total.hexdigest()
+
+
+def read_specs(path: Path) -> dict[str, Spec]:
+    """Read the types and shapes of what a safetensors file stores, tied tensors once, and no tensor."""
+    file = _open(path)
+    return {name: spec for name, spec in file.specs.items() if name not in file.note.tied}
+
+
+def read_note(path: Path) -> Note:
+    """Read the metadata of a safetensors file, and no tensor."""
+    return _open(path).note
+
+
+def read_tensors(path: Path, expected: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
+    """Read a safetensors file into fresh memory.
+
+    Args:
+        path: the file.
+        expected: a model's state; names and shapes must be the same, and floating-point tensors be so in both.
+
+    Returns:
+        The tensors by name; tied names share one tensor.
+
+    Raises:
+        CheckpointError: the file is damaged, of another kind, or another model's; nothing was allocated unless only the bits are wrong.
+    """
+    file = _open(path)
+    if expected is not None:
+        _fit(path, file.specs, {name: Spec.of(tensor) for name, tensor in expected.items()})
+    # A clone owns aligned memory: a mapped file may change, and alignment may change the last bit of a matrix product.
+    own = {name: file.handle.get_tensor(name).clone() for name in file.specs if name not in file.note.tied}
+    tensors = {name: own[file.note.tied.get(name, name)] for name in file.specs}
+    if file.note.sha256 is not None and digest(tensors) != file.note.sha256:
+        raise CheckpointError(f"{path}: damaged, its tensors are not those that were saved")
+    return tensors
+
+
+def read_weights(path: Path, expected: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
+    """Read a safetensors file of weights; see ``read_tensors``.
+
+    Raises:
+        CheckpointError: as there, or a weight is NaN or infinite.
+    """
+    tensors = read_tensors(path, expected)
+    require_finite(path, tensors)
+    return tensors
+
+
+def require_finite(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Refuse weights that are NaN or infinite.
+
+    Raises:
+        CheckpointError: naming the first such tensor.
+    """
+    for name, tensor in tensors.items():
+        if tensor.is_floating_point() and not (finite := tensor.isfinite()).all():
+            raise CheckpointError(
+                f"{path}: expected finite weights, found {int((~finite).sum()):,} of {tensor.numel():,} values of {name[:200]!r} NaN or"
+                " infinite; the training that wrote them diverged or the file was altered: use an earlier checkpoint or train anew"
+            )
+
+
+def load_into(model: nn.Module, path: Path) -> None:
+    """Copy the weights in a safetensors file into a model of the same shapes.
+
+    Raises:
+        CheckpointError: as ``read_weights``.
+    """
+    model.load_state_dict(read_weights(path, expected=model.state_dict()))
+
+
+class _Opened(NamedTuple):
+    """A safetensors file whose header has been checked.
+
+    Attributes:
+        handle: the library's.
+        specs: what the file says of each tensor, tied names included.
+        note: its metadata.
+    """
+
+    handle: Any
+    specs: dict[str, Spec]
+    note: Note
+
+
+def _open(path: Path) -> _Opened:
+    _check_kind(path)
+    try:
+        handle: Any = safe_open(path, framework="pt")
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"{path}: damaged, not a whole safetensors file ({error})") from error
+    specs = {name: _spec(path, name, handle) for name in handle.keys()}  # noqa: SIM118 - the handle is no mapping
+    try:
+        note = Note.model_validate_json((handle.metadata() or {}).get(_NOTE, "{}"))
+    except ValidationError as error:
+        raise CheckpointError(f"{path}: damaged, its metadata (table of tied tensors, hash, run, step) cannot be read") from error
+    if not all(kept in specs and name not in specs for name, kept in note.tied.items()):
+        raise CheckpointError(f"{path}: damaged, its table of tied tensors does not fit its tensors")
+    return _Opened(handle, specs | {name: specs[kept] for name, kept in note.tied.items()}, note)
+
+
+def _identity(tensor: Tensor) -> object:
+    """What two names of one tensor have in common; None for an empty tensor, which is nobody's."""
+    if tensor.numel() == 0:
+        return None
+    return tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
+
+
+def _alone(tensor: Tensor, storages: set[int]) -> Tensor:
+    """Return a contiguous tensor on the CPU that shares no memory with those before it, whose ``storages`` are given."""
+    tensor = tensor.detach().cpu().contiguous()
+    if tensor.untyped_storage().nbytes() != tensor.nbytes or tensor.untyped_storage().data_ptr() in storages:
+        return tensor.clone()
+    storages.add(tensor.untyped_storage().data_ptr())
+    return tensor
+
+
+def _check_kind(path: Path) -> None:
+    """Refuse what is no safetensors file, by its first bytes."""
+    plain_file(path)
+    with path.open("rb") as file:
+        start = file.read(8)
+    size, header = path.stat().st_size, int.from_bytes(start, "little")
+    if size >= 8 and header <= min(size - 8, MAX_HEADER_BYTES):
+        return
+    if start[:1] == b"\x80" or start[:4] == b"PK\x03\x04":
+        raise CheckpointError(f"{path}: a pickle (torch.save), expected safetensors; it was not opened, since a pickle can run code")
+    raise CheckpointError(
+        f"{path}: cut short or not safetensors: its first 8 bytes ask for a header of {header:,} bytes, the file has {size:,};"
+        f" {MAX_HEADER_BYTES:,} is the most"
+    )
+
+
+def _spec(path: Path, name: str, handle: Any) -> Spec:
+    described = handle.get_slice(name)
+    if (dtype := _DTYPES.get(described.get_dtype())) is None:
+        raise CheckpointError(f"{path}: tensor {name[:200]!r} has the type {described.get_dtype()}, which transom does not use")
+    return Spec(dtype, tuple(described.get_shape()))
+
+
+def _fit(path: Path, found: Mapping[str, Spec], expected: Mapping[str, Spec]) -> None:
+    """Compare what a file holds with what a model needs."""
+    missing, foreign = [name for name in expected if name not in found], [name for name in found if name not in expected]
+    if missing or foreign:
+        parts = [
+            f"{len(names)} {word} (first {names[0][:200]!r})" for names, word in ((missing, "missing"), (foreign, "unexpected")) if names
+        ]
+        raise CheckpointError(f"{path}: the tensors of another model: {', '.join(parts)}; expected those of the run's config.json")
+    for name, spec in expected.items():
+        if found[name].shape != spec.shape:
+            raise CheckpointError(f"{path}: tensor {name!r} has the shape {found[name].shape}, expected {spec.shape}")
+        if found[name].dtype.is_floating_point != spec.dtype.is_floating_point:
+            raise CheckpointError(f"{path}: tensor {name!r} has the type {found[name].dtype}, expected {spec.dtype}")

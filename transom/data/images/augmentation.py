@@ -1,0 +1,116 @@
+"""Random changes of training images: what is drawn for an image is a pure function of (seed, epoch, sample)."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+from torch.nn import functional as F
+
+from transom.config.training import Augmentation
+from transom.data.batch import Mixed
+from transom.data.images.randaugment import N_OPERATIONS, operated
+
+Images = Float[Tensor, "images channels height width"]
+Numbers = Float[Tensor, "images"]
+
+TRIES = 16
+"""Draws of a mixing share; each is taken with probability 1/2 at least."""
+
+
+class Augmenter:
+    """Changes images and mixes them, as a recipe says."""
+
+    def __init__(self, config: Augmentation, seed: int) -> None:
+        """Hold what is to be done."""
+        self.config, self._seed = config, seed
+        self._n_draws = 6 + 2 * config.randaugment
+        self._n_mixing = 3 + 2 * TRIES
+
+    def changed(self, images: Images, epoch: int, samples: Sequence[int]) -> Images:
+        """Change each image: RandAugment's operations on colours, then all moves and turns in one, so that pixels are interpolated once.
+
+        Args:
+            images: from 0 to 1.
+            epoch: number of the pass over the data.
+            samples: index of each image in the data set.
+        """
+        c = self.config
+        u = self._draws(epoch, samples, 0, self._n_draws)
+        turn = torch.eye(3).repeat(len(images), 1, 1)
+        for number in range(c.randaugment):
+            which, sign = u[:, 6 + 2 * number], u[:, 7 + 2 * number]
+            images, move = operated(images, (which * N_OPERATIONS).long(), torch.where(sign < 0.5, -c.magnitude, c.magnitude))
+            turn = turn @ move
+        height, width = images.shape[2:]
+        side = (1 - u[:, 0] * (1 - c.zoom)).sqrt()  # of the part that is taken
+        room = 1 - side
+        whole = 2 * c.shift + 1
+        right, down = (((u[:, k] * whole).floor() - c.shift) * (2 / n) for k, n in ((1, width), (2, height)))
+        mirror = torch.where(u[:, 3] < 0.5, -1.0, 1.0) if c.flip else torch.ones(len(images))
+        part = _affine(side * mirror, 0, right + room * (2 * u[:, 4] - 1), 0, side, down + room * (2 * u[:, 5] - 1))
+        return warped(images, turn @ part) if c.randaugment or c.shift or c.flip or c.zoom < 1 else images
+
+    def mixed(self, images: Images, partners: Images, labels: Sequence[int], epoch: int, samples: Sequence[int]) -> tuple[Images, Mixed]:
+        """Mix each image with a partner: m x + (1 - m) x' (Zhang et al. 2018) or x with a rectangle of x' (Yun et al. 2019).
+
+        Args:
+            images: changed already.
+            partners: one an image, likewise.
+            labels: the partners' classes.
+            epoch: number of the pass over the data.
+            samples: index of each image in the data set.
+        """
+        c = self.config
+        u = self._draws(epoch, samples, 1, self._n_mixing)
+        cut = (u[:, 0] < 0.5) if c.mixup and c.cutmix else torch.full((len(images),), bool(c.cutmix))
+        share = torch.where(cut, _beta(u[:, 3:], c.cutmix or 1.0), _beta(u[:, 3:], c.mixup or 1.0))
+        height, width = images.shape[2:]
+        side = (1 - share).sqrt()  # of the rectangle, as a share of the image's
+        inside = _within(u[:, 1], side, width)[:, None, None, :] & _within(u[:, 2], side, height)[:, None, :, None]
+        left = 1 - inside.float().mean((1, 2, 3))  # what of the image is left after rounding and clipping
+        share = torch.where(cut, left, share)
+        blended = torch.lerp(partners, images, share[:, None, None, None])
+        pasted = torch.where(inside, partners, images)
+        return torch.where(cut[:, None, None, None], pasted, blended), Mixed(torch.tensor(labels), share)
+
+    @property
+    def mixes(self) -> bool:
+        """Whether images are mixed."""
+        return bool(self.config.mixup or self.config.cutmix)
+
+    def _draws(self, epoch: int, samples: Sequence[int], stream: int, n: int) -> Float[Tensor, "images draws"]:
+        """Draw n numbers from [0, 1) for each image, by the bit generator alone."""
+        key = np.random.SeedSequence([self._seed, epoch, stream]).generate_state(2, np.uint64)
+        bits = [np.random.Philox(key=key, counter=[0, 0, 0, sample]).random_raw(n) for sample in samples]
+        return torch.from_numpy((np.stack(bits) >> np.uint64(11)) * 2.0**-53).float().clamp(max=1 - 2**-24)
+
+
+def _within(place: Numbers, side: Numbers, n: int) -> Bool[Tensor, "images places"]:
+    """Tell which of n pixels lie in a stretch around a random place."""
+    middle, half = (place * n)[:, None], (side * n)[:, None] / 2
+    low, high = (middle - half).round(), (middle + half).round()
+    pixels = torch.arange(n)[None]
+    return (pixels >= low) & (pixels < high)
+
+
+def _beta(u: Float[Tensor, "images draws"], alpha: float) -> Numbers:
+    """Draw from Beta(alpha, alpha), alpha <= 1, by Johnk's rejection: x / (x + y) of x = u^(1/alpha), y = v^(1/alpha) where x + y <= 1."""
+    x, y = (u[:, :TRIES].double() ** (1 / alpha)), (u[:, TRIES:].double() ** (1 / alpha))
+    taken = (x + y <= 1) & (x + y > 0)
+    first = taken.float().argmax(1, keepdim=True)
+    ratio = (x / (x + y).clamp(min=1e-300)).gather(1, first)[:, 0]
+    return torch.where(taken.any(1), ratio, 0.5).float()
+
+
+def _affine(a: Tensor | float, b: Tensor | float, x: Tensor | float, c: Tensor | float, d: Tensor | float, y: Tensor | float) -> Tensor:
+    """Stack maps (u, v) -> (a u + b v + x, c u + d v + y), from places of the new image to the old, both from -1 to 1."""
+    numbers = torch.broadcast_tensors(*(torch.as_tensor(n, dtype=torch.float32) for n in (a, b, x, c, d, y, 0, 0, 1)))
+    return torch.stack(numbers, -1).reshape(*numbers[0].shape, 3, 3)
+
+
+def warped(images: Images, maps: Float[Tensor, "images 3 3"]) -> Images:
+    """Look up each new pixel at its old place, between pixels linearly; beyond the edge the image is mirrored."""
+    grid = F.affine_grid(maps[:, :2], list(images.shape), align_corners=False)
+    return F.grid_sample(images, grid, mode="bilinear", padding_mode="reflection", align_corners=False)

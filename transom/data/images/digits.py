@@ -1,0 +1,50 @@
+"""Handwritten digits that come with scikit-learn, cut into folds."""
+
+from collections.abc import Sequence
+from hashlib import blake2b
+
+import numpy as np
+import torch
+from jaxtyping import UInt8
+from torch import Tensor
+
+from transom.config.data import Digits
+from transom.data.images.images import Images, pillow
+from transom.errors import ConfigError
+
+BRIGHTEST = 16
+"""The digits' numbers go from 0 to this."""
+
+
+def load_digits(config: Digits, size: int, channels: int) -> tuple[Images, Images]:
+    """Give the digits outside of a fold and those in it, after a shuffle.
+
+    Args:
+        config: fold and seed.
+        size: width and height to which they are brought.
+        channels: 3 for colours, 1 for grey.
+
+    Raises:
+        ConfigError: scikit-learn is not installed.
+    """
+    try:
+        from sklearn.datasets import load_digits as read
+    except ImportError:
+        raise ConfigError("the digits come with scikit-learn: pip install 'transom[images]'") from None
+    library, found = pillow(), read()
+    numbers = np.round(found.images * (255 / BRIGHTEST)).astype(np.uint8)
+    sized = [library.Image.fromarray(each).resize((size, size), library.Image.Resampling.BICUBIC) for each in numbers]
+    pixels = torch.from_numpy(np.stack([np.asarray(each) for each in sized]))[:, None].expand(-1, channels, -1, -1)
+    bits = np.random.Philox(np.random.SeedSequence(config.seed)).random_raw(len(numbers))
+    folds = np.array_split(np.argsort(bits, kind="stable"), config.n_folds)
+
+    def load(samples: Sequence[int]) -> UInt8[Tensor, "images channels size size"]:
+        return pixels[list(samples)]
+
+    labels = [str(label) for label in found.target]
+    names = [f"{label}/{number}" for number, label in enumerate(labels)]
+    digests = [blake2b(each.tobytes(), digest_size=16).hexdigest() for each in numbers]
+    digits = Images(names, labels, digests, "digits", 0, load)
+    test = sorted(folds[config.fold - 1].tolist())
+    rest = sorted(set(range(len(names))).difference(test))
+    return digits.take(rest, f"digits without fold {config.fold}"), digits.take(test, f"digits, fold {config.fold}")

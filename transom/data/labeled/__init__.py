@@ -1,0 +1,1 @@
+"""Labeled texts and instructions with their answers."""

@@ -1,0 +1,249 @@
+"""Instructions with their answers, what an assistant learns from: pairs whose target is the answer, packed into rows.
+
+As a model reads it an instruction is ``[EOS] prompt [SOS] answer``; the answer and the ``[EOS]`` behind it are to be said. The symbol
+between the two is no text, so no prompt can hold it.
+"""
+
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+
+from transom.config.data import InstructionData, InstructionFiles
+from transom.data.batch import LanguageBatch, Sequences
+from transom.data.pairs.loader import encode
+from transom.data.pairs.pairs import Pairs, split_validation
+from transom.data.sampler import WHOLE, Indices, Slicing, draws, lengths_of, walk
+from transom.data.split import Splits, read_splits
+from transom.data.synthetic.exercises import generate_exercises
+from transom.data.text.columns import read_columns
+from transom.data.text.text import expanded
+from transom.data.tokenizer.special import EOS, PAD, SOS
+from transom.data.tokenizer.tokenizer import Tokenizer
+from transom.errors import ConfigError, DataError
+
+SYMBOLS = 2
+"""Symbols of an instruction that are no text."""
+
+TooLong = Literal["truncate", "drop", "refuse"]
+
+
+def load_instructions(data: InstructionData, base: Path) -> Splits[Pairs]:
+    """Read or generate the instructions of a recipe; the target is the answer.
+
+    Args:
+        data: the recipe's data section.
+        base: folder that ``data.root`` is relative to, the recipe's own.
+
+    Raises:
+        DataError: a file cannot be read, a prompt has no answer, or there is too little to split.
+    """
+    if data.generate is not None:
+        return generate_exercises(data.generate)
+    root = base / expanded(data.root)
+    return read_splits(data, lambda files: read_instructions(files, root), split_validation)
+
+
+def read_instructions(files: InstructionFiles, root: Path) -> Pairs:
+    """Read prompts with their answers.
+
+    Raises:
+        DataError: the file cannot be read, or a record has no prompt or no answer.
+        ConfigError: it is of no known format, or a field does not suit the format.
+    """
+    path = root / expanded(files.file)
+    lines, (prompts, answers) = read_columns(path, (files.prompt_field, files.answer_field), ("prompt", "answer"))
+    for line, prompt, answer in zip(lines, prompts, answers, strict=True):
+        if not prompt.strip() or not answer.strip():
+            missing = "answer" if prompt.strip() else "prompt"
+            raise DataError(f"{path}:{line}: expected a prompt and its answer, found no {missing}; remove the line")
+    return Pairs(prompts, answers, str(path), lines)
+
+
+@dataclass(frozen=True)
+class Instructions:
+    """Instructions as tokens, each of which the model can read.
+
+    Attributes:
+        prompts: tokens of each prompt, of those that were too long the end.
+        answers: tokens of each answer.
+        samples: index of each in the data.
+        whole: tokens of every instruction of the data, special symbols included.
+        truncated: those of the data of whose prompt only the end is kept.
+        left_out: those of the data that are not here.
+    """
+
+    prompts: list["array[int]"]
+    answers: list["array[int]"]
+    samples: list[int]
+    whole: Indices
+    truncated: list[int]
+    left_out: list[int]
+
+    @classmethod
+    def fit(cls, pairs: Pairs, tokenizer: Tokenizer, max_seq_len: int, too_long: TooLong) -> "Instructions":
+        """Encode instructions and bring them to the model's length; an answer that has no room is left out with its prompt.
+
+        Args:
+            pairs: prompts and answers.
+            tokenizer: of both.
+            max_seq_len: most tokens of an instruction, special symbols included.
+            too_long: what becomes of a longer one: the beginning of its prompt is left out, all of it is, or it is refused.
+
+        Raises:
+            DataError: one is too long and to be refused.
+        """
+        prompts, answers = encode(tokenizer, pairs.source), encode(tokenizer, pairs.target)
+        whole = lengths_of(prompts) + lengths_of(answers) + SYMBOLS
+        longer = np.flatnonzero(whole > max_seq_len).tolist()
+        if longer and too_long == "refuse":
+            raise DataError(
+                f"{pairs.place(longer[0])}: expected at most model.max_seq_len = {max_seq_len} tokens, special symbols included, found"
+                f" {whole[longer[0]]}; shorten it, or set data.too_long = 'truncate' or 'drop'"
+            )
+        room = {i: max_seq_len - SYMBOLS - len(answers[i]) for i in longer}
+        truncated = [i for i in longer if too_long == "truncate" and room[i] > 0]
+        left_out = sorted(set(longer).difference(truncated))
+        out, cut = set(left_out), set(truncated)
+        kept = [i for i in range(len(pairs)) if i not in out]
+        ends = [prompts[i][-room[i] :] if i in cut else prompts[i] for i in kept]
+        return cls(ends, [answers[i] for i in kept], kept, whole, truncated, left_out)
+
+    @property
+    def lengths(self) -> Indices:
+        """Count the tokens of each, special symbols included."""
+        return lengths_of(self.prompts) + lengths_of(self.answers) + SYMBOLS
+
+    def batch(self, rows: Sequence[Sequence[int]]) -> LanguageBatch:
+        """Make a batch of rows of several instructions each: each is a segment and sees only itself, its prompt a prefix."""
+        columns = tuple(list[list[int]]() for _ in range(5))
+        for row in rows:
+            for column in columns:
+                column.append([])
+            tokens, labels, positions, segments, prefix = (column[-1] for column in columns)
+            for number, i in enumerate(row, 1):
+                said = [*self.prompts[i], SOS, *self.answers[i], EOS]
+                n, n_prefix = len(said), 1 + len(self.prompts[i])
+                tokens += [EOS, *said[:-1]]
+                labels += said
+                positions += range(n)
+                segments += [number] * n
+                prefix += [1] * n_prefix + [0] * (n - n_prefix)
+        lengths = [len(row) for row in columns[0]]
+        filled = [torch.tensor([row + [PAD] * (max(lengths) - len(row)) for row in column]) for column in columns]
+        text = Sequences(filled[0], filled[2], filled[3], torch.tensor(lengths), filled[4].bool())
+        return LanguageBatch(text, filled[1], tuple(self.samples[row[0]] for row in rows))
+
+
+class InstructionLoader:
+    """Training batches without end, from any position.
+
+    A position is the number of instructions read since the start of training, over all shards: the whole state of the loader. An epoch
+    takes them in a random order and puts each into the first row of the batch that has room for it.
+
+    Attributes:
+        pairs: all instructions, those that are left out too.
+        instructions: those that are trained on.
+        n_samples: their number: an epoch.
+        max_seq_len: most tokens of a row.
+        padding_waste: share of the first epoch's tokens that is padding.
+    """
+
+    def __init__(
+        self,
+        pairs: Pairs,
+        instructions: Instructions,
+        *,
+        max_seq_len: int,
+        batch_tokens: int,
+        seed: int,
+        slicing: Slicing = WHOLE,
+    ) -> None:
+        """Plan batches.
+
+        Args:
+            pairs: all instructions.
+            instructions: the same as tokens, as far as they fit.
+            max_seq_len: most tokens of a row.
+            batch_tokens: most tokens of a batch, padding included, over all shards and slices.
+            seed: of the order.
+            slicing: of every batch.
+
+        Raises:
+            DataError: no instruction is left.
+            ConfigError: one is longer than a batch.
+        """
+        self.pairs, self.instructions, self.max_seq_len = pairs, instructions, max_seq_len
+        self._lengths, self.n_samples = instructions.lengths, len(instructions.lengths)
+        if not self.n_samples:
+            raise DataError(f"{pairs.name}: expected instructions of at most {max_seq_len} tokens, found none; raise model.max_seq_len")
+        if (longest := int(self._lengths.max())) > batch_tokens:
+            raise ConfigError(
+                f"training.batch_tokens: expected at least {longest}, the tokens of the longest instruction, found {batch_tokens}; raise it"
+                " or lower model.max_seq_len"
+            )
+        self._width = min(max_seq_len, batch_tokens)
+        self._most_rows = batch_tokens // self._width
+        self._seed, self._slicing = seed, slicing
+        laid_out = [[int(self._lengths[row].sum()) for row in first_fit(batch, self._lengths, self._width)] for batch in self._plan(0)]
+        self.padding_waste = 1 - int(self._lengths.sum()) / sum(len(rows) * max(rows) for rows in laid_out)
+
+    def batches_from(self, position: int) -> Iterator[tuple[int, list[LanguageBatch]]]:
+        """Yield each batch, as slices, with the position behind it: what a checkpoint stores to go on from there."""
+        for end, _, batch in walk(position, self.n_samples, self._plan):
+            rows = first_fit(batch, self._lengths, self._width)
+            yield end, [self.instructions.batch([rows[i] for i in part.tolist()]) for part in self._slicing.of(np.arange(len(rows)))]
+
+    def place(self, sample: int) -> str:
+        """Name the first instruction of a row by its line."""
+        return f"the row from line {self.pairs.line(sample)} on"
+
+    def _plan(self, epoch: int) -> list[Indices]:
+        order = np.argsort(draws(self.n_samples, self._seed, epoch)[1], kind="stable")
+        return packed(order, self._lengths, self._width, self._most_rows)
+
+
+def packed(order: Indices, lengths: Indices, width: int, most_rows: int) -> list[Indices]:
+    """Cut an order into runs that ``first_fit`` lays into so many rows at most."""
+    batches, start, rooms = list[Indices](), 0, list[int]()
+    for end, length in enumerate(lengths[order].tolist()):
+        row = next((i for i, room in enumerate(rooms) if length <= room), None)
+        if row is None and len(rooms) == most_rows:
+            batches.append(order[start:end])
+            start, rooms = end, []
+        if row is None:
+            rooms.append(width - length)
+        else:
+            rooms[row] -= length
+    return [*batches, order[start:]] if start < len(order) else batches
+
+
+def first_fit(order: Indices, lengths: Indices, width: int) -> list[list[int]]:
+    """Lay samples into rows of so many tokens at most, each into the first one that has room.
+
+    >>> first_fit(np.arange(4), np.array([3, 4, 2, 1]), 6)
+    [[0, 2, 3], [1]]
+    """
+    rows, rooms = list[list[int]](), list[int]()
+    for sample in order.tolist():
+        length = int(lengths[sample])
+        row = next((i for i, room in enumerate(rooms) if length <= room), None)
+        if row is None:
+            row = len(rows)
+            rows.append([])
+            rooms.append(width)
+        rows[row].append(sample)
+        rooms[row] -= length
+    return rows
+
+
+def reading_batches(instructions: Instructions, max_seq_len: int, batch_tokens: int) -> list[LanguageBatch]:
+    """Batch instructions for reading each once; a longer one than a batch is a batch of its own."""
+    lengths = instructions.lengths
+    order = np.argsort(lengths, kind="stable")
+    batches = packed(order, lengths, max_seq_len, max(1, batch_tokens // max_seq_len))
+    return [instructions.batch(first_fit(batch, lengths, max_seq_len)) for batch in batches]

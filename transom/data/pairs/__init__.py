@@ -1,0 +1,1 @@
+"""Sentence pairs: reading, filtering, mixing and batching."""

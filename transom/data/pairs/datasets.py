@@ -1,0 +1,44 @@
+"""The pairs that a recipe names: files, or generated ones, into one language or several."""
+
+from pathlib import Path
+
+from transom.config.data import Language, PairData, Phrasebook, TranslationData
+from transom.data.pairs.pairs import Pairs, load_pairs, split_validation
+from transom.data.split import Splits, read_splits
+from transom.data.synthetic.phrasebook.generate import generate
+from transom.data.synthetic.sequences import generate_sequences
+from transom.data.text.text import expanded
+
+
+def load_data(data: PairData, base: Path) -> Splits[Pairs]:
+    """Read or generate the pairs of a recipe, which are into one language.
+
+    Args:
+        data: the recipe's data section.
+        base: folder that ``data.root`` is relative to, the recipe's own.
+
+    Returns:
+        Training and validation pairs, and test pairs where there are any. Without ``data.valid``, 1 % of the training pairs is split
+        off by hash, and the validation pairs' name says so.
+
+    Raises:
+        TransomError: a file cannot be read, or the files do not fit together.
+    """
+    return _load(data, base / expanded(data.root))
+
+
+def load_languages(data: PairData, base: Path) -> dict[str | None, Splits[Pairs]]:
+    """Read or generate the pairs of a recipe by the tag of their target language, None for the only one; otherwise as ``load_data``."""
+    if not isinstance(data, TranslationData) or not data.languages:
+        return {None: load_data(data, base)}
+    root, found = base / expanded(data.root), dict[str | None, Splits[Pairs]]()
+    for language in data.languages:
+        splits = _load(language, root)
+        found[language.tag] = Splits(*(part.reversed() for part in splits.parts.values())) if language.reverse else splits
+    return found
+
+
+def _load(data: PairData | Language, root: Path) -> Splits[Pairs]:
+    if data.generate is not None:
+        return generate(data.generate) if isinstance(data.generate, Phrasebook) else generate_sequences(data.generate)
+    return read_splits(data, lambda files: load_pairs(files, root), split_validation)

@@ -1,0 +1,50 @@
+"""The translation of the nearest training sentence: what memory alone achieves."""
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+
+import numpy as np
+
+from transom.data.pairs.pairs import Pairs
+
+_WORD = re.compile(r"\w+|[^\w\s]")
+
+
+def _occurrences(sentence: str) -> Iterator[tuple[str, int]]:
+    """Number the occurrences of each word, so that a word said twice is matched twice."""
+    said: Counter[str] = Counter()
+    for word in _WORD.findall(sentence.lower()):
+        yield word, said[word]
+        said[word] += 1
+
+
+def nearest_baseline(train: Pairs, sources: list[str]) -> list[str]:
+    """Translate each sentence as the most similar training sentence is translated.
+
+    Similarity is Dice's coefficient of the two multisets of words, 2 |A and B| / (|A| + |B|); of equals the first in training is taken.
+    Punctuation marks are words, upper and lower case are the same, and word order does not count.
+
+    Args:
+        train: pairs to look up.
+        sources: sentences to translate.
+
+    Returns:
+        A target sentence of ``train`` for each source.
+    """
+    index: defaultdict[tuple[str, int], list[int]] = defaultdict(list)
+    lengths = np.zeros(len(train.source))
+    for sample, sentence in enumerate(train.source):
+        words = list(_occurrences(sentence))
+        lengths[sample] = len(words)
+        for word in words:
+            index[word].append(sample)
+    postings = {word: np.array(samples) for word, samples in index.items()}
+    translations = []
+    for sentence in sources:
+        words = list(_occurrences(sentence))
+        found = [postings[word] for word in words if word in postings]
+        shared = np.bincount(np.concatenate(found), minlength=len(lengths)) if found else np.zeros(len(lengths))
+        similarity = 2 * shared / np.maximum(lengths + len(words), 1)
+        translations.append(train.target[int(similarity.argmax())])
+    return translations

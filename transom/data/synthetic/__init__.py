@@ -1,0 +1,1 @@
+"""Generated data: the phrasebook, exercises and sequences of symbols."""

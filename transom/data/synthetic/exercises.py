@@ -1,0 +1,52 @@
+"""Small instructions with their answers, which every machine has: sentences to translate, letters to copy, to reverse or to sort."""
+
+from itertools import chain, zip_longest
+from typing import get_args
+
+from transom.config.data import Exercises, Phrasebook, Rule, SequenceTask
+from transom.data.pairs.pairs import Pairs
+from transom.data.split import Splits
+from transom.data.synthetic.phrasebook.generate import generate
+from transom.data.synthetic.sequences import generate_sequences
+
+RULES: tuple[Rule, ...] = get_args(Rule)
+
+
+def generate_exercises(config: Exercises) -> Splits[Pairs]:
+    """Generate instructions and their answers; those of translations are one half, of letters the other.
+
+    What tests and validates holds no word combination and no letters of the training part, as in what they are made of.
+
+    Args:
+        config: sizes and seed; nothing else decides what comes out.
+
+    Returns:
+        The splits; the target is the answer.
+    """
+    sizes = config.n_train, config.n_valid, config.n_test
+    halves = tuple(-(-n // 2) for n in sizes)
+    sentences = generate(Phrasebook(n_train=halves[0], n_valid=halves[1], n_test=halves[2], seed=config.seed))
+    n_train, n_valid, n_test = (-(-n // len(RULES)) for n in halves)
+    letters = {
+        rule: generate_sequences(SequenceTask(kind=rule, n_train=n_train, n_valid=n_valid, n_test=n_test, max_length=8, seed=config.seed))
+        for rule in RULES
+    }
+    parts = []
+    for part, n in zip(sentences.parts, sizes, strict=True):
+        translated = _both_ways(sentences.parts[part])
+        ordered = chain.from_iterable(zip(*(_told(rule, of_rule.parts[part]) for rule, of_rule in letters.items()), strict=True))
+        both = [each for two in zip_longest(translated, ordered) for each in two if each is not None][:n]
+        parts.append(Pairs([prompt for prompt, _ in both], [answer for _, answer in both], f"exercises, {part}"))
+    return Splits(*parts)
+
+
+def _both_ways(pairs: Pairs) -> list[tuple[str, str]]:
+    """Pose every other pair into Spanish, and the others into English."""
+    return [
+        (f"Translate into {'English' if i % 2 else 'Spanish'}: {two[i % 2]}", two[1 - i % 2])
+        for i, two in enumerate(zip(pairs.source, pairs.target, strict=True))
+    ]
+
+
+def _told(rule: str, pairs: Pairs) -> list[tuple[str, str]]:
+    return [(f"{rule.capitalize()}: {source}", target) for source, target in zip(pairs.source, pairs.target, strict=True)]

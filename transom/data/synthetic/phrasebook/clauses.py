@@ -1,0 +1,172 @@
+"""Clauses: a subject and a predicate become a statement, its negation or a question, in both languages at once."""
+
+from typing import NamedTuple
+
+from transom.data.synthetic.phrasebook import english, spanish
+from transom.data.synthetic.phrasebook.draw import Draw
+from transom.data.synthetic.phrasebook.english import Tense
+from transom.data.synthetic.phrasebook.lexicon import Lexicon, Verb
+from transom.data.synthetic.phrasebook.phrases import (
+    NOTHING,
+    NounPhrase,
+    Phrase,
+    company,
+    goal,
+    joined,
+    noun_phrase,
+    place,
+    pronoun,
+    spelled,
+    two_names,
+    when,
+)
+from transom.data.synthetic.phrasebook.spanish import Forms
+
+TENSES: tuple[Tense, ...] = ("present", "past", "future")
+
+
+class Predicate(NamedTuple):
+    """A verb that agrees with its subject.
+
+    Attributes:
+        auxiliary: the English verb that moves before the subject in a question and takes "not".
+        base: what stays behind the subject then.
+        statement: the English verb where nothing is asked or denied.
+        finite: the Spanish verb that agrees.
+        infinitive: the Spanish infinitive that it governs, or nothing.
+        tells_person: whether the Spanish form is told from that of any other person, so that I and we are left out.
+        lemmas: the verbs whose combination with the subject counts.
+    """
+
+    auxiliary: str
+    base: str
+    statement: str
+    finite: str
+    infinitive: str
+    tells_person: bool
+    lemmas: tuple[str, ...]
+
+
+def _is_told(forms: Forms, person: int) -> bool:
+    return forms.count(forms[person]) == 1 and person in (0, 2)
+
+
+def do(verb: Verb, tense: Tense, person: int) -> Predicate:
+    """Inflect a verb for a tense and for I, he, we or they (0 to 3)."""
+    helper, forms = english.auxiliary(tense, person), verb.forms[tense]
+    statement = {"does": verb.third, "do": verb.lemma, "did": verb.past, "will": f"will {verb.lemma}"}[helper]
+    return Predicate(helper, verb.lemma, statement, forms[person], "", _is_told(forms, person), (verb.lemma,))
+
+
+def be(which: str, tense: Tense, person: int) -> Predicate:
+    """Inflect "be", which is ser or estar in Spanish."""
+    helper, forms = english.be(tense, person), spanish.BE[which][tense]
+    base = "be" if tense == "future" else ""
+    return Predicate(helper, base, spelled(helper, base), forms[person], "", _is_told(forms, person), ())
+
+
+def would(modal: tuple[str, Forms], verb: Verb, person: int) -> Predicate:
+    """Put a modal verb before another verb, in the present."""
+    word, forms = modal
+    told = _is_told(forms, person)
+    if not word.endswith(" to"):
+        return Predicate(word, verb.lemma, f"{word} {verb.lemma}", forms[person], verb.infinitive, told, (verb.lemma,))
+    inflected = word.replace(" ", "s ", 1) if person == 1 else word
+    helper = english.auxiliary("present", person)
+    lemmas = (verb.lemma, word.split()[0])
+    return Predicate(helper, f"{word} {verb.lemma}", f"{inflected} {verb.lemma}", forms[person], verb.infinitive, told, lemmas)
+
+
+def _combined(subject: NounPhrase, predicate: Predicate, rest: Phrase) -> tuple[str, ...]:
+    doing = tuple(f"{lemma} {noun.lemma}" for lemma in predicate.lemmas for noun in subject.heads)
+    return subject.combinations + doing + rest.combinations
+
+
+def _shown(subject: NounPhrase, predicate: Predicate) -> str:
+    return "" if subject.pronoun and predicate.tells_person else subject.spanish
+
+
+def state(subject: NounPhrase, predicate: Predicate, rest: Phrase, *, negative: bool = False, adverb: tuple[str, str] = ("", "")) -> Phrase:
+    """Say or deny something: "the dog does not sleep" and "el perro no duerme"."""
+    denied = "cannot" if predicate.auxiliary == "can" else f"{predicate.auxiliary} not"
+    verb = spelled(denied, predicate.base) if negative else predicate.statement
+    if adverb[0]:
+        helper, _, base = verb.rpartition(" ")
+        verb = spelled(helper, adverb[0], base)
+    return Phrase(
+        spelled(subject.english, verb, rest.english),
+        spelled(_shown(subject, predicate), "no" if negative else "", adverb[1], predicate.finite, predicate.infinitive, rest.spanish),
+        _combined(subject, predicate, rest),
+    )
+
+
+def ask(subject: NounPhrase, predicate: Predicate, rest: Phrase, *, word: tuple[str, str] = ("", ""), rest_first: bool = False) -> Phrase:
+    """Ask something: "where does the dog sleep?" and "¿dónde duerme el perro?".
+
+    Args:
+        subject: what it is about.
+        predicate: what it does.
+        rest: what follows.
+        word: the question word in both languages, or none.
+        rest_first: whether the rest stands before the subject in Spanish, as an adjective does.
+    """
+    shown = _shown(subject, predicate)
+    after = (rest.spanish, shown) if rest_first else (shown, predicate.infinitive, rest.spanish)
+    return Phrase(
+        spelled(word[0], predicate.auxiliary, subject.english, predicate.base, rest.english) + "?",
+        f"¿{spelled(word[1], predicate.finite, *after)}?",
+        _combined(subject, predicate, rest),
+    )
+
+
+def actor(draw: Draw, words: Lexicon) -> tuple[NounPhrase, tuple[Verb, ...]]:
+    """Draw who does something, and the verbs that suit."""
+    way = draw.between(0, 99)
+    if way < 46:
+        people = words.names if draw.chance(0.25) else words.nouns["person"]
+        return noun_phrase(draw, words, people, adjective=0.25), words.doing["person"]
+    if way < 61:
+        return noun_phrase(draw, words, words.nouns["animal"], adjective=0.3), words.doing["animal"]
+    if way < 64:
+        return noun_phrase(draw, words, words.nouns["vehicle"], adjective=0.3), words.doing["vehicle"]
+    if way < 94:
+        return pronoun(draw, words), words.doing["person"]
+    if way < 98:
+        return two_names(draw, words), words.doing["person"]
+    pair = (noun_phrase(draw, words, words.nouns["person"], adjective=0.0, plural=0.0) for _ in range(2))
+    return joined(*pair), words.doing["person"]
+
+
+def patient(draw: Draw, words: Lexicon, verb: Verb, subject: NounPhrase | None = None) -> Phrase:
+    """Draw whom or what a verb is done to, somebody other than its subject; people take "a" in Spanish."""
+    taken = subject.heads if subject else ()
+    thing = noun_phrase(draw, words, verb.objects)
+    while thing.heads[0] in taken:
+        thing = noun_phrase(draw, words, verb.objects)
+    if thing.is_human:
+        return Phrase(thing.english, spanish.contracted("a", thing.spanish), thing.combinations)
+    return Phrase(thing.english, thing.spanish, thing.combinations)
+
+
+def followed(*phrases: Phrase) -> Phrase:
+    """Put phrases one after another."""
+    return Phrase(
+        spelled(*(phrase.english for phrase in phrases)),
+        spelled(*(phrase.spanish for phrase in phrases)),
+        tuple(combination for phrase in phrases for combination in phrase.combinations),
+    )
+
+
+def circumstance(draw: Draw, words: Lexicon, verb: Verb, tense: Tense, *, timed: bool = True, placed: bool = True) -> Phrase:
+    """Draw where to, where, with whom and when something is done, or some of these."""
+    parts = []
+    if placed:
+        if verb.where in ("to", "at") and (verb.lemma == "go" or draw.chance(0.6)):
+            parts.append(goal(draw, words, verb.where))
+        elif verb.where == "in" and draw.chance(0.1 if verb.objects else 0.35):
+            parts.append(place(draw, words))
+        elif draw.chance(0.1):
+            parts.append(company(draw, words))
+    if timed and draw.chance(0.2 if verb.objects else 0.35):
+        parts.append(when(draw, words, tense))
+    return followed(*parts) if parts else NOTHING

@@ -1,0 +1,222 @@
+"""Phrases: noun phrases, and when and where something happens, each drawn in both languages at once."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from transom.data.synthetic.phrasebook import english, numbers, spanish
+from transom.data.synthetic.phrasebook.draw import Draw
+from transom.data.synthetic.phrasebook.english import Tense
+from transom.data.synthetic.phrasebook.lexicon import Adjective, Lexicon, Noun
+
+MONTH_DAYS = (31, 29, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
+
+
+class NounPhrase(NamedTuple):
+    """A noun phrase in both languages.
+
+    Attributes:
+        person: 0 to 3 for I, he, we, they: the verb form that agrees with it.
+        heads: the nouns that it is about; none for a pronoun.
+        combinations: the adjectives and nouns that it combines, as "adjective noun".
+        pronoun: whether Spanish leaves it out where the verb form tells the person.
+    """
+
+    english: str
+    spanish: str
+    person: int
+    feminine: bool
+    heads: tuple[Noun, ...]
+    combinations: tuple[str, ...] = ()
+    pronoun: bool = False
+
+    @property
+    def plural(self) -> bool:
+        """Tell whether it stands for more than one."""
+        return self.person > 1
+
+    @property
+    def is_human(self) -> bool:
+        """Tell whether it is about people."""
+        return bool(self.heads) and self.heads[0].kind == "person"
+
+
+class Phrase(NamedTuple):
+    """Any other phrase in both languages, with the combinations in it."""
+
+    english: str
+    spanish: str
+    combinations: tuple[str, ...] = ()
+
+
+NOTHING = Phrase("", "")
+
+
+def spelled(*words: str) -> str:
+    """Write words one after another, empty ones left out."""
+    return " ".join(word for word in words if word)
+
+
+def _modified(draw: Draw, words: Lexicon, noun: Noun, plural: bool, adjective: Adjective | None) -> Phrase:
+    """Put an adjective to a noun: before it in English, behind it and agreeing in Spanish."""
+    if adjective is None:
+        return Phrase(noun.english[plural], noun.spanish[plural])
+    degree = words.phrases["degrees"][0] if adjective.degrees and draw.chance(0.1) else ("", "")
+    return Phrase(
+        spelled(degree[0], adjective.lemma, noun.english[plural]),
+        spelled(noun.spanish[plural], degree[1], adjective.forms[2 * plural + noun.feminine]),
+        (f"{adjective.lemma} {noun.lemma}",),
+    )
+
+
+def _article(noun: Noun, plural: bool) -> str:
+    """Give the definite article."""
+    if plural:
+        return "las" if noun.feminine else "los"
+    return "la" if noun.feminine and not noun.takes_el else "el"
+
+
+def _determined(draw: Draw, words: Lexicon, noun: Noun, use: str, phrase: Phrase) -> tuple[str, str]:
+    determiner = draw.pick(words.determiners[use])
+    before = determiner.spanish[noun.feminine]
+    if noun.takes_el and before in ("la", "una"):
+        before = determiner.spanish[0]
+    first = english.with_article(phrase.english) if determiner.english == "a" else f"{determiner.english} {phrase.english}"
+    return first, f"{before} {phrase.spanish}"
+
+
+def quantity(draw: Draw) -> int:
+    """Draw a number from 2 to 99 or a multiple of 100: the smaller, the likelier."""
+    least, most = draw.pick(((2, 20), (2, 20), (2, 20), (21, 39), (21, 39), (40, 99)))
+    return 100 * draw.between(1, 9) if draw.chance(0.1) else draw.between(least, most)
+
+
+def noun_phrase(
+    draw: Draw,
+    words: Lexicon,
+    nouns: Sequence[Noun],
+    *,
+    adjective: float = 0.45,
+    plural: float = 0.35,
+    bare: float = 0.0,
+    indefinite: bool = False,
+) -> NounPhrase:
+    """Draw a noun phrase: "the red house", "three dogs", "my milk", or a name.
+
+    Args:
+        draw: the choices.
+        words: the lexicon.
+        nouns: the nouns to choose from.
+        adjective: probability of an adjective.
+        plural: probability of the plural, where there is one.
+        bare: probability of no determiner before a plural or mass noun.
+        indefinite: only what can follow "there is": "a dog", "some dogs", "water".
+
+    Returns:
+        The phrase.
+    """
+    noun = draw.pick(nouns)
+    if noun.is_name:
+        return NounPhrase(noun.lemma, noun.lemma, 1, noun.feminine, (noun,))
+    many = not noun.mass and draw.chance(plural)
+    chosen = draw.pick(words.adjectives[noun.kind]) if draw.chance(adjective) else None
+    phrase = _modified(draw, words, noun, many, chosen)
+    if (noun.mass and indefinite) or ((many or noun.mass) and draw.chance(bare)):
+        first, second = phrase.english, phrase.spanish
+    elif many and draw.chance(0.2):
+        n = quantity(draw)
+        first, second = f"{numbers.english(n)} {phrase.english}", f"{numbers.spanish(n, noun.feminine)} {phrase.spanish}"
+    else:
+        use = "mass" if noun.mass else ("several" if many else "one") if indefinite else "plural" if many else "singular"
+        first, second = _determined(draw, words, noun, use, phrase)
+    return NounPhrase(first, second, 3 if many else 1, noun.feminine, (noun,), phrase.combinations)
+
+
+def generic_phrase(draw: Draw, words: Lexicon, nouns: Sequence[Noun], *, adjective: float = 0.2) -> NounPhrase:
+    """Draw a whole class of things, for which Spanish needs an article and English none: "lions" and "los leones"."""
+    noun = draw.pick(nouns)
+    chosen = draw.pick(words.adjectives[noun.kind]) if draw.chance(adjective) else None
+    phrase = _modified(draw, words, noun, not noun.mass, chosen)
+    with_article = f"{_article(noun, not noun.mass)} {phrase.spanish}"
+    return NounPhrase(phrase.english, with_article, 1 if noun.mass else 3, noun.feminine, (noun,), phrase.combinations)
+
+
+def joined(first: NounPhrase, second: NounPhrase) -> NounPhrase:
+    """Join two noun phrases by "and": plural, and feminine only if both are."""
+    return NounPhrase(
+        f"{first.english} and {second.english}",
+        spanish.joined(first.spanish, second.spanish),
+        3,
+        first.feminine and second.feminine,
+        first.heads + second.heads,
+        first.combinations + second.combinations,
+    )
+
+
+def two_names(draw: Draw, words: Lexicon) -> NounPhrase:
+    """Draw two different people: "Ana and Luis"."""
+    first = draw.between(0, len(words.names) - 1)
+    second = (first + draw.between(1, len(words.names) - 1)) % len(words.names)
+    pair = (NounPhrase(noun.lemma, noun.lemma, 1, noun.feminine, (noun,)) for noun in (words.names[first], words.names[second]))
+    return joined(*pair)
+
+
+def pronoun(draw: Draw, words: Lexicon) -> NounPhrase:
+    """Draw a personal pronoun."""
+    first, second, person = draw.pick(words.pronouns)
+    return NounPhrase(first, second, person, feminine=second == "ella", heads=(), pronoun=True)
+
+
+def company(draw: Draw, words: Lexicon) -> Phrase:
+    """Draw with whom: "with my sister"."""
+    people = noun_phrase(draw, words, words.nouns["person"], adjective=0.2) if draw.chance(0.7) else two_names(draw, words)
+    return Phrase(f"with {people.english}", f"con {people.spanish}", people.combinations)
+
+
+def place(draw: Draw, words: Lexicon) -> Phrase:
+    """Draw where: "in the park", "behind my house"."""
+    where = noun_phrase(draw, words, words.nouns["place"], adjective=0.3, plural=0.0)
+    if draw.chance(0.65):
+        return Phrase(f"{where.heads[0].place} {where.english}", f"en {where.spanish}", where.combinations)
+    before, after = draw.pick(words.phrases["places"])
+    return Phrase(f"{before} {where.english}", spanish.contracted(after, where.spanish), where.combinations)
+
+
+def goal(draw: Draw, words: Lexicon, preposition: str) -> Phrase:
+    """Draw where to: "to the park"."""
+    where = noun_phrase(draw, words, words.nouns["place"], adjective=0.3, plural=0.0)
+    return Phrase(f"{preposition} {where.english}", spanish.contracted("a", where.spanish), where.combinations)
+
+
+def clock(draw: Draw) -> Phrase:
+    """Draw a time of day without its preposition: "half past three" and "las tres y media"."""
+    hour = draw.between(1, 12)
+    named = ("la " if hour == 1 else "las ") + numbers.spanish(hour, feminine=True)
+    before, after, ending = draw.pick(
+        (("", " o'clock", ""), ("half past ", "", " y media"), ("a quarter past ", "", " y cuarto"), ("a quarter to ", "", " menos cuarto"))
+    )
+    return Phrase(f"{before}{numbers.english(hour)}{after}", named + ending)
+
+
+def date(draw: Draw, words: Lexicon) -> Phrase:
+    """Draw a day of the year: "the third of May" and "tres de mayo", which lacks its article."""
+    index = draw.between(0, 11)
+    day = draw.between(1, MONTH_DAYS[index])
+    month = words.phrases["months"][index]
+    return Phrase(f"the {numbers.english_ordinal(day)} of {month[0]}", f"{'primero' if day == 1 else numbers.spanish(day)} de {month[1]}")
+
+
+def when(draw: Draw, words: Lexicon, tense: Tense) -> Phrase:
+    """Draw when, as it suits a tense: "yesterday", "on Monday", "on the third of May", "at three o'clock"."""
+    way = draw.between(0, 9)
+    if way < 5:
+        return Phrase(*draw.pick(words.when[tense]))
+    if way < 7:
+        time = clock(draw)
+        return Phrase(f"at {time.english}", f"a {time.spanish}")
+    day = draw.pick(words.phrases["weekdays"])
+    if tense == "present":
+        return Phrase(f"on {day[0]}s", f"los {day[1]}" + ("s" if day[1][-1] != "s" else ""))
+    if way < 8:
+        return Phrase(f"on {day[0]}", f"el {day[1]}")
+    on = date(draw, words)
+    return Phrase(f"on {on.english}", f"el {on.spanish}")

@@ -1,0 +1,47 @@
+"""Sequences of symbols to copy, to reverse or to sort, which a right encoder-decoder learns without a fault."""
+
+from collections.abc import Callable, Iterator
+from random import Random
+from string import ascii_lowercase
+
+from transom.config.data import Rule, SequenceTask
+from transom.data.pairs.pairs import Pairs
+from transom.data.split import Splits
+from transom.data.synthetic.collect import Part, collect, part_by_hash
+from transom.errors import ConfigError
+
+_RULES: dict[Rule, Callable[[list[str]], list[str]]] = {"copy": list, "reverse": lambda symbols: symbols[::-1], "sort": sorted}
+_TEST_SHARE = 0.2
+_VALID_SHARE = 0.1
+
+
+def generate_sequences(config: SequenceTask) -> Splits[Pairs]:
+    """Generate sequences of letters and what the rule makes of them: ``c a b`` and, for "sort", ``a b c``.
+
+    Lengths are drawn evenly, then letters. A hash of the sequence decides which part alone it may be in, so that each part
+    holds short and long sequences and none is in two.
+
+    Args:
+        config: rule, sizes and seed; nothing else decides what comes out.
+
+    Returns:
+        The splits, without a sequence that occurs twice.
+
+    Raises:
+        ConfigError: the lengths contradict each other, or there are too few sequences.
+    """
+    if config.min_length > config.max_length:
+        raise ConfigError(
+            f"data.generate: expected min_length <= max_length, found {config.min_length} > {config.max_length}; change one of them"
+        )
+    uniform = Random(config.seed).random
+    rule = _RULES[config.kind]
+
+    def stream() -> Iterator[tuple[Part, str, str]]:
+        while True:
+            length = config.min_length + int(uniform() * (config.max_length - config.min_length + 1))
+            symbols = [ascii_lowercase[int(uniform() * config.n_symbols)] for _ in range(length)]
+            source = " ".join(symbols)
+            yield part_by_hash(f"{config.seed} {source}", _TEST_SHARE, _VALID_SHARE), source, " ".join(rule(symbols))
+
+    return collect(stream(), config.n_train, config.n_valid, config.n_test, config.kind, "raise max_length or n_symbols")

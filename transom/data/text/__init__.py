@@ -1,0 +1,1 @@
+"""Plain text: strict reading, tabular files, documents, windows and masked tokens."""

@@ -1,0 +1,91 @@
+"""Files whose lines are records of two texts or more: tab-separated, comma-separated, JSON lines."""
+
+import csv
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from transom.data.text.json_lines import json_rows
+from transom.data.text.text import read_lines
+from transom.errors import ConfigError, DataError
+
+Field = str | int
+Rows = Iterator[tuple[int, list[str]]]
+
+
+def read_columns(
+    path: Path, fields: Sequence[Field | None], names: Sequence[str], numbers: bool = False
+) -> tuple[list[int], tuple[list[str], ...]]:
+    """Read some fields of all records.
+
+    Args:
+        path: a .tsv, .csv or .jsonl file; it may be gzipped.
+        fields: name or number, from 0, of each wanted column; None for the usual one: its place among them in a .tsv, its name elsewhere.
+        names: what the wanted fields are, as in "source": their usual names, and with ``_field`` behind the recipe's word for each.
+        numbers: in JSON, take a whole number or a truth value as its text too, as classes often are.
+
+    Returns:
+        The line of each record, and each wanted field of all records.
+
+    Raises:
+        DataError: the file cannot be read, a record is not as it must be, or there is none.
+        ConfigError: the file is of no known format, or a field does not suit the format.
+    """
+    suffix = Path(path.name.removesuffix(".gz")).suffix
+    if suffix not in (".jsonl", *_TABLES):
+        raise ConfigError(
+            f"{path}: expected a .tsv, .csv or .jsonl file (or one of them with .gz), found {suffix or 'no suffix'!r}; name another"
+        )
+    usual: Sequence[Field] = range(len(names)) if suffix == ".tsv" else names
+    chosen = [default if field is None else field for field, default in zip(fields, usual, strict=True)]
+    advice = f"set {' and '.join(f'{name}_field' for name in names)}"
+    lines, columns = [], tuple(list[str]() for _ in names)
+    records = json_rows(path, read_lines(path), chosen, advice, numbers) if suffix == ".jsonl" else _TABLES[suffix](path, chosen, advice)
+    for line, texts in records:
+        lines.append(line)
+        for column, text in zip(columns, texts, strict=True):
+            column.append(text)
+    if not lines:
+        raise DataError(f"{path}: expected at least one record, found a header only")
+    return lines, columns
+
+
+def _tsv_rows(path: Path, fields: Sequence[Field], advice: str) -> Rows:
+    records = ((number, line.split("\t") if line else []) for number, line in enumerate(read_lines(path), 1))
+    return _column_rows(path, fields, records, "tabs", advice)
+
+
+def _csv_rows(path: Path, fields: Sequence[Field], advice: str) -> Rows:
+    return _column_rows(path, fields, _csv_records(path), "commas", advice)
+
+
+def _csv_records(path: Path) -> Iterator[tuple[int, list[str]]]:
+    reader = csv.reader((line + "\n" for line in read_lines(path)), strict=True)
+    start = 1
+    try:
+        for row in reader:
+            yield start, row
+            start = reader.line_num + 1
+    except csv.Error as error:
+        raise DataError(f"{path}:{start}: expected a CSV record, found a fault that shows at line {reader.line_num}: {error}") from error
+
+
+def _column_rows(path: Path, fields: Sequence[Field], records: Iterator[tuple[int, list[str]]], separator: str, advice: str) -> Rows:
+    named = any(isinstance(field, str) for field in fields)
+    columns = _columns(path, fields, next(records)[1] if named else [], advice)
+    for start, row in records:
+        if row and len(row) <= max(columns):
+            raise DataError(f"{path}:{start}: expected at least {max(columns) + 1} columns separated by {separator}, found {len(row)}")
+        yield start, [row[column] for column in columns] if row else [""] * len(columns)
+
+
+def _columns(path: Path, fields: Sequence[Field], header: list[str], advice: str) -> list[int]:
+    for field in fields:
+        if isinstance(field, str) and field not in header:
+            found = ", ".join(map(repr, header)) or "an empty line"
+            raise DataError(f"{path}:1: expected a header with the column {field!r}, found {found}; {advice}")
+        if isinstance(field, int) and field < 0:
+            raise ConfigError(f"{path}: expected columns counted from 0, found {field}; {advice}")
+    return [header.index(field) if isinstance(field, str) else field for field in fields]
+
+
+_TABLES: dict[str, Callable[[Path, Sequence[Field], str], Rows]] = {".tsv": _tsv_rows, ".csv": _csv_rows}

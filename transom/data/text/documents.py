@@ -1,0 +1,192 @@
+"""Documents: plain text to read on, from files, folders or the running Python."""
+
+import re
+import sys
+import sysconfig
+import tokenize
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from transom.config.data import StandardLibrary, TextData, TextFiles
+from transom.data.split import Splits, read_splits, split_off, text_hash
+from transom.data.text.json_lines import json_rows
+from transom.data.text.text import expanded, read_lines
+from transom.errors import DataError
+from transom.files.limits import MAX_DOCUMENT_LINE_BYTES
+
+VALID_SHARE = 0.05
+"""Part of the text that is split off where no validation text is named."""
+
+_PARAGRAPHS = re.compile(r"\n(?:[^\S\n]*\n)+")
+
+
+@dataclass(frozen=True)
+class Documents:
+    """Texts that do not go on in each other.
+
+    Attributes:
+        texts: one a document.
+        places: where each comes from: a file, or a file and a line.
+        name: where they all come from, for people.
+    """
+
+    texts: list[str]
+    places: list[str]
+    name: str
+
+    def __len__(self) -> int:
+        """Count the documents."""
+        return len(self.texts)
+
+    @property
+    def n_bytes(self) -> int:
+        """Count the bytes of all texts in UTF-8."""
+        return sum(len(text.encode()) for text in self.texts)
+
+    def take(self, samples: Sequence[int], name: str) -> "Documents":
+        """Give some of the documents."""
+        return Documents([self.texts[i] for i in samples], [self.places[i] for i in samples], name)
+
+    def part(self, start: float, end: float) -> "Documents":
+        """Give what lies between two places, as shares of all characters; a document on a border is cut there."""
+        total = sum(map(len, self.texts))
+        first, last, done = int(start * total), int(end * total), 0
+        texts, places = list[str](), list[str]()
+        for text, place in zip(self.texts, self.places, strict=True):
+            kept = text[max(first - done, 0) : max(last - done, 0)]
+            done += len(text)
+            if kept.strip():
+                texts.append(kept)
+                places.append(place)
+        return Documents(texts, places, f"{start:.4g} to {end:.4g} of {self.name}")
+
+
+def load_text(data: TextData, base: Path) -> Splits[Documents]:
+    """Read the documents of a recipe.
+
+    Args:
+        data: the recipe's data section.
+        base: folder that ``data.root`` is relative to, the recipe's own.
+
+    Raises:
+        DataError: a file cannot be read, or there is too little text to split.
+    """
+    root = base / expanded(data.root)
+    if data.generate is not None:
+        return Splits(*split_validation(standard_library(data.generate)))
+    return read_splits(data, lambda files: read_documents(files, root), split_validation)
+
+
+def read_documents(files: TextFiles, root: Path) -> Documents:
+    r"""Read text files; a line end is ``\n`` whatever it was in the file.
+
+    Args:
+        files: what to read.
+        root: folder that relative paths start from.
+
+    Raises:
+        DataError: a file is missing or no clean text, or there is no text at all.
+    """
+    texts, places = list[str](), list[str]()
+    names = _names(files)
+    for path in files_of(files, root):
+        try:
+            for place, text in _read(path, files):
+                if text.strip():
+                    texts.append(text)
+                    places.append(place)
+        except DataError as error:
+            if path in (root / expanded(name) for name in names):
+                raise
+            raise DataError(f"{error}; or leave the file out: name suffixes (--suffix .txt), or other files") from error
+    found = Documents(texts, places, ", ".join(names))
+    if files.start > 0 or files.end < 1:
+        found = found.part(files.start, files.end)
+    if not found.texts:
+        raise DataError(f"{', '.join(str(root / name) for name in names)}: expected some text, found none; name other files")
+    return found
+
+
+def files_of(files: TextFiles, root: Path) -> list[Path]:
+    """List the files that are named, or are in folders that are named.
+
+    Raises:
+        DataError: a folder holds none of them.
+    """
+    return [path for name in _names(files) for path in _files(root / expanded(name), files.suffixes)]
+
+
+def standard_library(config: StandardLibrary) -> Documents:
+    """Read the source files of the running Python's standard library, without its tests, in the order of their names."""
+    root = Path(sysconfig.get_paths()["stdlib"])
+    version = f"the standard library of Python {sys.version_info.major}.{sys.version_info.minor}"
+    found = {}
+    for path in sorted(root.rglob("*.py")):
+        name = path.relative_to(root)
+        if not _NOT_LIBRARY.intersection(name.parts):
+            with tokenize.open(path) as file:  # it knows the encoding that a file declares
+                text = file.read()
+            if text.strip() and "\0" not in text:
+                found[name.as_posix()] = text
+    if not found:
+        raise DataError(f"{root}: expected the standard library's source files, found none; name your own text with --text")
+    chosen = sorted(sorted(found, key=text_hash)[: config.n_files])
+    return Documents([found[name] for name in chosen], chosen, version)
+
+
+_NOT_LIBRARY = frozenset({"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"})
+"""Folders of the standard library that hold something else."""
+
+
+def split_validation(documents: Documents) -> tuple[Documents, Documents]:
+    """Split validation text off: documents by their hash, or the end of a single one.
+
+    Raises:
+        DataError: there is too little text.
+    """
+    if len(documents) == 1:
+        parts = documents.part(0.0, 1 - VALID_SHARE), documents.part(1 - VALID_SHARE, 1.0)
+        if not all(part.texts for part in parts):
+            raise DataError(f"{documents.name}: too little text to split off any for validation; name data.valid or add text")
+        return parts
+    return split_off(documents, documents.texts, VALID_SHARE, "documents")
+
+
+def _names(files: TextFiles) -> list[str]:
+    return [files.files] if isinstance(files.files, str) else files.files
+
+
+def _files(path: Path, suffixes: Sequence[str] | None) -> list[Path]:
+    """Give a file itself, or a folder's files in the order of their names, hidden ones left out."""
+    if not path.is_dir():
+        return [path]
+    shown = [file for file in sorted(path.rglob("*")) if not any(part.startswith(".") for part in file.relative_to(path).parts)]
+    files = [file for file in shown if file.is_file()]
+    wanted = [file for file in files if suffixes is None or file.name.removesuffix(".gz").endswith(tuple(suffixes))]
+    if not wanted:
+        what = "a file" if suffixes is None else f"a file that ends with {' or '.join(suffixes)}"
+        raise DataError(f"{path}: expected {what}, found none in this folder; name another, or change suffixes")
+    return wanted
+
+
+def _read(path: Path, files: TextFiles) -> Iterator[tuple[str, str]]:
+    """Give a file's documents with their places."""
+    lines = read_lines(path, empty=True, most_bytes=MAX_DOCUMENT_LINE_BYTES)
+    if path.name.removesuffix(".gz").endswith(".jsonl"):
+        for number, (text,) in json_rows(path, lines, [files.field], "set field to the key of the text"):
+            yield f"{path}:{number}", text
+        return
+    if files.document == "line":
+        yield from ((f"{path}:{number}", line) for number, line in enumerate(lines, 1))
+        return
+    text = "\n".join(lines) + "\n"
+    if files.document == "file":
+        yield str(path), text
+        return
+    start, line = 0, 1
+    for gap in [*_PARAGRAPHS.finditer(text), None]:
+        end, after = (len(text), len(text)) if gap is None else gap.span()
+        yield f"{path}:{line}", text[start:end].strip("\n") + "\n"
+        line += text.count("\n", start, after)
+        start = after

@@ -1,0 +1,272 @@
+"""Text to tokens and back, and the one file that keeps how.
+
+A vocabulary is a list of symbols, pieces of text; a token is the number of one.
+"""
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from transom.config.data import TAG, PairTokenizer
+from transom.config.data import Tokenizer as TokenizerConfig
+from transom.config.names import nearest
+from transom.data.pairs.pairs import Pairs
+from transom.data.tokenizer.bpe import BytePairs
+from transom.data.tokenizer.closed import Characters, Closed, Words
+from transom.data.tokenizer.special import EOS, PAD, SOS
+from transom.errors import CheckpointError, ConfigError, DataError
+from transom.files.limits import MAX_TOKENIZER_BYTES, MAX_TOKENIZER_LISTS, MAX_TOKENIZER_STRINGS
+from transom.files.regular import parse_json, read_regular
+
+FORMAT_VERSION = 1
+
+_KINDS: dict[str, type[BytePairs] | type[Closed]] = {"bpe": BytePairs, "char": Characters, "whitespace": Words}
+_SILENT = frozenset({PAD, SOS, EOS})
+
+
+class Tokenizer:
+    """One side's text as tokens, the numbers of symbols from 0: the special symbols, what was learned, and the target languages' tags.
+
+    Attributes:
+        lowercase: whether text is lower-cased before anything else.
+        kind: the sort of symbols, as in a recipe.
+        tags: the target languages that a source may be asked for in; none where there is only one.
+    """
+
+    def __init__(self, symbols: BytePairs | Closed, lowercase: bool = False, tags: Sequence[str] = ()) -> None:
+        """Read text by these symbols."""
+        self._segmenter, self.lowercase, self.kind, self.tags = symbols, lowercase, symbols.kind, tuple(tags)
+        self._symbols = [*symbols.symbols, *(f"<2{tag}>" for tag in self.tags)]
+
+    @classmethod
+    def train(cls, texts: Iterable[str], config: TokenizerConfig, tags: Sequence[str] = ()) -> "Tokenizer":
+        """Learn symbols from texts; the same texts in any order give the same symbols.
+
+        Args:
+            texts: sentences.
+            config: kind, size and case.
+            tags: target languages, a symbol each.
+
+        Raises:
+            ConfigError: the size is too small for the kind.
+        """
+        if config.lowercase:
+            texts = map(str.lower, texts)
+        return cls(_KINDS[config.kind].learn(texts, config.vocab_size), config.lowercase, tags)
+
+    @property
+    def vocab_size(self) -> int:
+        """Count the symbols, special ones and tags included."""
+        return len(self._symbols)
+
+    @property
+    def tag_tokens(self) -> range:
+        """The tokens of the tags, behind all that a text can become: no text holds one, whatever a user types."""
+        return range(len(self._segmenter.symbols), self.vocab_size)
+
+    def prefix(self, to: str | None) -> list[int]:
+        """Give what stands in front of a source that is to become a language: its tag, or nothing where there is only one language.
+
+        The tag is at the source's start, so that encoder and decoder both know it (Johnson et al. 2017, section 3).
+
+        Args:
+            to: the target language's tag; None where there is only one.
+
+        Raises:
+            ConfigError: the tag is missing or unknown, or there is only one language.
+        """
+        if to in self.tags:
+            return [self.tag_tokens[self.tags.index(to)]]
+        if not self.tags and to is None:
+            return []
+        if not self.tags:
+            raise ConfigError(f"expected no target language, found {to!r}: the model translates into one alone; leave out --to (to=)")
+        if to is None:
+            raise ConfigError(f"expected a target language, found none; name one of {', '.join(self.tags)} by --to (to=)")
+        raise ConfigError(f"expected one of the target languages {', '.join(self.tags)}, found {to!r}; {nearest(to, self.tags)}")
+
+    def encode(self, text: str) -> list[int]:
+        """Give a text's tokens, without start and end."""
+        return self.encode_batch([text])[0]
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """Give the tokens of texts, without start and end.
+
+        Raises:
+            DataError: a text holds half a surrogate pair, which no file can.
+        """
+        return self._segmenter.encode_batch(self._prepared(texts))
+
+    def encode_with_dropout(self, texts: Sequence[str], p: float, key: tuple[int, ...], samples: Sequence[int]) -> list[list[int]]:
+        """Give the tokens of texts with BPE-dropout (see ``MergeDropout``): a pure function of the text, the key and the sample.
+
+        Args:
+            texts: sentences.
+            p: probability of skipping a merge.
+            key: whole numbers such as seed, epoch and side.
+            samples: number of each text in its data set.
+
+        Raises:
+            ConfigError: the kind has no merges.
+            DataError: a text holds half a surrogate pair, which no file can.
+        """
+        return self._segmenter.encode_with_dropout(self._prepared(texts), p, key, samples)
+
+    def decode(self, tokens: Iterable[int]) -> str:
+        """Give the text of tokens; start, end, padding and tags are no text."""
+        n_of_text = len(self._segmenter.symbols)
+        return self._segmenter.join(token for token in tokens if token not in _SILENT and token < n_of_text)
+
+    def decode_behind(self, before: Sequence[int], tokens: Sequence[int]) -> str:
+        """Give the text that tokens add to the text of those before them: a space between the two belongs to it."""
+        return self.decode([*before, *tokens])[len(self.decode(before)) :]
+
+    def symbols(self, tokens: Iterable[int]) -> list[str]:
+        """Name tokens for people: the symbols as they are written, with ``▁`` for a space."""
+        return [self._symbols[token].replace(" ", "▁") for token in tokens]
+
+    def starts_word(self, tokens: Sequence[int]) -> list[bool]:
+        """Say of each token whether a white-space word starts with it, to put sub-words together; special symbols stand alone."""
+        starts, alone = [], True
+        for token in tokens:
+            special = token in _SILENT or token in self.tag_tokens
+            starts.append(alone or special or self.kind == "whitespace" or self._symbols[token][0].isspace())
+            alone = special
+        return starts
+
+    def to_dict(self) -> dict[str, Any]:
+        """Give all that makes this tokenizer, as JSON values."""
+        tags = {"tags": list(self.tags)} if self.tags else {}
+        return {"kind": self.kind, "lowercase": self.lowercase, **tags, **self._segmenter.to_dict()}
+
+    @classmethod
+    def from_dict(cls, value: object) -> "Tokenizer":
+        """Read what ``to_dict`` gave.
+
+        Raises:
+            CheckpointError: it is something else.
+        """
+        if not isinstance(value, dict) or value.get("kind") not in list(_KINDS) or not isinstance(value.get("lowercase"), bool):
+            raise CheckpointError(f"expected a tokenizer with a kind ({', '.join(_KINDS)}) and lowercase (true or false)")
+        tags = value.get("tags", [])
+        if not isinstance(tags, list) or not all(isinstance(tag, str) and TAG.fullmatch(tag) for tag in tags) or len(set(tags)) < len(tags):
+            raise CheckpointError("expected different tags of letters, digits, - and _")
+        return cls(_KINDS[value["kind"]].from_dict(value), value["lowercase"], tags)
+
+    def _prepared(self, texts: Sequence[str]) -> list[str]:
+        try:
+            "\n".join(texts).encode()
+        except UnicodeEncodeError as error:
+            raise DataError(f"expected Unicode text, found half a surrogate pair: {error.object[error.start : error.end]!a}") from error
+        return [text.lower() for text in texts] if self.lowercase else list(texts)
+
+
+class Tokenizers:
+    """The tokenizers of both sides; one and the same where the vocabulary is joint."""
+
+    def __init__(self, source: Tokenizer, target: Tokenizer | None = None) -> None:
+        """Pair two tokenizers; without a second, the first is of both sides."""
+        self.source, self.target = source, target or source
+
+    @property
+    def joint(self) -> bool:
+        """Whether both sides share one vocabulary."""
+        return self.source is self.target
+
+    @classmethod
+    def train(cls, pairs: Pairs, config: PairTokenizer, tags: Sequence[str] = ()) -> "Tokenizers":
+        """Learn the symbols of training pairs.
+
+        Args:
+            pairs: into all target languages.
+            config: kind, sizes and case.
+            tags: the target languages, where there are several.
+
+        Raises:
+            ConfigError: the vocabulary size is too small for the kind.
+        """
+        if config.joint:
+            return cls(Tokenizer.train(pairs.source + pairs.target, config, tags))
+        return cls(Tokenizer.train(pairs.source, config, tags), Tokenizer.train(pairs.target, config))
+
+    def to_bytes(self) -> bytes:
+        """Give the content of ``tokenizer.json``.
+
+        Raises:
+            DataError: it would be larger than what is read again.
+        """
+        value = {"format_version": FORMAT_VERSION, "source": self.source.to_dict()}
+        if not self.joint:
+            value["target"] = self.target.to_dict()
+        content = (json.dumps(value, ensure_ascii=False) + "\n").encode()
+        if too_large := _too_large(content):
+            raise DataError(f"tokenizer: {too_large}; lower tokenizer.vocab_size, or break long words")
+        return content
+
+    @classmethod
+    def from_bytes(cls, content: bytes, name: str = "tokenizer.json") -> "Tokenizers":
+        """Read what ``to_bytes`` gave.
+
+        Raises:
+            CheckpointError: it is damaged, or of another program or version.
+        """
+        if too_large := _too_large(content):
+            raise CheckpointError(f"{name}: {too_large}; is this a tokenizer?")
+        try:
+            value = parse_json(content)
+            if b"\\u" in content:  # only an escape can spell half a surrogate pair
+                json.dumps(value, ensure_ascii=False).encode()
+        except ValueError as error:
+            raise CheckpointError(f"{name}: not intact JSON ({error}); take the file from the run folder again") from error
+        version = value.get("format_version") if isinstance(value, dict) else None
+        if version != FORMAT_VERSION or isinstance(version, bool):
+            raise CheckpointError(f"{name}: expected a transom tokenizer with format_version {FORMAT_VERSION}, found {version!r:.50}")
+        try:
+            source = Tokenizer.from_dict(value.get("source"))
+            return cls(source, Tokenizer.from_dict(value["target"]) if "target" in value else None)
+        except CheckpointError as error:
+            raise CheckpointError(f"{name}: {error}; take the file from the run folder again") from error
+
+    def save(self, path: str | Path) -> None:
+        """Write ``tokenizer.json``; a run folder writes ``to_bytes`` itself, durably."""
+        Path(path).write_bytes(self.to_bytes())
+
+    @classmethod
+    def load(cls, path: str | Path) -> "Tokenizers":
+        """Read ``tokenizer.json``.
+
+        Raises:
+            CheckpointError: it is missing, damaged, or of another program or version.
+        """
+        path = Path(path)
+        try:
+            return cls.from_bytes(read_regular(path, MAX_TOKENIZER_BYTES, "a tokenizer", CheckpointError), str(path))
+        except OSError as error:
+            raise CheckpointError(f"{path}: cannot be read: {error.strerror}; name a run folder that is whole") from error
+
+
+def _too_large(content: bytes) -> str | None:
+    """Tell what a file has too much of to be parsed in bounded memory, or None; strings may hold some of these signs too."""
+    n_lists, n_strings = content.count(b"[") + content.count(b"{"), content.count(b'"') // 2
+    for found, most, what in (
+        (len(content), MAX_TOKENIZER_BYTES, "bytes"),
+        (n_lists, MAX_TOKENIZER_LISTS, "merges"),
+        (n_strings, MAX_TOKENIZER_STRINGS, "symbols"),
+    ):
+        if found > most:
+            return f"expected at most {most:,} {what}, found {found:,}"
+    return None
+
+
+def describe(tokenizers: Tokenizers) -> list[str]:
+    """Say in a few lines what the vocabularies are."""
+    sides = [("both sides", tokenizers.source)] if tokenizers.joint else [("source", tokenizers.source), ("target", tokenizers.target)]
+    lines = []
+    for name, tokenizer in sides:
+        case = ", lower-cased" if tokenizer.lowercase else ""
+        tags = f", target languages {', '.join(tokenizer.tags)}" if tokenizer.tags else ""
+        lines.append(f"{name}: {tokenizer.kind}, {tokenizer.vocab_size:,} symbols{case}{tags}")
+        longest = sorted(range(len(_SILENT), tokenizer.vocab_size), key=lambda n: len(tokenizer.decode([n])), reverse=True)[:5]
+        lines.append(f"  longest: {' '.join(tokenizer.symbols(longest))}")
+    return lines

@@ -1,0 +1,357 @@
+"""A decoder compiled: one call of the project's own C++ takes a step through all blocks (``step/``)."""
+
+import ctypes
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from transom.config.patterns import Full
+from transom.data.batch import Sequences
+from transom.decoding.native import native
+from transom.decoding.products import Activation
+from transom.layers.activation import ACTIVATIONS, GATES
+from transom.layers.attention import Attention
+from transom.layers.block import Block
+from transom.layers.cache import KeyValueCache, KeyValues
+from transom.layers.dropout import Dropout
+from transom.layers.embedding import Embedding
+from transom.layers.feed_forward import FeedForward, GatedFeedForward
+from transom.layers.norm import LayerNorm, Norm, RmsNorm
+from transom.layers.position import Learned, Position, Rotary, Sinusoidal
+from transom.layers.residual import PostNorm, PreNorm, Residual
+from transom.layers.stack import Stack
+from transom.models.decoder import DecoderTransformer
+from transom.models.network import Network
+from transom.models.seq2seq import Memory, Seq2SeqTransformer
+
+Kind = Literal["bf16", "int8"]
+KINDS: dict[Kind, int] = {"bf16": 0, "int8": 1}
+LANES = 16
+"""Floats of a vector; heads are read in whole ones."""
+MOST_THREADS = 8
+"""Threads that take a step together, at most: each has a part of every product, and too small a part is not worth the meeting."""
+
+AFTER: dict[Activation | None, int] = {
+    None: 0,
+    **{ACTIVATIONS[kind]: number for kind, number in {"relu": 1, "gelu": 2, "gelu-tanh": 3, "silu": 4, "squared-relu": 6}.items()},
+    **{GATES[kind]: number for kind, number in {"glu": 5, "reglu": 1, "geglu": 2, "swiglu": 4}.items()},
+}
+"""Numbers of the activations in ``products.h``."""
+
+KNOWN = {
+    *(Stack, Block, Attention, FeedForward, GatedFeedForward, PostNorm, PreNorm, Norm, LayerNorm, RmsNorm, Dropout),
+    *(nn.Linear, nn.Identity, nn.ModuleList),
+}
+"""The modules of a decoder that the step knows, by their exact type; ``why_not`` looks closer."""
+
+POSITIONS = {Position, Sinusoidal, Learned, Rotary}
+"""The positions that it knows: those that add nothing to scores."""
+
+
+def why_not(model: Network) -> str | None:
+    """Tell why the decoder of ``model`` cannot be compiled here; None where it can."""
+    if not isinstance(model, Seq2SeqTransformer | DecoderTransformer):
+        return "it needs the decoder of a Transformer"
+    attentions = [module for module in model.decoder.modules() if isinstance(module, Attention)]
+    known = {type(module) for module in model.decoder.modules()} <= KNOWN and type(_embedding(model).position) in POSITIONS
+    known &= all(module.activation in AFTER for module in model.decoder.modules() if isinstance(module, FeedForward | GatedFeedForward))
+    if not known or not all(map(is_plain, attentions)) or model.config.attention.pattern != Full():
+        return "its bricks have no such form"
+    if model.unembedding.weight.device.type != "cpu":
+        return "it is for processors"
+    d_head, d_value = attentions[0].d_head, attentions[0].d_value
+    if d_head % LANES or d_value % LANES:
+        return f"it takes heads whose width is a multiple of {LANES}, found d_head {d_head} and d_value {d_value}"
+    if not isinstance(attentions[0].o, nn.Linear):
+        return "it takes attention with an output map"
+    return None if native().library is not None else native().reason
+
+
+def is_plain(attention: Attention) -> bool:
+    """Tell whether attention is eq. 1 of Vaswani et al. 2017 alone: no norms of queries and keys, no softcap, no sinks."""
+    return attention.q_norm is None and attention.softcap is None and attention.sinks is None
+
+
+def _embedding(model: Seq2SeqTransformer | DecoderTransformer) -> Embedding:
+    return model.target_embedding if isinstance(model, Seq2SeqTransformer) else model.embedding
+
+
+class _Linear(ctypes.Structure):
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("weight", "scale", "bias")),
+        *((name, ctypes.c_int32) for name in ("inner", "outer", "after")),
+    ]
+
+
+class _Norm(ctypes.Structure):
+    _fields_ = [("gain", ctypes.c_void_p), ("shift", ctypes.c_void_p), ("eps", ctypes.c_float), ("centred", ctypes.c_int32)]
+
+
+_NORMS = ("attn_before", "attn_after", "cross_before", "cross_after", "ff_before", "ff_after")
+_LINEARS = ("qkv", "o", "q", "cross_o", "gate", "up", "down")
+
+
+class _Block(ctypes.Structure):
+    _fields_ = [(name, _Norm) for name in _NORMS] + [(name, _Linear) for name in _LINEARS]
+
+
+class _Decoder(ctypes.Structure):
+    _fields_ = [
+        *((name, ctypes.c_int32) for name in ("kind", "n_blocks", "d_model", "n_heads", "n_kv_heads", "d_head", "d_value", "pairs")),
+        *((name, ctypes.c_void_p) for name in ("cos", "sin")),
+        ("blocks", ctypes.POINTER(_Block)),
+        ("norm", _Norm),
+        ("unembed", _Linear),
+    ]
+
+
+class _State(ctypes.Structure):
+    _fields_ = [
+        *((name, ctypes.c_int32) for name in ("rows", "length", "capacity", "max_length", "longest")),
+        *((name, ctypes.c_void_p) for name in ("sources", "lengths", "slots", "tokens", "memory")),
+        ("memory_stride", ctypes.c_int64),
+        *((name, ctypes.c_void_p) for name in ("x", "logits")),
+    ]
+
+
+def check(status: int) -> None:
+    """Raise what a function of ``step.cpp`` reported: MemoryError, IndexError or RuntimeError; 0 is success."""
+    if status:
+        kind = {1: MemoryError, 2: IndexError}.get(status, RuntimeError)
+        raise kind(f"the compiled step failed: {({1: 'no memory', 2: 'out of bounds'}).get(status, 'unknown error')} (status {status})")
+
+
+class Tiled:
+    """A linear map y = f(x W^T + b) whose weights lie in tiles of 16 outputs, in bfloat16 or in 8 bits; x and y are float32.
+
+    In 8 bits y_o = f(s_o s_x sum_i w_oi x_i + b_o) (Wu et al. 2016, section 6, with a scale an output and a row): w and x are rounded to
+    -127 ... 127 by s_o = max_i |W_oi| / 127 and s_x = max_i |x_i| / 127, the row's own, so that no answer depends on its neighbours.
+    """
+
+    def __init__(
+        self,
+        library: ctypes.CDLL,
+        kind: Kind,
+        weight: Float[Tensor, "outer inner"],
+        bias: Float[Tensor, "outer"] | None = None,
+        after: Activation | None = None,
+    ) -> None:
+        """Lay out the weights; ``after`` is the activation f, one of ``AFTER``."""
+        self.outer, self.inner = weight.shape
+        self.weight = torch.empty(library.transom_packed_bytes(KINDS[kind], self.inner, self.outer), dtype=torch.uint8)
+        self.scale = torch.zeros(self.outer)
+        wide = weight.float().contiguous()
+        library.transom_pack(KINDS[kind], wide.data_ptr(), self.inner, self.outer, self.weight.data_ptr(), self.scale.data_ptr())
+        self.bias = None if bias is None else bias.float().contiguous()
+        self.layout = _Linear(
+            self.weight.data_ptr(), self.scale.data_ptr(), _pointer(self.bias), self.inner, self.outer, after=AFTER[after]
+        )
+
+
+class CompiledCache:
+    """What the compiled decoder remembers: keys and values where they were first written, and for each row where its own stand."""
+
+    def __init__(
+        self,
+        library: ctypes.CDLL,
+        read: Sequence[KeyValues],
+        memories: Sequence[KeyValues],
+        lengths: Int[Tensor, "sources"] | None,
+        n_beams: int,
+        max_length: int,
+    ) -> None:
+        """Reserve room.
+
+        Args:
+            library: the compiled step.
+            read: keys and values of what each row has read, a block.
+            memories: those of the sources, a block; none where there are no sources.
+            lengths: tokens a source.
+            n_beams: rows a source.
+            max_length: most tokens a row, with those that it has read.
+        """
+        earlier, memory = _side_by_side(read), _side_by_side(memories)
+        n_blocks, n_read, rows, width = earlier.shape
+        n_sources = memory.shape[1] and memory.shape[2]
+        if n_read > max_length or (n_sources and rows != n_beams * n_sources):
+            raise ValueError(f"expected room for {n_read} tokens and {n_sources} x {n_beams} rows, found {max_length} and {rows}")
+        self._tokens = torch.empty(n_blocks, max_length, rows, width, dtype=torch.bfloat16)
+        self._tokens[:, :n_read] = earlier
+        self._slots = torch.zeros(rows, max_length, dtype=torch.int32)
+        self._slots[:, :n_read] = torch.arange(rows)[:, None]
+        self._sources = torch.arange(rows, dtype=torch.int32) // n_beams
+        self._memory, self._lengths = memory.transpose(1, 2).contiguous(), None if lengths is None else lengths.int()
+        self.state = _State(rows, n_read, rows, max_length, memory.shape[1], memory=self._memory.data_ptr())
+        self.state.memory_stride = self._memory.stride(0)
+        self.state.lengths, self.state.tokens = _pointer(self._lengths), self._tokens.data_ptr()
+        self.shapes = n_blocks, width, memory.shape[0], memory.shape[3]
+        self.workspace = library.transom_open(min(torch.get_num_threads(), MOST_THREADS))
+        if self.workspace is None:
+            raise MemoryError("no memory, or no thread, for a step of the compiled decoder")
+        weakref.finalize(self, library.transom_close, self.workspace)
+        self._point()
+
+    @property
+    def length(self) -> int:
+        """Tokens read so far."""
+        return int(self.state.length)
+
+    def _point(self) -> None:
+        self.state.rows, self.state.slots, self.state.sources = len(self._slots), self._slots.data_ptr(), self._sources.data_ptr()
+
+    def reorder(self, rows: Int[Tensor, "rows"]) -> None:
+        """Let row i continue from old row ``rows[i]``; nothing but the table of places is copied."""
+        if len(rows) > self.state.capacity:
+            raise IndexError(f"expected at most {self.state.capacity} rows, found {len(rows)}")
+        self._slots, self._sources = self._slots[rows], self._sources[rows]
+        self._point()
+
+    def keep_sources(self, sources: Int[Tensor, "kept"]) -> None:
+        """Go on with fewer sources: their rows, chosen by ``reorder``, know where they read."""
+
+
+def _side_by_side(blocks: Sequence[KeyValues]) -> Tensor:
+    """Lay keys and values out as (blocks, tokens, rows, all heads' keys and then all heads' values), in bfloat16."""
+    joined = [torch.cat([x.permute(2, 0, 1, 3).flatten(2) for x in (k, v)], -1).bfloat16() for k, v in blocks]
+    return torch.stack(joined) if joined else torch.empty(0, 0, 0, 0, dtype=torch.bfloat16)
+
+
+class CompiledDecoder:
+    """A stack of blocks and the output map behind them, laid out for ``step.cpp``; the model must stay as it is, for it still embeds."""
+
+    def __init__(self, library: ctypes.CDLL, kind: Kind, model: Seq2SeqTransformer | DecoderTransformer) -> None:
+        """Lay out the decoder of ``model``, for which ``why_not`` tells nothing."""
+        self.library, self._kind = library, kind
+        self._held: list[object] = []  # what the layout points to
+        stack, embedding = model.decoder, _embedding(model)
+        attention, rotary = stack.blocks[0].attn, embedding.position
+        assert isinstance(attention, Attention)
+        self._embedding, self._crosses = embedding, isinstance(model, Seq2SeqTransformer)
+        self._blocks = (_Block * len(stack.blocks))(*map(self._block, stack.blocks))
+        cos, sin = (x.float().contiguous() for x in (rotary.cos, rotary.sin)) if isinstance(rotary, Rotary) else (None, None)
+        self._held += [cos, sin]
+        self._layout = _Decoder(
+            *(KINDS[kind], len(stack.blocks), model.config.d_model),
+            *(attention.n_heads, attention.n_kv_heads, attention.d_head, attention.d_value),
+            *(0 if cos is None else cos.shape[1], _pointer(cos), _pointer(sin)),
+            self._blocks,
+            self._norm(stack.norm),
+            self._linear(model.unembedding),
+        )
+
+    @torch.inference_mode()
+    def step(self, tokens: Int[Tensor, "rows new"], cache: CompiledCache) -> Float[Tensor, "rows new vocab"]:
+        """Read the rows' next symbols, one after another; return the logits of what follows each."""
+        logits = [self._step(column, cache) for column in tokens.split(1, 1)]
+        return logits[0] if len(logits) == 1 else torch.cat(logits, 1)
+
+    def _step(self, tokens: Int[Tensor, "rows 1"], cache: CompiledCache) -> Float[Tensor, "rows 1 vocab"]:
+        length, state = cache.length, cache.state
+        if length >= state.max_length:
+            raise IndexError(f"the cache holds {state.max_length} tokens, asked for {length + 1}")
+        if cache.shapes != self._shapes(cache):
+            raise ValueError(f"expected a cache of (blocks, width, blocks of memory, width) = {self._shapes(cache)}, found {cache.shapes}")
+        x = self._embedding(tokens, torch.tensor([[length]])).float().contiguous()
+        if x.shape != (state.rows, 1, self._layout.d_model):
+            raise ValueError(f"expected {state.rows} rows of one token and d_model {self._layout.d_model}, found {tuple(x.shape)}")
+        logits = x.new_empty(len(x), 1, self._layout.unembed.outer)
+        state.x, state.logits = x.data_ptr(), logits.data_ptr()
+        check(self.library.transom_step(ctypes.byref(self._layout), ctypes.byref(state), cache.workspace))
+        return logits
+
+    def _shapes(self, cache: CompiledCache) -> tuple[int, int, int, int]:
+        """Return the shapes of the cache that this decoder reads and writes; of the memory only where it has cross-attention."""
+        layout = self._layout
+        width = layout.n_kv_heads * (layout.d_head + layout.d_value)
+        return layout.n_blocks, width, *((layout.n_blocks, width) if self._crosses else cache.shapes[2:])
+
+    def _block(self, block: nn.Module) -> _Block:
+        assert isinstance(block, Block)
+        attn, cross, ff = block.attn, block.cross, block.ff
+        norms = (norm for residual in (block.attn_residual, block.cross_residual, block.ff_residual) for norm in self._wiring(residual))
+        assert isinstance(ff, FeedForward | GatedFeedForward)
+        gate = ff.gate if isinstance(ff, GatedFeedForward) else None
+        return _Block(
+            *norms,
+            *(self._linear(attn.q, attn.k, attn.v), self._linear(attn.o)),
+            *((_Linear(), _Linear()) if cross is None else (self._linear(cross.q), self._linear(cross.o))),
+            _Linear() if gate is None else self._linear(gate, after=ff.activation),
+            self._linear(ff.up, after=ff.activation if gate is None else None),
+            self._linear(ff.down),
+        )
+
+    def _wiring(self, residual: Residual | None) -> tuple[_Norm, _Norm]:
+        """Give what normalises before a sub-layer and after its sum."""
+        if residual is None:
+            return _Norm(), _Norm()
+        norm = self._norm(residual.norm)
+        return (_Norm(), norm) if isinstance(residual, PostNorm) else (norm, _Norm())
+
+    def _norm(self, norm: Norm | None) -> _Norm:
+        if not isinstance(norm, LayerNorm | RmsNorm):
+            return _Norm()
+        parameters = (norm.weight, norm.bias if isinstance(norm, LayerNorm) else None)
+        gain, shift = (None if x is None else x.detach().float().contiguous() for x in parameters)
+        self._held += [gain, shift]
+        return _Norm(_pointer(gain), _pointer(shift), norm.eps, centred=isinstance(norm, LayerNorm))
+
+    def _linear(self, *maps: nn.Module, after: Activation | None = None) -> _Linear:
+        """Make one map of several of the same input."""
+        linears = [linear for linear in maps if isinstance(linear, nn.Linear)]
+        if len(linears) != len(maps):
+            raise TypeError(f"expected linear maps, found {[type(linear).__name__ for linear in maps]}")
+        biases = [linear.bias.detach() for linear in linears if linear.bias is not None]
+        weight = torch.cat([linear.weight.detach() for linear in linears])
+        tiled = Tiled(self.library, self._kind, weight, torch.cat(biases) if biases else None, after)
+        self._held.append(tiled)
+        return tiled.layout
+
+
+class CompiledSeq2Seq:
+    """A translator to search with: ``encode``, ``start`` and ``step`` give what those of ``Seq2SeqTransformer`` give, nearly."""
+
+    def __init__(self, library: ctypes.CDLL, model: Seq2SeqTransformer, kind: Kind, encode: Callable[[Sequences], Memory]) -> None:
+        """Lay out the decoder of ``model``, which still projects the sources and must stay as it is; ``encode`` reads them."""
+        self._model, self.encode = model, encode
+        self.decoder = CompiledDecoder(library, kind, model)
+        self.step = self.decoder.step
+
+    @torch.inference_mode()
+    def start(self, memory: Memory, n_beams: int, max_length: int) -> CompiledCache:
+        """Project the memory once a source and reserve room for ``max_length`` tokens a row."""
+        cache = self._model.start(memory, n_beams, 0)
+        memories = [each for each in cache.memories if isinstance(each, KeyValues)]
+        lengths = (memory.segments > 0).sum(1)
+        return CompiledCache(self.decoder.library, _read(cache.blocks), memories, lengths, n_beams, max_length)
+
+
+class CompiledLanguageModel:
+    """A language model to search with: ``encode``, ``start`` and ``step`` give what those of ``DecoderTransformer`` give, nearly.
+
+    Attributes:
+        kind: of its matrix products.
+    """
+
+    def __init__(self, library: ctypes.CDLL, model: DecoderTransformer, kind: Kind) -> None:
+        """Lay out the decoder of ``model``, which still reads the prompts and must stay as it is."""
+        self._model, self.encode, self.kind = model, model.encode, kind
+        self.decoder = CompiledDecoder(library, kind, model)
+        self.step = self.decoder.step
+
+    @torch.inference_mode()
+    def start(self, prompt: Sequences, n_beams: int, max_length: int) -> CompiledCache:
+        """Read all but the last token of each prompt and reserve room for ``max_length`` more; arguments as in ``DecoderTransformer``."""
+        cache = self._model.start(prompt, n_beams, 0)
+        return CompiledCache(self.decoder.library, _read(cache.blocks), [], None, n_beams, cache.length + max_length)
+
+
+def _read(blocks: Sequence[object]) -> list[KeyValues]:
+    return [block.read() for block in blocks if isinstance(block, KeyValueCache)]
+
+
+def _pointer(x: Tensor | None) -> int | None:
+    return None if x is None else x.data_ptr()

@@ -1,0 +1,273 @@
+"""The encoder-decoder laid out flat for answering: the same function as the model, in as few operations a token as there can be.
+
+At a token a step the time goes into reading weights and into calling operations. So W_Q, W_K and W_V are one product, products add
+biases and residuals themselves, and a step is a plain loop over blocks. All of it is derived from a model and never saved.
+"""
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from transom.data.batch import Sequences
+from transom.decoding.products import READING_ROWS, Activation, Arithmetic, Product, arithmetic_of
+from transom.layers.attention import Attention, Terms, attend_explicit
+from transom.layers.block import Block, ParallelBlock
+from transom.layers.embedding import Embedding
+from transom.layers.feed_forward import FeedForward
+from transom.layers.masks import mask as masks
+from transom.layers.masks.sight import Sight
+from transom.layers.norm import LayerNorm, Norm
+from transom.layers.position import Sinusoidal
+from transom.layers.residual import PostNorm, Residual
+from transom.layers.stack import Stack
+from transom.layers.tap import Scope
+from transom.models.seq2seq import Memory, Seq2SeqTransformer
+
+
+class SourceKeys(NamedTuple):
+    """A block's keys and values of the sources."""
+
+    k: Float[Tensor, "sources n_heads source d_head"]
+    v: Float[Tensor, "sources n_heads source d_value"]
+
+
+class FlatCache:
+    """What the flat decoder remembers: for each block one buffer of keys and values side by side, tokens first.
+
+    A step's keys and values are stored by one copy. Reordering copies what is filled to a second buffer, whole rows at a time.
+    """
+
+    def __init__(self, memories: list[SourceKeys], bias: Tensor | None, buffers: list[Tensor]) -> None:
+        """Gather the sources' keys and values a block, what to add to their scores, and a buffer a block."""
+        self.memories, self.bias = memories, bias
+        self.length = 0
+        self._buffers = buffers
+        self._spare: Tensor | None = None
+
+    def append(self, block: int, new: Float[Tensor, "rows new width"]) -> Float[Tensor, "tokens rows width"]:
+        """Store the next tokens' keys and values of a block and return those of all its tokens."""
+        buffer, n_new = self._buffers[block], new.shape[1]
+        assert self.length + n_new <= len(buffer), f"the cache holds {len(buffer)} tokens, asked for {self.length + n_new}"
+        buffer.narrow(0, self.length, n_new).copy_(new.transpose(0, 1))
+        return buffer.narrow(0, 0, self.length + n_new)
+
+    @torch.inference_mode()
+    def reorder(self, rows: Int[Tensor, "rows"]) -> None:
+        """Let row i continue from old row ``rows[i]``; fewer rows than before drop the rest."""
+        for i, buffer in enumerate(self._buffers):
+            if self._spare is None or self._spare.shape[1] != len(rows):
+                self._spare = buffer.new_empty(len(buffer), len(rows), buffer.shape[2])
+            torch.index_select(buffer[: self.length], 1, rows, out=self._spare[: self.length])
+            self._buffers[i], self._spare = self._spare, buffer
+
+    def keep_sources(self, sources: Int[Tensor, "kept"]) -> None:
+        """Go on with these sources only; their rows must be chosen by ``reorder`` in the same order."""
+        self.memories = [SourceKeys(k[sources], v[sources]) for k, v in self.memories]
+        self.bias = None if self.bias is None else self.bias[sources]
+
+
+class FlatEncoder:
+    """The encoder of a model, on its device; later changes of the model are not seen."""
+
+    def __init__(self, model: Seq2SeqTransformer) -> None:
+        """Lay out the weights of ``model``."""
+        arithmetic = arithmetic_of(model.unembedding.weight, READING_ROWS)
+        self._embed, self._encoder = _Embedding(model.source_embedding, arithmetic.dtype), _Stack(model.encoder, arithmetic)
+
+    @torch.inference_mode()
+    def __call__(self, source: Sequences) -> Memory:
+        """Read the sources."""
+        x = self._embed(source.tokens, source.positions)
+        bias = _bias(masks.same_segment(source.segments, source.segments), x.dtype)
+        return Memory(self._encoder.read(x, bias), source.segments)
+
+
+class FlatSeq2Seq:
+    """A model to search with: ``encode``, ``start`` and ``step`` give what those of ``Seq2SeqTransformer`` give."""
+
+    def __init__(self, model: Seq2SeqTransformer) -> None:
+        """Lay out the weights of ``model``, on their device; later changes of the model are not seen."""
+        self.encode, self.decoder = FlatEncoder(model), FlatDecoder(model)
+
+    @torch.inference_mode()
+    def start(self, memory: Memory, n_beams: int, max_length: int) -> FlatCache:
+        """Project the memory once a source and reserve room for ``max_length`` tokens a row."""
+        n_rows = n_beams * len(memory.states)
+        decoder = self.decoder
+        dtype = decoder.dtype if n_beams == 1 else torch.promote_types(decoder.dtype, torch.float32)
+        memories = [block.source_keys(memory.states, dtype, n_beams) for block in decoder.stack.blocks]
+        bias = _bias(masks.not_padding(memory.segments), dtype)
+        buffers = [memory.states.new_empty(max_length, n_rows, block.width, dtype=decoder.dtype) for block in decoder.stack.blocks]
+        return FlatCache(memories, bias, buffers)
+
+    @torch.inference_mode()
+    def step(self, tokens: Int[Tensor, "rows new"], cache: FlatCache) -> Float[Tensor, "rows new vocab"]:
+        """Read the rows' next symbols; return the logits of what follows each."""
+        end, decoder = cache.length + tokens.shape[1], self.decoder
+        x = decoder.embed(tokens, slice(cache.length, end))
+        bias = _bias(masks.causal(tokens.shape[1], end, x.device), x.dtype) if tokens.shape[1] > 1 else None
+        for i, block in enumerate(decoder.stack.blocks):
+            x = block.self_attention(x, bias, cache, i)
+            x = block.cross_attention(x, cache.memories[i], cache.bias)
+            x = block.feed_forward(x)
+        cache.length = end
+        return decoder.unembed(decoder.stack.norm(x))
+
+
+class FlatDecoder:
+    """Symbols to logits, in one type."""
+
+    def __init__(self, model: Seq2SeqTransformer) -> None:
+        arithmetic = arithmetic_of(model.unembedding.weight)
+        self.dtype = arithmetic.dtype
+        self.embed = _Embedding(model.target_embedding, arithmetic.dtype)
+        self.stack = _Stack(model.decoder, arithmetic)
+        self.unembed = arithmetic.make(model.unembedding.weight.detach(), None, None)
+
+
+class _Embedding:
+    """sqrt(d_model) E[x] + p."""
+
+    def __init__(self, embedding: Embedding, dtype: torch.dtype) -> None:
+        assert isinstance(embedding.position, Sinusoidal)
+        self.table, self.scale = embedding.tokens.weight.detach(), embedding.scale
+        self.positions = embedding.position.table.to(dtype)
+
+    def __call__(self, tokens: Tensor, positions: Tensor | slice) -> Tensor:
+        return torch.add(self.positions[positions], F.embedding(tokens, self.table), alpha=self.scale)
+
+
+class FlatNorm:
+    """Layer normalisation, or nothing."""
+
+    def __init__(self, norm: Norm | None, dtype: torch.dtype) -> None:
+        self.norm = norm if isinstance(norm, LayerNorm) else None
+        if isinstance(norm, LayerNorm):
+            self.shape, self.eps = norm.weight.shape, norm.eps
+            self.gain = norm.weight.detach().to(dtype)
+            self.shift = None if norm.bias is None else norm.bias.detach().to(dtype)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return x if self.norm is None else torch.layer_norm(x, self.shape, self.gain, self.shift, self.eps)
+
+
+class _Wiring(NamedTuple):
+    """Where a sub-layer's norm stands: before it, or after the sum."""
+
+    before: FlatNorm
+    after: FlatNorm
+
+    @classmethod
+    def of(cls, residual: Residual, dtype: torch.dtype) -> "_Wiring":
+        norm, none = FlatNorm(residual.norm, dtype), FlatNorm(None, dtype)
+        return cls(none, norm) if isinstance(residual, PostNorm) else cls(norm, none)
+
+
+class FlatStack(nn.Module):
+    """An encoder's stack for answering, in the place of a ``Stack`` none of whose patterns is sparse; it shows no taps."""
+
+    routed = False
+
+    def __init__(self, stack: Stack, like: Tensor) -> None:
+        """Lay out the weights of ``stack``, of the type and on the device of ``like``; later changes are not seen."""
+        super().__init__()
+        self._stack = _Stack(stack, arithmetic_of(like, READING_ROWS))
+
+    def forward(
+        self, x: Float[Tensor, "rows query d_model"], sights: list[Sight], taps: Scope | None = None
+    ) -> Float[Tensor, "rows query d_model"]:
+        """Pass the residual stream through the blocks, all of which see the same."""
+        (sight,) = sights
+        assert taps is None and sight.tiles is None and sight.bias is None and sight.rotation is None
+        return self._stack.read(x, None if sight.mask is None else _bias(sight.mask, x.dtype))
+
+
+class _Stack:
+    """Blocks, and the norm behind them."""
+
+    def __init__(self, stack: Stack, arithmetic: Arithmetic) -> None:
+        self.blocks = [FlatBlock(block, arithmetic) for block in stack.blocks]
+        self.norm = FlatNorm(stack.norm, arithmetic.dtype)
+
+    def read(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """Pass whole sequences through all of it; ``bias`` is added to the scores of each block."""
+        for block in self.blocks:
+            x = block.feed_forward(block.self_attention(x, bias))
+        return self.norm(x)
+
+
+class FlatBlock:
+    """One block: what each sub-layer does to the residual stream, its sum and its norm included."""
+
+    def __init__(self, block: Block | ParallelBlock, arithmetic: Arithmetic) -> None:
+        assert isinstance(block, Block)
+        attn, cross, ff, dtype = block.attn, block.cross, block.ff, arithmetic.dtype
+        assert isinstance(ff, FeedForward)
+        self.n_heads, self.d_head, self.d_value = attn.n_heads, attn.d_head, attn.d_value
+        self.split = [self.n_heads * width for width in (self.d_head, self.d_head, self.d_value)]
+        self.width = self.split[1] + self.split[2]
+        self.qkv, self.o = _joined(arithmetic, attn.q, attn.k, attn.v), _output(arithmetic, attn)
+        self.attn_wiring = _Wiring.of(block.attn_residual, dtype)
+        if cross is not None and block.cross_residual is not None:
+            self.q, self.cross_o = _joined(arithmetic, cross.q), _output(arithmetic, cross)
+            self.kv = _joined(arithmetic, cross.k, cross.v)
+            self.cross_wiring = _Wiring.of(block.cross_residual, dtype)
+        self.up, self.down = _joined(arithmetic, ff.up, after=ff.activation), _joined(arithmetic, ff.down)
+        self.ff_wiring = _Wiring.of(block.ff_residual, dtype)
+
+    def self_attention(self, x: Tensor, bias: Tensor | None, cache: FlatCache | None = None, place: int = 0) -> Tensor:
+        """Attend to the tokens of the row, those in the cache included."""
+        q, new = self.qkv(self.attn_wiring.before(x)).split_with_sizes([self.split[0], self.width], -1)
+        all_tokens = new.transpose(0, 1) if cache is None else cache.append(place, new)
+        k, v = all_tokens.split_with_sizes(self.split[1:], -1)
+        n_new, rows, n_tokens = new.shape[1], len(x), len(all_tokens)
+        q = q.view(rows, n_new, self.n_heads, self.d_head).transpose(1, 2)
+        k = k.view(n_tokens, rows, self.n_heads, self.d_head).permute(1, 2, 0, 3)
+        v = v.view(n_tokens, rows, self.n_heads, self.d_value).permute(1, 2, 0, 3)
+        z = F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
+        return self.attn_wiring.after(_add(self.o, z.transpose(1, 2).reshape(rows, n_new, -1), x))
+
+    def cross_attention(self, x: Tensor, memory: SourceKeys, bias: Tensor | None) -> Tensor:
+        """Attend to the sources; all beams of a source are queries of one product with its keys."""
+        k, v = memory
+        rows, n_new, _ = x.shape
+        q = self.q(self.cross_wiring.before(x)).view(len(k), -1, self.n_heads, self.d_head).transpose(1, 2)
+        if q.shape[2] == 1:
+            z = F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
+        else:  # several short queries: the fused kernel is the slower one, and bfloat16 products of this size are slower than float32's
+            z = attend_explicit(q.to(k.dtype), k, v, Terms(bias=bias)).to(x.dtype)
+        return self.cross_wiring.after(_add(self.cross_o, z.transpose(1, 2).reshape(rows, n_new, -1), x))
+
+    def feed_forward(self, x: Tensor) -> Tensor:
+        """Transform each token on its own."""
+        return self.ff_wiring.after(self.down(self.up(self.ff_wiring.before(x)), x))
+
+    def source_keys(self, memory: Tensor, dtype: torch.dtype, n_beams: int) -> SourceKeys:
+        """Project the sources to keys and values; for several beams the keys lie transposed, as the product with queries reads them."""
+        k, v = self.kv(memory).to(dtype).split_with_sizes(self.split[1:], -1)
+        k, v = (x.unflatten(-1, (self.n_heads, -1)).transpose(1, 2) for x in (k, v))  # (sources, n_heads, source, width of a head)
+        k = k.contiguous() if n_beams == 1 else k.transpose(-2, -1).contiguous().transpose(-2, -1)
+        return SourceKeys(k, v.contiguous())
+
+
+def _joined(arithmetic: Arithmetic, *maps: nn.Linear, after: Activation | None = None) -> Product:
+    """Make one product of several maps of the same input."""
+    weight = torch.cat([linear.weight.detach() for linear in maps])
+    biases = [linear.bias.detach() for linear in maps if linear.bias is not None]
+    return arithmetic.make(weight, torch.cat(biases) if biases else None, after)
+
+
+def _output(arithmetic: Arithmetic, attention: Attention) -> Product | None:
+    return _joined(arithmetic, attention.o) if isinstance(attention.o, nn.Linear) else None
+
+
+def _add(product: Product | None, x: Tensor, residual: Tensor) -> Tensor:
+    return residual + x if product is None else product(x, residual)
+
+
+def _bias(mask: Bool[Tensor, "..."], dtype: torch.dtype) -> Tensor | None:
+    """Turn a mask into what is added to scores; None where everything is allowed."""
+    return None if bool(mask.all()) else torch.zeros_like(mask, dtype=dtype).masked_fill_(~mask, -torch.inf)

@@ -1,0 +1,98 @@
+"""What answers fastest with a model: its decoder compiled, its stacks laid out flat, or the model itself."""
+
+import copy
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+
+from transom.config.architecture import Transformer
+from transom.config.patterns import Full
+from transom.decoding.backends.compiled import CompiledLanguageModel, CompiledSeq2Seq, Kind, is_plain, why_not
+from transom.decoding.backends.flat import FlatEncoder, FlatSeq2Seq, FlatStack
+from transom.decoding.native import native
+from transom.decoding.products import FUSED
+from transom.decoding.search.roles import StepModel
+from transom.errors import ConfigError
+from transom.layers.attention import Attention
+from transom.layers.block import Block
+from transom.layers.dropout import Dropout
+from transom.layers.embedding import Embedding
+from transom.layers.feed_forward import FeedForward
+from transom.layers.norm import LayerNorm, Norm
+from transom.layers.position import Learned, Position, Sinusoidal, Sinusoidal2d
+from transom.layers.residual import PostNorm, PreNorm
+from transom.layers.stack import Stack
+from transom.models.decoder import DecoderTransformer
+from transom.models.encoder import EncoderTransformer
+from transom.models.network import Network
+from transom.models.seq2seq import Seq2SeqTransformer
+from transom.models.vision import VisionTransformer
+
+KNOWN = {
+    *(Seq2SeqTransformer, Embedding, Sinusoidal, Stack, Block, Attention, FeedForward, Norm, LayerNorm, PostNorm, PreNorm, Dropout),
+    *(nn.Embedding, nn.Linear, nn.Identity, nn.ModuleList),
+}
+"""The modules that have a flat form, by their exact type; ``_has_flat_form`` looks closer."""
+
+READ_POSITIONS = {Position, Sinusoidal, Sinusoidal2d, Learned}
+"""Positions that are added to the embeddings and nowhere else."""
+
+ReaderT = TypeVar("ReaderT", bound=Network)
+
+
+def searcher_of(model: Network, dtype: torch.dtype | None = None, eight_bits: bool = False) -> StepModel[Any, Any]:
+    """Give what searches fastest with ``model``, whose weights must stay as they are where ``dtype`` is theirs.
+
+    Args:
+        model: whose weights are used.
+        dtype: type of the matrix products; left out, that of the weights.
+        eight_bits: multiply in 8 bits in the decoder, whatever ``dtype`` is.
+
+    Raises:
+        ConfigError: 8 bits are asked for, and this model or this machine cannot.
+    """
+    if dtype not in (None, model.unembedding.weight.dtype):
+        model = copy.deepcopy(model).to(dtype).eval()
+    wanted: Kind | None = "int8" if eight_bits else "bf16" if model.unembedding.weight.dtype == torch.bfloat16 else None
+    reason = why_not(model) if wanted is not None else None  # asking compiles the library
+    library = native().library if wanted is not None and reason is None else None
+    if wanted is not None and library is not None:
+        if isinstance(model, DecoderTransformer):
+            return CompiledLanguageModel(library, model, wanted)
+        if isinstance(model, Seq2SeqTransformer):
+            return CompiledSeq2Seq(library, model, wanted, FlatEncoder(model) if _is_flat(model, model.config) else model.encode)
+    if eight_bits:
+        raise ConfigError(f"precision: int8 needs a decoder that can be compiled, and {reason}; take auto")
+    assert isinstance(model, StepModel)
+    return FlatSeq2Seq(model) if isinstance(model, Seq2SeqTransformer) and _is_flat(model, model.config) else model
+
+
+def reader_of(model: ReaderT) -> ReaderT:
+    """Give what reads fastest with an encoder of texts or images: the same model with its stack laid out flat, where that has such a form.
+
+    It shares all weights but the stack's, whose later changes are not seen, and shows no taps.
+    """
+    if model.device.type != "cpu" or not isinstance(model, EncoderTransformer | VisionTransformer):
+        return model
+    if not _is_flat(model.encoder, model.config) or type(model.embedding.position) not in READ_POSITIONS:
+        return model
+    reader = copy.copy(model)
+    reader._modules = model._modules | {"encoder": FlatStack(model.encoder, next(model.encoder.parameters()))}
+    return reader
+
+
+def _is_flat(module: nn.Module, config: Transformer) -> bool:
+    return config.attention.pattern == Full() and all(map(_has_flat_form, module.modules()))
+
+
+def _has_flat_form(module: nn.Module) -> bool:
+    if type(module) not in KNOWN:
+        return False
+    match module:
+        case Attention():
+            return is_plain(module) and module.n_kv_heads == module.n_heads
+        case FeedForward():
+            return module.activation in FUSED
+        case _:
+            return True

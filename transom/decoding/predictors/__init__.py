@@ -1,0 +1,1 @@
+"""Predictors: what users call with text or images."""

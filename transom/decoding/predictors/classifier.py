@@ -1,0 +1,156 @@
+"""From texts to their classes."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from transom.config.decoding import Reading
+from transom.data.labeled.classes import Samples, numbered
+from transom.data.labeled.labelled import text_batches
+from transom.data.tokenizer.tokenizer import Tokenizer
+from transom.decoding.inference import Tell, evaluating, refuse_one, unheard
+from transom.decoding.predictors.long_texts import TooLong, windows_of
+from transom.decoding.search.loop import log_probabilities
+from transom.models.encoder import TextClassifierTransformer
+from transom.planning.precision import Precision
+
+
+class Classified(NamedTuple):
+    """A text's class.
+
+    Attributes:
+        label: the likeliest class.
+        p: its probability.
+        probabilities: of every class, the likeliest first.
+        n_left_out: tokens of the text that were not read.
+        windows: pieces in which it was read, whose log probabilities were averaged.
+    """
+
+    label: str
+    p: float
+    probabilities: dict[str, float]
+    n_left_out: int = 0
+    windows: int = 1
+
+    @property
+    def longer(self) -> bool:
+        """Whether the text was longer than the model reads."""
+        return self.n_left_out > 0 or self.windows > 1
+
+
+def ranked(classes: Sequence[str], log_p: Float[Tensor, "classes"]) -> Classified:
+    """Lay out the probabilities of the classes."""
+    probabilities = dict(sorted(zip(classes, log_p.exp().tolist(), strict=True), key=lambda entry: -entry[1]))
+    label = next(iter(probabilities))
+    return Classified(label, probabilities[label], probabilities)
+
+
+@dataclass(frozen=True)
+class Classifier:
+    """Names the classes of texts.
+
+    Attributes:
+        model: a text classifier, ready to answer.
+        tokenizer: of its texts.
+        reading: the recipe's.
+        precision: how the type of its matrix products was chosen; None where it was not.
+        reader: what reads in the model's place, faster; None for the model itself.
+    """
+
+    model: TextClassifierTransformer
+    tokenizer: Tokenizer
+    reading: Reading = field(default_factory=Reading)
+    precision: Precision | None = None
+    reader: TextClassifierTransformer | None = None
+
+    def classify(self, texts: Sequence[str], too_long: TooLong = "truncate", tell: Tell = unheard) -> list[Classified]:
+        """Name the class of each text.
+
+        Args:
+            texts: any number.
+            too_long: of a text of more tokens than the model reads, read the beginning, all of it in windows, or refuse it.
+            tell: is told how many windows are done.
+
+        Raises:
+            ConfigError: ``too_long`` has no such value.
+            DataError: a text is too long and is to be refused.
+        """
+        refuse_one(texts, "text")
+        read = windows_of(self.tokenizer.encode_batch(list(texts)), self.model.config.max_seq_len - 1, too_long)
+        of_texts, found = self._log_probabilities(read.rows, tell).split(read.counts), list[Classified]()
+        for log_p, left_out, count in zip(of_texts, read.n_left_out, read.counts, strict=True):
+            answer = ranked(self.model.config.classes, log_probabilities(log_p.mean(0)))
+            found.append(answer._replace(n_left_out=left_out, windows=count))
+        return found
+
+    @torch.inference_mode()
+    def _log_probabilities(self, rows: Sequence[Sequence[int]], tell: Tell) -> Float[Tensor, "texts classes"]:
+        n_done, result = 0, torch.empty(len(rows), len(self.model.config.classes), dtype=torch.float64)
+        with evaluating(self.model):
+            for batch in text_batches(rows, [0] * len(rows), self.model.config.max_seq_len, self.reading.batch_tokens):
+                result[list(batch.samples)] = log_probabilities((self.reader or self.model)(batch.to(self.model.device))).to(result)
+                n_done += len(batch.samples)
+                tell(n_done, len(rows))
+        return result
+
+
+class OfClass(NamedTuple):
+    """How well one class is told from the others.
+
+    Attributes:
+        n: texts of the class.
+        recall: share of them that was found.
+        precision: share of the texts found to be of the class that are.
+    """
+
+    n: int
+    recall: float
+    precision: float
+
+
+class Scores(NamedTuple):
+    """How well labelled texts were classified.
+
+    Attributes:
+        accuracy: texts whose class was found, in percent.
+        n: all texts.
+        classes: each class that occurs or was found.
+        n_longer: texts longer than the model reads: those cut or read in windows.
+        n_left_out: tokens of all texts that were not read.
+    """
+
+    accuracy: float
+    n: int
+    classes: list[tuple[str, OfClass]]
+    n_longer: int = 0
+    n_left_out: int = 0
+
+
+def scored(found: Sequence[Classified], known: Sequence[str], where: Samples, classes: Sequence[str]) -> Scores:
+    """Compare the classes found with those known.
+
+    Args:
+        found: by sample.
+        known: the samples' classes.
+        where: the samples.
+        classes: the model's.
+
+    Raises:
+        DataError: a sample is of a class that the model does not have.
+    """
+    numbered(known, classes, where)
+    labels = [each.label for each in found]
+    right = Counter(label for label, expected in zip(labels, known, strict=True) if label == expected)
+    n_known, n_found = Counter(known), Counter(labels)
+    of_classes = [
+        (label, OfClass(n_known[label], right[label] / max(n_known[label], 1), right[label] / max(n_found[label], 1)))
+        for label in classes
+        if n_known[label] or n_found[label]
+    ]
+    n_longer, n_left_out = sum(each.longer for each in found), sum(each.n_left_out for each in found)
+    return Scores(100 * right.total() / len(known), len(known), of_classes, n_longer, n_left_out)

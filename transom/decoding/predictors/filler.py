@@ -1,0 +1,135 @@
+"""From a text with gaps to the tokens that a masked language model puts there."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+import torch
+
+from transom.config.decoding import Reading
+from transom.data.batch import MaskedBatch, Sequences
+from transom.data.tokenizer.special import EOS, UNK
+from transom.data.tokenizer.tokenizer import Tokenizer
+from transom.decoding.inference import Tell, evaluating, unheard
+from transom.decoding.predictors.long_texts import check_too_long
+from transom.decoding.search.loop import log_probabilities
+from transom.errors import DataError
+from transom.models.encoder import MaskedEncoderTransformer
+from transom.planning.precision import Precision
+
+MASK = "[MASK]"
+"""What stands in a text for a token that is to be named."""
+
+
+class Guess(NamedTuple):
+    """A token for a gap.
+
+    Attributes:
+        text: of the token; a space before it is not part of it.
+        p: its probability given the text, the other gaps unknown.
+    """
+
+    text: str
+    p: float
+
+
+class Filled(NamedTuple):
+    """A text's gaps.
+
+    Attributes:
+        gaps: of each gap the likeliest tokens, the best first.
+        n_left_out: tokens of the text that were not read, those farthest from its gaps.
+    """
+
+    gaps: list[list[Guess]]
+    n_left_out: int
+
+
+@dataclass(frozen=True)
+class Filler:
+    """Names the tokens behind masks.
+
+    Attributes:
+        model: a masked language model, ready to answer.
+        tokenizer: of its texts.
+        reading: the recipe's.
+        precision: how the type of its matrix products was chosen; None where it was not.
+        reader: what reads in the model's place, faster; None for the model itself.
+    """
+
+    model: MaskedEncoderTransformer
+    tokenizer: Tokenizer
+    reading: Reading = field(default_factory=Reading)
+    precision: Precision | None = None
+    reader: MaskedEncoderTransformer | None = None
+
+    def fill(
+        self, texts: Sequence[str], top: int = 5, too_long: Literal["window", "refuse"] = "window", tell: Tell = unheard
+    ) -> list[list[list[Guess]]]:
+        """Name the tokens behind the masks of texts; see ``filled``, which also counts what was too long."""
+        return [each.gaps for each in self.filled(texts, top, too_long, tell)]
+
+    def filled(
+        self, texts: Sequence[str], top: int = 5, too_long: Literal["window", "refuse"] = "window", tell: Tell = unheard
+    ) -> list[Filled]:
+        """Name the tokens behind the masks of texts.
+
+        Args:
+            texts: each with one ``[MASK]`` or more.
+            top: guesses a gap.
+            too_long: of a text of more tokens than the model reads take what is around its gaps, or refuse it.
+            tell: is told how many texts are done.
+
+        Raises:
+            ConfigError: ``too_long`` has no such value.
+            DataError: a text has no gap, or is too long.
+        """
+        check_too_long(too_long, "window", "refuse")
+        found = list[Filled]()
+        for text in texts:
+            found.append(self.fill_tokens(self._pieces(text), top, too_long))
+            tell(len(found), len(texts))
+        return found
+
+    @torch.inference_mode()
+    def fill_tokens(self, pieces: Sequence[Sequence[int]], top: int = 5, too_long: Literal["window", "refuse"] = "window") -> Filled:
+        """Name the token between each piece of a text and the next; arguments as in ``filled``."""
+        mask, whole = self.tokenizer.vocab_size, [EOS]
+        for number, piece in enumerate(pieces):
+            whole += [mask, *piece] if number else [*piece]
+        row = self._window(whole, mask, too_long)
+        gaps = [place for place, token in enumerate(row) if token == mask]
+        source = Sequences.pad([row])
+        batch = MaskedBatch(source, source.tokens, source.tokens == mask, (0,)).to(self.model.device)
+        with evaluating(self.model):
+            logits = self.model.unembedding((self.reader or self.model).hidden(batch)[0, gaps])
+        logits[:, : UNK + 1] = -torch.inf
+        logits[:, mask] = -torch.inf
+        best = log_probabilities(logits).topk(min(top, mask - UNK - 1))
+        guesses = [
+            [Guess(self.tokenizer.decode([token]).removeprefix(" "), p) for token, p in zip(tokens, chances, strict=True)]
+            for tokens, chances in zip(best.indices.tolist(), best.values.exp().tolist(), strict=True)
+        ]
+        return Filled(guesses, len(whole) - len(row))
+
+    def _pieces(self, text: str) -> list[list[int]]:
+        """Cut a text at its gaps; a space before a gap is the hidden token's own."""
+        parts = text.split(MASK)
+        if len(parts) == 1:
+            raise DataError(f"expected {MASK} in the text, for what is to be named, found {text[:60]!r}; write it where a word is missing")
+        if self.tokenizer.kind == "bpe":
+            parts = [*(part.removesuffix(" ") for part in parts[:-1]), parts[-1]]
+        return self.tokenizer.encode_batch(parts)
+
+    def _window(self, row: list[int], mask: int, too_long: Literal["window", "refuse"]) -> list[int]:
+        most = self.model.config.max_seq_len
+        if len(row) <= most:
+            return row
+        first, last = row.index(mask), len(row) - 1 - row[::-1].index(mask)
+        if too_long == "refuse" or last - first >= most - 1:
+            raise DataError(
+                f"expected a text of at most {most:,} tokens, its start symbol included, found {len(row):,}; shorten it"
+                + ("" if too_long == "refuse" else ", or ask for gaps that are nearer to each other")
+            )
+        start = min(max((first + last - most) // 2 + 1, 0), len(row) - most)
+        return row[start : start + most]

@@ -1,0 +1,69 @@
+"""From images to their classes."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+from jaxtyping import Float, UInt8
+from torch import Tensor
+
+from transom.config.decoding import ImageReading
+from transom.data.batch import ImageBatch
+from transom.data.images.images import decode, read_file
+from transom.decoding.inference import Tell, evaluating, refuse_one, unheard
+from transom.decoding.predictors.classifier import Classified, ranked
+from transom.decoding.search.loop import log_probabilities
+from transom.models.vision import ConvolutionalNetwork, VisionTransformer
+from transom.planning.precision import Precision
+
+Pixels = UInt8[Tensor, "images channels size size"]
+
+
+@dataclass(frozen=True)
+class ImageClassifier:
+    """Names the classes of images.
+
+    Attributes:
+        model: a classifier of images, ready to answer.
+        reading: the recipe's.
+        precision: how the type of its matrix products was chosen; None where it was not.
+        reader: what reads in the model's place, faster; None for the model itself.
+    """
+
+    model: VisionTransformer | ConvolutionalNetwork
+    reading: ImageReading = field(default_factory=ImageReading)
+    precision: Precision | None = None
+    reader: VisionTransformer | ConvolutionalNetwork | None = None
+
+    def classify(self, images: Sequence[str | Path], tell: Tell = unheard) -> list[Classified]:
+        """Name the class of each image.
+
+        Args:
+            images: files.
+            tell: is told how many images are done.
+
+        Raises:
+            DataError: one cannot be read as an image.
+        """
+        refuse_one(images, "image file")
+        config, found = self.model.config, list[Classified]()
+        for start in range(0, len(images), self.reading.batch_images):
+            part = [Path(image) for image in images[start : start + self.reading.batch_images]]
+            pixels = [decode(read_file(image), str(image), config.image_size, config.channels) for image in part]
+            found += self.classify_pixels(torch.from_numpy(np.stack(pixels)))
+            tell(len(found), len(images))
+        return found
+
+    def classify_pixels(self, pixels: Pixels) -> list[Classified]:
+        """Name the class of each image of the model's size, numbers from 0 to 255."""
+        classes, rows = self.model.config.classes, pixels.split(self.reading.batch_images)
+        return [ranked(classes, p) for part in rows for p in self._log_probabilities(part)]
+
+    @torch.inference_mode()
+    def _log_probabilities(self, pixels: Pixels) -> Float[Tensor, "images classes"]:
+        weight = self.model.unembedding.weight
+        batch = ImageBatch((pixels / 255).to(weight), torch.zeros(len(pixels), dtype=torch.long), tuple(range(len(pixels))))
+        with evaluating(self.model):
+            return log_probabilities((self.reader or self.model)(batch.to(weight.device))).double().cpu()

@@ -1,0 +1,225 @@
+"""What people call: sentences in, translations and their probabilities out."""
+
+from collections.abc import Sequence
+from typing import Any, Literal, TypedDict, Unpack
+
+import numpy as np
+import torch
+
+from transom.config.decoding import Decoding
+from transom.data.batch import Sequences
+from transom.data.pairs.loader import ordered_batches
+from transom.data.pairs.pairs import Pairs
+from transom.data.sampler import cut_batches, lengths_of
+from transom.data.tokenizer.special import EOS, PAD, SOS
+from transom.data.tokenizer.tokenizer import Tokenizers
+from transom.decoding.backends.deal import deal_out
+from transom.decoding.inference import Tell, evaluating, refuse_one, unheard
+from transom.decoding.predictors.answers import PairScore, Translation, joined, one_line
+from transom.decoding.predictors.long_texts import check_too_long
+from transom.decoding.predictors.sentences import split_text
+from transom.decoding.search.beam import Beam
+from transom.decoding.search.filters import Forbid
+from transom.decoding.search.greedy import Greedy
+from transom.decoding.search.hypothesis import Hypothesis
+from transom.decoding.search.limits import limits_of
+from transom.decoding.search.loop import Search, log_probabilities, search
+from transom.decoding.search.roles import StepModel
+from transom.decoding.settings import settled
+from transom.errors import ConfigError, DataError
+from transom.models.network import Seq2SeqNetwork
+from transom.planning.precision import Precision
+
+
+class Options(TypedDict, total=False):
+    """How to translate. None takes the recipe's setting, or the default named here.
+
+    Attributes:
+        beam_size: hypotheses kept a sentence; 1 is greedy.
+        length_penalty: GNMT's alpha.
+        min_length: fewest tokens of a translation.
+        max_length: most tokens of a translation, the end symbol included.
+        batch_tokens: most source tokens of a batch, padding included; 1,024.
+        too_long: what to do with a text longer than the model reads: "split" at sentence ends and rejoin the translations, or "refuse".
+        name: of the texts' origin, for messages; "text".
+        tell: is told how many pieces are done.
+        to: tag of the target language, where the model knows several.
+    """
+
+    beam_size: int | None
+    length_penalty: float | None
+    min_length: int | None
+    max_length: int | None
+    batch_tokens: int | None
+    too_long: Literal["split", "refuse"] | None
+    name: str | None
+    tell: Tell | None
+    to: str | None
+
+
+class Translator:
+    """A trained model with its tokenizers and its way of searching."""
+
+    def __init__(
+        self,
+        model: Seq2SeqNetwork,
+        tokenizers: Tokenizers,
+        decoding: Decoding | None = None,
+        precision: Precision | None = None,
+        searcher: StepModel[Any, Any] | None = None,
+    ) -> None:
+        """Join what is needed to translate.
+
+        Args:
+            model: as it is; ``load`` prepares one for speed.
+            tokenizers: of both sides.
+            decoding: default settings of the search.
+            precision: of the model's matrix products, with the reason, for whoever asks.
+            searcher: the model laid out for searching; left out, the model itself, which may still be learning.
+        """
+        self._searcher: StepModel[Any, Any] = searcher or model
+        self.model, self.tokenizers, self.precision = model, tokenizers, precision
+        self.decoding = decoding or Decoding()
+
+    def translate(self, texts: Sequence[str], **options: Unpack[Options]) -> list[str]:
+        """Translate each text to one line; a blank text to an empty one.
+
+        Raises:
+            ConfigError: an option has no such value, or ``to`` is missing.
+            DataError: a text is too long and ``too_long`` is "refuse".
+        """
+        return [best[0].text if best else "" for best in self.n_best(texts, 1, **options)]
+
+    def n_best(self, texts: Sequence[str], n: int, **options: Unpack[Options]) -> list[list[Translation]]:
+        """Give each text's ``n`` translations of highest score, best first; fewer where there are no more.
+
+        Raises:
+            ConfigError: an option has no such value, ``to`` is missing, or ``n`` is more than ``beam_size``.
+            DataError: a text is too long and ``too_long`` is "refuse", or ``texts`` is one text.
+        """
+        refuse_one(texts, "text")
+        decoding = self._settings(n, options)
+        prefix = self.tokenizers.source.prefix(options.get("to"))
+        pieces = self._pieces(texts, prefix, options.get("too_long") or "split", options.get("name") or "text")
+        sources = [piece for of_text in pieces for piece in of_text]
+        found = iter(self._search_all(sources, decoding, n, options.get("batch_tokens") or 1024, options.get("tell") or unheard))
+        return [joined([self._translations(next(found)) for _ in of_text]) for of_text in pieces]
+
+    @torch.inference_mode()
+    def score(
+        self,
+        sources: Sequence[str],
+        targets: Sequence[str],
+        batch_tokens: int = 2048,
+        name: str = "pairs",
+        to: str | None = None,
+        tell: Tell = unheard,
+    ) -> list[PairScore]:
+        """Compute log p(target | source) of each pair by teacher forcing.
+
+        log p(y | x) = sum_t log p(y_t | y_<t, x), with the model's own matrix products and the softmax in float32 at least.
+
+        Args:
+            sources: source sentences.
+            targets: their translations.
+            batch_tokens: most tokens of a batch on its longer side, padding included.
+            name: of the pairs' origin, for messages.
+            to: tag of the target language, where the model knows several.
+            tell: is told how many pairs are done.
+
+        Raises:
+            ConfigError: ``to`` is missing, or is none that the model knows.
+            DataError: the sides differ in number, or a pair is longer than the model reads.
+        """
+        if len(sources) != len(targets):
+            raise DataError(f"{name}: expected as many targets as sources, found {len(targets)} and {len(sources)}")
+        if not sources:
+            return []
+        scores, n_done = [PairScore(0.0, 0)] * len(sources), 0
+        pairs, device, most = Pairs(list(sources), list(targets), name), self.model.device, self.model.config.max_seq_len
+        prefix = self.tokenizers.source.prefix(to)
+        with evaluating(self.model):
+            for batch in ordered_batches(pairs, self.tokenizers, batch_tokens, most, too_long="refuse", prefix=prefix):
+                on_device = batch.to(device)
+                log_p = log_probabilities(self.model(on_device)).gather(-1, on_device.labels[..., None])[..., 0]  # (batch, target)
+                totals = log_p.double().masked_fill(on_device.target.segments == 0, 0.0).sum(1).tolist()
+                for sample, total, n_tokens in zip(batch.samples, totals, batch.target.lengths.tolist(), strict=True):
+                    scores[sample] = PairScore(total, n_tokens)
+                n_done += len(batch.samples)
+                tell(n_done, len(sources))
+        return scores
+
+    def most(self, to: str | None = None) -> int:
+        """Count the tokens of a text that the model reads beside its special symbols.
+
+        Args:
+            to: tag of the target language, where the model knows several.
+        """
+        return self.model.config.max_seq_len - 1 - len(self.tokenizers.source.prefix(to))
+
+    def _settings(self, n: int, options: Options) -> Decoding:
+        """Lay the options over the recipe's settings and check them."""
+        decoding = settled(self.decoding, options, Options.__annotations__)
+        if (batch_tokens := options.get("batch_tokens")) is not None and batch_tokens < 1:
+            raise ConfigError(f"decoding: batch_tokens: expected at least 1, found {batch_tokens}")
+        if (too_long := options.get("too_long")) is not None:
+            check_too_long(too_long, "split", "refuse")
+        if not 1 <= n <= decoding.beam_size:
+            raise ConfigError(
+                f"decoding: expected n_best from 1 to beam_size = {decoding.beam_size}, found {n}; raise beam_size or ask for fewer"
+            )
+        most = min(decoding.max_length, self.model.config.max_seq_len)
+        if decoding.min_length >= most:
+            raise ConfigError(
+                f"decoding: expected min_length below {most}, the most tokens of a translation, found {decoding.min_length};"
+                " lower min_length or raise max_length"
+            )
+        return decoding
+
+    def _pieces(self, texts: Sequence[str], prefix: list[int], too_long: str, name: str) -> list[list[list[int]]]:
+        """Encode each text as pieces that the model can read, behind a prefix: one, or none for a blank text, or several for a long one."""
+        encoder, limit = self.tokenizers.source, self.model.config.max_seq_len - len(prefix)
+        pieces: list[list[list[int]]] = []
+        for number, (text, tokens) in enumerate(zip(texts, encoder.encode_batch(texts), strict=True), 1):
+            if not text.strip() or not tokens:
+                pieces.append([])
+            elif len(tokens) < limit:
+                pieces.append([[*prefix, *tokens]])
+            elif too_long == "refuse":
+                raise DataError(
+                    f"{name}:{number}: expected at most model.max_seq_len = {limit + len(prefix)} tokens, special symbols included, found"
+                    f" {len(prefix) + len(tokens) + 1}; split the line, or let it be split at sentence ends"
+                )
+            else:
+                cut = split_text(text, lambda piece: len(encoder.encode(piece)) < limit)
+                pieces.append([[*prefix, *piece] for piece in encoder.encode_batch(cut)])
+        return pieces
+
+    def _search_all(self, sources: list[list[int]], decoding: Decoding, n: int, batch_tokens: int, tell: Tell) -> list[list[Hypothesis]]:
+        """Search in batches of like length, the longest first; give the answers in the sources' order.
+
+        On a CPU batches are dealt out to as many workers as PyTorch has threads, and are small enough for each to have one.
+        """
+        found: list[list[Hypothesis]] = [[] for _ in sources]
+        lengths, n_done = lengths_of(sources) + 1, 0
+        n_workers = torch.get_num_threads() if self.model.device.type == "cpu" else 1
+        batch_tokens = min(batch_tokens, -(-int(lengths.sum()) // n_workers))
+        batches = [batch.tolist() for batch in cut_batches(np.argsort(-lengths, kind="stable"), lengths, batch_tokens)]
+        with evaluating(self.model):
+            for batch, hypotheses in deal_out(lambda rows: self._search([sources[i] for i in rows], decoding, n), batches, n_workers):
+                for place, of_source in zip(batch, hypotheses, strict=True):
+                    found[place] = of_source
+                n_done += len(batch)
+                tell(n_done, len(sources))
+        return found
+
+    def _search(self, sources: list[list[int]], decoding: Decoding, n: int) -> list[list[Hypothesis]]:
+        device, alpha = self.model.device, decoding.length_penalty
+        strategy = Greedy(EOS, alpha) if decoding.beam_size == 1 else Beam(EOS, decoding.beam_size, n, alpha)
+        limits = limits_of([len(source) for source in sources], decoding, self.model.config.max_seq_len, device)
+        rows = Sequences.pad([[*source, EOS] for source in sources]).to(device)
+        never = [PAD, SOS, *self.tokenizers.target.tag_tokens]
+        return search(self._searcher, Search(rows, strategy, limits, SOS, EOS, [Forbid(torch.tensor(never, device=device))]))
+
+    def _translations(self, hypotheses: list[Hypothesis]) -> list[Translation]:
+        return [Translation(one_line(self.tokenizers.target.decode(h.tokens)), h.score, h.log_p) for h in hypotheses]

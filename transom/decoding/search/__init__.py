@@ -1,0 +1,1 @@
+"""Search over sequences: greedy, beam and sampled, with filters and stopping rules."""

@@ -1,0 +1,111 @@
+"""Beam search with GNMT's length penalty and a stopping rule that cannot stop too early."""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from transom.decoding.search.hypothesis import NEVER, Hypothesis, length_penalty
+from transom.decoding.search.limits import Limits
+from transom.decoding.search.roles import Move, Progress
+from transom.decoding.search.top import top_tokens
+
+
+@dataclass(frozen=True)
+class Beam:
+    """Keep the ``n_beams`` likeliest unfinished hypotheses of each source, and the ``n_best`` finished ones of highest score.
+
+    A step extends every live hypothesis by every token and ranks all extensions of a source by log p. Those among the first
+    ``n_beams`` that end are finished and scored log p / lp(length). The first ``n_beams`` that do not end live on.
+
+    **When to stop.** A source is done when the worst of its ``n_best`` kept scores is at least max over live h of
+    log p(h) / lp(L), L the source's longest length. No hypothesis that finishes later could then enter the kept ones:
+
+    1. A later one, f of length l <= L, extends some live h, so log p(f) <= log p(h): each token adds log p <= 0.
+    2. lp grows with length and log p(f) <= 0, so score(f) = log p(f) / lp(l) <= log p(f) / lp(L) <= log p(h) / lp(L).
+
+    Both steps hold in floating point too: sums of non-positive numbers, division and rounding are monotonic. So stopping changes
+    nothing but time. (Stopping when ``n_beams`` hypotheses are finished, as is common, can miss the best.)
+
+    Args:
+        end: the end symbol.
+        n_beams: live hypotheses a source.
+        n_best: finished hypotheses that are kept a source.
+        length_penalty: alpha of lp, at least 0.
+    """
+
+    end: int
+    n_beams: int
+    n_best: int = 1
+    length_penalty: float = 0.6
+
+    def begin(self, limits: Limits) -> "BeamSelection":
+        """Start a search."""
+        return BeamSelection(self, limits)
+
+
+class BeamSelection:
+    """Live and finished hypotheses of all sources, as tensors: a step is a handful of operations, however many beams there are."""
+
+    def __init__(self, strategy: Beam, limits: Limits) -> None:
+        """Start with one live hypothesis a source, the empty one, and none finished."""
+        n_sources, n_best, device = len(limits.longest), strategy.n_best, limits.longest.device
+        self._strategy = strategy
+        self._penalties = [length_penalty(length, strategy.length_penalty) for length in range(limits.last_must_end_at + 1)]
+        self._last_penalty = torch.tensor(self._penalties, device=device)[limits.longest]
+        self._first_row = torch.arange(n_sources, device=device)[:, None] * strategy.n_beams
+        self._live = torch.full((n_sources, strategy.n_beams), NEVER, device=device)
+        self._live[:, 0] = 0.0
+        self._done = torch.zeros(n_sources, dtype=torch.bool, device=device)
+        self._scores = torch.full((n_sources, n_best), NEVER, device=device)
+        self._log_p = torch.full((n_sources, n_best), NEVER, device=device)
+        self._lengths = torch.zeros(n_sources, n_best, dtype=torch.long, device=device)
+        self._tokens = torch.zeros(n_sources, n_best, limits.last_must_end_at, dtype=torch.long, device=device)
+
+    def advance(self, log_p: Float[Tensor, "rows vocab"], progress: Progress) -> Move:
+        """Extend, rank, put aside what ended, and go on with the best of the rest.
+
+        At most one extension of a live hypothesis ends it, so the first ``2 * n_beams`` hold ``n_beams`` that go on; and none of
+        them is beyond the first ``2 * n_beams`` of its own row.
+        """
+        n_sources, n_beams = self._live.shape
+        best, likeliest = top_tokens(log_p, min(2 * n_beams, log_p.shape[1]))
+        width = best.shape[1]
+        totals = (best.view(n_sources, n_beams, width) + self._live[..., None]).flatten(1)  # (sources, beams * width)
+        ranked, places = totals.topk(min(2 * n_beams, totals.shape[1]))
+        tokens = likeliest.view(n_sources, -1).gather(1, places)
+        parents = places // width
+        ends = tokens == self._strategy.end
+        finished = ends[:, :n_beams] & ~self._done[:, None]
+        if finished.any():
+            self._finish(ranked[:, :n_beams].masked_fill(~finished, NEVER), parents[:, :n_beams], progress)
+        self._live, order = ranked.masked_fill_(ends, NEVER).topk(n_beams)
+        self._done = self._done | (self._scores[:, -1] >= self._live[:, 0] / self._last_penalty)
+        rows = parents.gather(1, order) + self._first_row
+        return Move(tokens.gather(1, order).flatten(), rows.flatten(), self._done)
+
+    def _finish(self, log_p: Float[Tensor, "sources beams"], parents: Int[Tensor, "sources beams"], progress: Progress) -> None:
+        """Merge what ended at this step with what was kept; log p is minus infinity where nothing ended."""
+        length = progress.length + 1
+        prefixes = progress.prefixes[parents + self._first_row, 1:]  # (sources, beams, length - 1)
+        self._scores, chosen = torch.cat([self._scores, log_p / self._penalties[length]], 1).topk(self._strategy.n_best)
+        self._log_p = torch.cat([self._log_p, log_p], 1).gather(1, chosen)
+        self._lengths = torch.cat([self._lengths, torch.full_like(parents, length - 1)], 1).gather(1, chosen)
+        tokens = torch.cat([self._tokens[..., : length - 1], prefixes], 1)
+        self._tokens[..., : length - 1] = tokens.gather(1, chosen[..., None].expand(-1, -1, length - 1))
+
+    def harvest(self, places: list[int], progress: Progress) -> list[list[Hypothesis]]:
+        """Return the kept hypotheses of the sources at these places, best score first."""
+        facts = [x[places].tolist() for x in (self._tokens, self._lengths, self._log_p, self._scores)]
+        return [
+            [Hypothesis(tuple(tokens[:n]), log_p, score) for tokens, n, log_p, score in zip(*kept, strict=True) if score > NEVER]
+            for kept in zip(*facts, strict=True)
+        ]
+
+    def keep(self, places: Int[Tensor, "kept"]) -> None:
+        """Go on with the sources at these places only."""
+        self._first_row = self._first_row[: len(places)]
+        self._last_penalty, self._done, self._live = self._last_penalty[places], self._done[places], self._live[places]
+        self._scores, self._log_p = self._scores[places], self._log_p[places]
+        self._lengths, self._tokens = self._lengths[places], self._tokens[places]

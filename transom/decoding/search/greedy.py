@@ -1,0 +1,65 @@
+"""Greedy search: always the likeliest next token."""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from transom.data.tokenizer.special import PAD
+from transom.decoding.search.hypothesis import Hypothesis, length_penalty
+from transom.decoding.search.limits import Limits
+from transom.decoding.search.roles import Move, Progress
+from transom.decoding.search.top import top_tokens
+
+
+@dataclass(frozen=True)
+class Greedy:
+    """Take y_t = argmax p(y | y_<t, x) until the end symbol.
+
+    Args:
+        end: the end symbol.
+        length_penalty: alpha of the reported score; it does not change the choice.
+    """
+
+    end: int
+    length_penalty: float = 0.0
+
+    @property
+    def n_beams(self) -> int:
+        """One row a source."""
+        return 1
+
+    def begin(self, limits: Limits) -> "GreedySelection":
+        """Start a search."""
+        return GreedySelection(self, limits)
+
+
+class GreedySelection:
+    """The rows' log probabilities so far and which of them have ended."""
+
+    def __init__(self, strategy: Greedy, limits: Limits) -> None:
+        """Start with log p = 0 everywhere."""
+        self._strategy = strategy
+        self._log_p = torch.zeros(len(limits.longest), device=limits.longest.device)
+        self._done = torch.zeros_like(limits.longest, dtype=torch.bool)
+
+    def advance(self, log_p: Float[Tensor, "rows vocab"], progress: Progress) -> Move:
+        """Take the likeliest token; behind the end symbol comes padding."""
+        best, likeliest = top_tokens(log_p, 1)
+        tokens = likeliest[:, 0].masked_fill(self._done, PAD)
+        self._log_p = self._log_p + best[:, 0].masked_fill(self._done, 0.0)
+        self._done = self._done | (tokens == self._strategy.end)
+        return Move(tokens, None, self._done)
+
+    def harvest(self, places: list[int], progress: Progress) -> list[list[Hypothesis]]:
+        """Return each source's one hypothesis."""
+        return [[self._hypothesis(*row)] for row in zip(progress.prefixes[places, 1:].tolist(), self._log_p[places].tolist(), strict=True)]
+
+    def _hypothesis(self, tokens: list[int], log_p: float) -> Hypothesis:
+        length = tokens.index(self._strategy.end)
+        return Hypothesis(tuple(tokens[:length]), log_p, log_p / length_penalty(length + 1, self._strategy.length_penalty))
+
+    def keep(self, places: Int[Tensor, "kept"]) -> None:
+        """Go on with the sources at these places only."""
+        self._log_p, self._done = self._log_p[places], self._done[places]

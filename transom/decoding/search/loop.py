@@ -1,0 +1,124 @@
+"""The one loop of all searches: encode, then step, filter and select until every source is done."""
+
+from collections.abc import Generator, Sequence
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from transom.data.batch import Sequences
+from transom.decoding.search.filters import KeepLimits
+from transom.decoding.search.hypothesis import Hypothesis
+from transom.decoding.search.limits import Limits
+from transom.decoding.search.roles import CacheT, Filter, MemoryT, Move, Progress, Selection, StepModel, Strategy
+
+DROP_SHARE = 0.25
+"""Done sources leave the batch when they are this share of it, at most 1: dropping each at once would copy the caches too often."""
+
+
+Found = list[list[Hypothesis]]
+"""Each source's hypotheses, best first."""
+
+
+class Search(NamedTuple):
+    """What is searched for, and how.
+
+    Attributes:
+        source: one sequence a row.
+        strategy: chooses the tokens.
+        limits: of each source's answers; always kept.
+        start: the first token that the decoder reads, of all rows or of each source's.
+        end: the end symbol.
+        filters: what may not be said, applied in this order, before the limits.
+    """
+
+    source: Sequences
+    strategy: Strategy
+    limits: Limits
+    start: int | Int[Tensor, "sources"]
+    end: int
+    filters: Sequence[Filter] = ()
+
+
+def search(model: StepModel[MemoryT, CacheT], asked: Search) -> Found:
+    """Search for each source's answers; see ``search_steps``."""
+    steps = search_steps(model, asked)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as over:
+            found: Found = over.value
+            return found
+
+
+@torch.inference_mode()
+def search_steps(model: StepModel[MemoryT, CacheT], asked: Search) -> Generator[Progress, None, Found]:
+    """Search for each source's answers, step by step.
+
+    Args:
+        model: takes the steps; in evaluation mode.
+        asked: what is searched for.
+
+    Yields:
+        Where the search stands after each step.
+
+    Returns:
+        Each source's hypotheses, best first.
+    """
+    source, strategy, limits, start, end, filters = asked
+    n_sources, n_beams, device = len(source.lengths), strategy.n_beams, source.tokens.device
+    filters = [*filters, KeepLimits(end)]
+    cache = model.start(model.encode(source), n_beams, limits.last_must_end_at)
+    selection = strategy.begin(limits)
+    first = torch.full((n_sources,), start, device=device) if isinstance(start, int) else start
+    progress = Progress(first.repeat_interleave(n_beams)[:, None], torch.arange(n_sources, device=device), limits, n_beams)
+    found: Found = [[] for _ in range(n_sources)]
+    while True:
+        log_p = log_probabilities(model.step(progress.prefixes[:, -1:], cache)[:, -1])
+        for forbid in filters:
+            log_p = forbid(log_p, progress)
+        move = selection.advance(log_p, progress)
+        progress.prefixes = _extended(progress.prefixes, move)
+        yield progress
+        done = _done(move, progress)
+        rows, n_done = move.parents, int(done.sum())
+        if n_done and n_done >= DROP_SHARE * len(done):
+            _collect(found, selection, done, progress)
+            if n_done == len(done):
+                return found
+            kept = (~done).nonzero()[:, 0]
+            kept_rows = (kept[:, None] * n_beams + torch.arange(n_beams, device=device)).flatten()
+            rows = kept_rows if rows is None else rows[kept_rows]
+            selection.keep(kept)
+            cache.keep_sources(kept)
+            progress = Progress(progress.prefixes[kept_rows], progress.sources[kept], progress.limits.keep(kept), n_beams)
+        if rows is not None:
+            cache.reorder(rows)
+
+
+def log_probabilities(logits: Float[Tensor, "*axes vocab"]) -> Float[Tensor, "*axes vocab"]:
+    """Normalise logits to log p, in float32 at least."""
+    if logits.dtype.itemsize >= torch.float32.itemsize:
+        return logits.log_softmax(-1)
+    wide = logits.float()
+    return torch.log_softmax(wide, -1, out=wide)  # in place: half the memory to touch
+
+
+def _extended(prefixes: Int[Tensor, "rows prefix"], move: Move) -> Int[Tensor, "rows longer"]:
+    """Let each row go on from its parent with its new token."""
+    return torch.cat([prefixes if move.parents is None else prefixes[move.parents], move.tokens[:, None]], 1)
+
+
+def _done(move: Move, progress: Progress) -> Bool[Tensor, "sources"]:
+    """Tell which sources are done: by the selection, or because they may not grow, whatever numbers a broken model gives."""
+    if progress.length < progress.limits.first_must_end_at:
+        return move.done
+    return move.done | (progress.length >= progress.limits.longest)
+
+
+def _collect(found: Found, selection: Selection, done: Bool[Tensor, "sources"], progress: Progress) -> None:
+    """Put the hypotheses of done sources where they belong."""
+    places = done.nonzero()[:, 0].tolist()
+    for index, hypotheses in zip(progress.sources[places].tolist(), selection.harvest(places, progress), strict=True):
+        found[index] = hypotheses

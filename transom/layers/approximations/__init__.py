@@ -1,0 +1,1 @@
+"""Approximations of softmax attention."""

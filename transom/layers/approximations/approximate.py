@@ -1,0 +1,97 @@
+"""Multi-head attention whose softmax over all pairs is approximated, and the choice between it and exact attention."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from transom.config.approximations import AnyApproximation
+from transom.config.architecture import Transformer
+from transom.layers.approximations.approximation import Approximation
+from transom.layers.approximations.linear_attention import KernelAttention, Linear, Performer
+from transom.layers.approximations.low_rank import Linformer, Nystrom
+from transom.layers.attention import Attention
+from transom.layers.cache import BlockCache, KeyValues, Remembered, Sums, SumsCache
+from transom.layers.masks.sight import Sight
+
+APPROXIMATIONS: dict[str, Callable[[Any, int, int], Approximation]] = {
+    "linear": Linear,
+    "performer": Performer,
+    "linformer": Linformer,
+    "nystrom": Nystrom,
+}
+"""By the ``kind`` that they have in a recipe."""
+
+
+def build_approximation(brick: AnyApproximation, d_head: int, n_positions: int) -> Approximation:
+    """Build what a brick describes, for heads of a width and texts of at most ``n_positions`` tokens."""
+    return APPROXIMATIONS[brick.kind](brick, d_head, n_positions)
+
+
+class ApproximateAttention(Attention):
+    """Multi-head attention with an approximation in place of softmax(Q K^T / sqrt(d_k)) V."""
+
+    def __init__(self, config: Transformer) -> None:
+        """Make the projections and the approximation."""
+        super().__init__(config)
+        self.approximation = build_approximation(config.attention.approximation, self.d_head, config.n_positions)
+
+    def gather(
+        self, q: Float[Tensor, "batch n_heads query d_head"], memory: Remembered, sight: Sight, cache: BlockCache | None
+    ) -> Float[Tensor, "batch n_heads query d_value"]:
+        """Let each query gather values, by the approximation."""
+        assert sight.mask is None or isinstance(memory, Sums), "an approximation keeps to a reach, not to a matrix"
+        if isinstance(memory, KeyValues) and cache is None:
+            return self.approximation(q, *memory, sight.reach)
+        with torch.autocast(q.device.type, enabled=False):
+            return self._step(q, memory, sight, cache)
+
+    def _step(
+        self, q: Float[Tensor, "batch n_heads query d_head"], memory: Remembered, sight: Sight, cache: BlockCache | None
+    ) -> Float[Tensor, "batch n_heads query d_value"]:
+        """Let queries of a step of decoding gather values out of sums: those over the source, or those over the tokens before."""
+        assert isinstance(self.approximation, KernelAttention)
+        if isinstance(memory, Sums):
+            return self.approximation.read(q.to(memory.sums), memory).to(q.dtype)
+        assert isinstance(cache, SumsCache) and sight.reach is not None
+        before = cache.read()
+        q_, k, v = (x.to(before.sums) for x in (q, *memory))
+        z, sums = self.approximation.go_on(q_, k, v, sight.reach.queries, before)
+        assert sums is not None, "sums go on from those before"
+        cache.write(sums, q.shape[2])
+        return z.to(q.dtype)
+
+    def remember(self, memory: Float[Tensor, "batch key d_model"], segments: Int[Tensor, "batch key"]) -> Remembered:
+        """Keep the sums over another sequence, which are all that steps of decoding need."""
+        return self._sums(self.keys_values(memory), segments > 0)
+
+    def keep(self, x: Float[Tensor, "rows new d_model"], sight: Sight, cache: BlockCache) -> None:
+        """Add tokens that ask nothing themselves to the sums."""
+        assert isinstance(cache, SumsCache)
+        before, new = cache.read(), self._sums(self.keys_values(x, sight))
+        cache.write(Sums(before.sums + new.sums), x.shape[1])
+
+    def _sums(self, memory: KeyValues, asked: Bool[Tensor, "batch key"] | None = None) -> Sums:
+        """Add up keys and values, in float32 at least."""
+        assert isinstance(self.approximation, KernelAttention)
+        with torch.autocast(memory.k.device.type, enabled=False):
+            k, v = (x.to(torch.promote_types(x.dtype, torch.float32)) for x in memory)
+            return self.approximation.sums(k, v, asked)
+
+    def new_cache(self, n_rows: int, max_length: int, like: Tensor, routed: bool = False) -> BlockCache:
+        """Make empty sums, whose size is the same for any length."""
+        assert isinstance(self.approximation, KernelAttention) and not routed
+        return SumsCache(n_rows, self.n_kv_heads, self.approximation.features, self.d_value, like)
+
+    def weights(
+        self, q: Float[Tensor, "batch n_heads query d_head"], k: Float[Tensor, "batch kv_heads key d_head"], sight: Sight
+    ) -> Float[Tensor, "batch n_heads query key"]:
+        """Write out the weights that the approximation implies."""
+        return self.approximation.implied_weights(q, k, sight)
+
+
+def build_attention(config: Transformer) -> Attention:
+    """Build the attention that a configuration describes."""
+    return Attention(config) if config.attention.approximation.kind == "none" else ApproximateAttention(config)

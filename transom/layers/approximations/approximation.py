@@ -1,0 +1,150 @@
+"""What approximations of attention share: each sequence is worked on alone, and the weights that it implies can be written out."""
+
+from abc import ABC, abstractmethod
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from transom.layers.masks.sight import EVERYTHING, Reach, Sight
+
+
+class Approximation(nn.Module, ABC):
+    """Z = W V with weights W near A = softmax(Q K^T / sqrt(d_k)), in less than a number a pair of tokens.
+
+    It works in float32 at least: sums over a whole text of exponentials, or of an inverse, need it.
+
+    Attributes:
+        packed: whether a row may hold several sequences; if not, nobody looks.
+    """
+
+    packed = True
+
+    def forward(
+        self,
+        q: Float[Tensor, "batch n_heads query d_head"],
+        k: Float[Tensor, "batch kv_heads key d_head"],
+        v: Float[Tensor, "batch kv_heads key d_value"],
+        reach: Reach | None = None,
+    ) -> Float[Tensor, "batch n_heads query d_value"]:
+        """Let each query gather values of its own sequence; a query that sees nothing gathers 0."""
+        dtype, wide = v.dtype, torch.promote_types(v.dtype, torch.float32)
+        with torch.autocast(q.device.type, enabled=False):
+            q, k, v = q.to(wide), k.to(wide), v.to(wide)
+            if reach is None:
+                z = self.gather(q, k, v)
+            elif reach.causal:
+                z = self.gather_before(q, k, v, reach.keys)
+            elif self.packed and (n_texts := int(max(reach.queries.max(), reach.keys.max()))) > 1:
+                asking, asked = (_Texts.of(segments, n_texts) for segments in (reach.queries, reach.keys))
+                z = asking.take_up(self.gather(asking.lay(q), asked.lay(k), asked.lay(v), asked.real))
+            else:
+                z = self.gather(q, k, v, reach.keys > 0).masked_fill((reach.queries == 0)[:, None, :, None], 0.0)
+        return z.to(dtype)
+
+    @abstractmethod
+    def gather(
+        self,
+        q: Float[Tensor, "batch n_heads query d_head"],
+        k: Float[Tensor, "batch kv_heads key d_head"],
+        v: Float[Tensor, "batch kv_heads key d_value"],
+        asked: Bool[Tensor, "#batch key"] | None = None,
+    ) -> Float[Tensor, "batch n_heads query d_value"]:
+        """Let each query gather values of all of its row, which begins with its only sequence.
+
+        Args:
+            q: queries.
+            k: keys.
+            v: values.
+            asked: True at keys that are no padding, which counts nothing; None for all.
+        """
+
+    def gather_before(
+        self,
+        q: Float[Tensor, "batch n_heads length d_head"],
+        k: Float[Tensor, "batch kv_heads length d_head"],
+        v: Float[Tensor, "batch kv_heads length d_value"],
+        segments: Int[Tensor, "#batch length"],
+    ) -> Float[Tensor, "batch n_heads length d_value"]:
+        """Let each token gather values of itself and of those before it in its own sequence."""
+        raise AssertionError("the schema lets only those look back that can")
+
+    def implied_weights(
+        self, q: Float[Tensor, "batch n_heads query d_head"], k: Float[Tensor, "batch kv_heads key d_head"], sight: Sight = EVERYTHING
+    ) -> Float[Tensor, "batch n_heads query key"]:
+        """Write out the weights W that are implied, one sequence after another, each alone and without padding: the slow reference."""
+        wide = torch.promote_types(q.dtype, torch.float32)
+        weights = q.new_zeros(len(q), q.shape[1], q.shape[2], k.shape[2], dtype=wide)
+        for row, seen in enumerate(visible(q, k, sight)):
+            for keys in seen.unique(dim=0):
+                queries = (seen == keys).all(-1)
+                if keys.any():
+                    of_text = self.weights_of_text(q[row : row + 1, :, queries].to(wide), k[row : row + 1, :, keys].to(wide))
+                    weights[row, :, queries.nonzero(), keys.nonzero()[:, 0]] = of_text[0]
+        return weights
+
+    @abstractmethod
+    def weights_of_text(
+        self, q: Float[Tensor, "batch n_heads query d_head"], k: Float[Tensor, "batch kv_heads key d_head"]
+    ) -> Float[Tensor, "batch n_heads query key"]:
+        """Write out the weights of texts without padding, whose queries see all keys."""
+
+
+def visible(q: Tensor, k: Tensor, sight: Sight) -> Bool[Tensor, "batch query key"]:
+    """Tell which keys each query sees; padding sees none."""
+    mask = torch.ones(len(q), 1, q.shape[2], k.shape[2], dtype=torch.bool, device=q.device)
+    if sight.mask is not None:
+        mask = mask & sight.mask
+    if sight.real is not None:
+        mask = mask & sight.real[:, None, :, None]
+    return mask[:, 0]
+
+
+class _Texts(NamedTuple):
+    """Sequences that lie several a row, laid out one a row.
+
+    Attributes:
+        token: number of each true token, counted over all rows.
+        place: its number in the layout.
+        rows: of the layout: as many for each row as the most that any holds.
+        length: of each of its rows.
+        shape: rows and length as they were.
+    """
+
+    token: Int[Tensor, "tokens"]
+    place: Int[Tensor, "tokens"]
+    rows: int
+    length: int
+    shape: tuple[int, int]
+
+    @classmethod
+    def of(cls, segments: Int[Tensor, "batch length"], n_texts: int) -> "_Texts":
+        """Find where each token goes."""
+        rows, length = segments.shape
+        inside = segments[:, :, None] == torch.arange(1, n_texts + 1, device=segments.device)
+        row, token, text = inside.nonzero(as_tuple=True)
+        longest = int(inside.sum(1).max())
+        rank = inside.cumsum(1)[row, token, text] - 1
+        return cls(row * length + token, (row * n_texts + text) * longest + rank, rows * n_texts, longest, (rows, length))
+
+    @property
+    def real(self) -> Bool[Tensor, "batch length"]:
+        """True where a token is laid."""
+        real = torch.zeros(self.rows * self.length, dtype=torch.bool, device=self.place.device)
+        return real.index_fill(0, self.place, True).view(self.rows, self.length)
+
+    def lay(self, x: Float[Tensor, "batch heads length width"]) -> Float[Tensor, "rows heads places width"]:
+        """Lay vectors out."""
+        laid = _moved(x, self.token, self.place, self.rows * self.length)
+        return laid.unflatten(0, (self.rows, self.length)).transpose(1, 2)
+
+    def take_up(self, x: Float[Tensor, "rows heads places width"]) -> Float[Tensor, "batch heads length width"]:
+        """Put vectors where they were; padding gets 0."""
+        return _moved(x, self.place, self.token, self.shape[0] * self.shape[1]).unflatten(0, self.shape).transpose(1, 2)
+
+
+def _moved(x: Tensor, source: Tensor, target: Tensor, n: int) -> Tensor:
+    """Move vectors (rows, heads, length, width), counted over all rows, to other numbers among ``n``."""
+    x = x.transpose(1, 2).flatten(0, 1)
+    return x.new_zeros(n, *x.shape[1:]).index_copy(0, target, x.index_select(0, source))

@@ -1,0 +1,236 @@
+"""Linear attention: a product of features stands for the exponential of a score, so that sums over keys are made once for all queries."""
+
+from abc import abstractmethod
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+from torch.nn import functional as F
+
+from transom.config import approximations
+from transom.layers.approximations.approximation import Approximation, visible
+from transom.layers.cache import Sums
+from transom.layers.lean import per_query_head
+from transom.layers.masks.sight import EVERYTHING, Sight
+
+CHUNK = 64
+"""Tokens among which a causal pass makes scores; what lies before a chunk enters it as sums."""
+
+BOUND = 60.0
+"""Bounds of an exponent whose exponential float32 still adds up a million times, forward and back."""
+
+
+class KernelAttention(Approximation):
+    """z_i = phi(q_i)^T sum_j phi(k_j) v_j^T / phi(q_i)^T sum_j phi(k_j), phi >= 0 (Katharopoulos et al. 2020, eq. 4 and 5).
+
+    Attributes:
+        features: width of phi.
+    """
+
+    features: int
+
+    @abstractmethod
+    def of_queries(self, q: Float[Tensor, "batch heads length d_head"]) -> Float[Tensor, "batch heads length features"]:
+        """Give phi of queries; a factor that all features of a query share falls out."""
+
+    @abstractmethod
+    def of_keys(self, k: Float[Tensor, "batch heads length d_head"]) -> Float[Tensor, "batch heads length features"]:
+        """Give phi of keys; a factor that all keys share falls out."""
+
+    def gather(
+        self,
+        q: Float[Tensor, "batch n_heads query d_head"],
+        k: Float[Tensor, "batch kv_heads key d_head"],
+        v: Float[Tensor, "batch kv_heads key d_value"],
+        asked: Bool[Tensor, "#batch key"] | None = None,
+    ) -> Float[Tensor, "batch n_heads query d_value"]:
+        """Read every query's answer out of the sums over all keys."""
+        return self.read(q, self.sums(k, v, asked))
+
+    def sums(
+        self,
+        k: Float[Tensor, "batch kv_heads key d_head"],
+        v: Float[Tensor, "batch kv_heads key d_value"],
+        asked: Bool[Tensor, "#batch key"] | None = None,
+    ) -> Sums:
+        """Add up sum_j phi(k_j) [v_j, 1]^T over the keys that are asked."""
+        features = self.of_keys(k)
+        if asked is not None:
+            features = features.masked_fill(~asked[:, None, :, None], 0.0)
+        return Sums(features.transpose(-2, -1) @ _and_one(v))
+
+    def read(self, q: Float[Tensor, "batch n_heads query d_head"], sums: Sums) -> Float[Tensor, "batch n_heads query d_value"]:
+        """Read the queries' answers out of sums."""
+        return _divided(self.of_queries(q) @ per_query_head(sums.sums, q.shape[1]))
+
+    def gather_before(
+        self,
+        q: Float[Tensor, "batch n_heads length d_head"],
+        k: Float[Tensor, "batch kv_heads length d_head"],
+        v: Float[Tensor, "batch kv_heads length d_value"],
+        segments: Int[Tensor, "#batch length"],
+    ) -> Float[Tensor, "batch n_heads length d_value"]:
+        """Let each token gather values of itself and of those before it in its own sequence."""
+        return self.go_on(q, k, v, segments)[0]
+
+    def go_on(
+        self,
+        q: Float[Tensor, "batch n_heads length d_head"],
+        k: Float[Tensor, "batch kv_heads length d_head"],
+        v: Float[Tensor, "batch kv_heads length d_value"],
+        segments: Int[Tensor, "#batch length"],
+        before: Sums | None = None,
+    ) -> tuple[Float[Tensor, "batch n_heads length d_value"], Sums | None]:
+        """Let each token gather values of itself and of those before it, by sums that go from chunk to chunk.
+
+        A query adds its own chunk's keys pair by pair and reads the rest out of the sums over the sequence in which the last chunk ended.
+
+        Args:
+            q: queries.
+            k: keys.
+            v: values.
+            segments: each token's sequence; the tokens of one lie together.
+            before: sums over tokens that were read before, of the first token's sequence.
+
+        Returns:
+            What was gathered, and the sums over the last token's sequence; None where one chunk is all there is.
+        """
+        length, size = q.shape[2], min(CHUNK, q.shape[2])
+        missing = -length % size
+        padded = torch.cat([segments, segments[:, -1:].expand(-1, missing)], 1)
+        segment = padded.unflatten(1, (-1, size))  # (batch, chunks, chunk)
+        q, k, v = (_in_chunks(x, missing, size) for x in (self.of_queries(q), self.of_keys(k), _and_one(v)))
+        seen = (segment[..., None] == segment[..., None, :]) & (segment > 0)[..., None]
+        seen = seen & torch.ones(size, size, dtype=torch.bool, device=q.device).tril()
+        own = (q @ per_query_head(k, q.shape[1]).transpose(-2, -1)).masked_fill(~seen[:, None], 0.0)
+        z, sums = own @ per_query_head(v, q.shape[1]), None
+        if segment.shape[1] > 1 or before is not None:
+            last = segment[:, :, -1]
+            first = segment[:, :1, 0] if before is not None else torch.zeros_like(last[:, :1])
+            reading = torch.cat([first, last[:, :-1]], 1)  # the sequence of the sums that enter each chunk
+            ended = k.masked_fill((segment != last[:, :, None])[:, None, ..., None], 0.0).transpose(-2, -1) @ v
+            entering, total = _carried(ended, last == reading, before)
+            reads = (segment == reading[:, :, None]) & (segment > 0)
+            z = z + q.masked_fill(~reads[:, None, ..., None], 0.0) @ per_query_head(entering, q.shape[1])
+            sums = Sums(total)
+        return _divided(z.flatten(2, 3)[:, :, :length]), sums
+
+    def implied_weights(
+        self, q: Float[Tensor, "batch n_heads query d_head"], k: Float[Tensor, "batch kv_heads key d_head"], sight: Sight = EVERYTHING
+    ) -> Float[Tensor, "batch n_heads query key"]:
+        """Write out the weights that are implied, phi(q_i) . phi(k_j) over their sum, under the mask: the slow reference."""
+        wide = torch.promote_types(q.dtype, torch.float32)
+        w = self.weights_of_text(q.to(wide), k.to(wide)).masked_fill(~visible(q, k, sight)[:, None], 0.0)
+        return _over(w, w.sum(-1, keepdim=True))
+
+    def weights_of_text(
+        self, q: Float[Tensor, "batch n_heads query d_head"], k: Float[Tensor, "batch kv_heads key d_head"]
+    ) -> Float[Tensor, "batch n_heads query key"]:
+        """Write out phi(q_i) . phi(k_j)."""
+        return self.of_queries(q) @ per_query_head(self.of_keys(k), q.shape[1]).transpose(-2, -1)
+
+
+def _and_one(v: Float[Tensor, "*axes d_value"]) -> Float[Tensor, "*axes width"]:
+    """Set a 1 behind each value: what gathers it adds up the denominator too."""
+    return F.pad(v, (0, 1), value=1.0)
+
+
+def _divided(x: Float[Tensor, "*axes width"]) -> Float[Tensor, "*axes d_value"]:
+    """Divide what was gathered by what was gathered of ones."""
+    return _over(x[..., :-1], x[..., -1:])
+
+
+def _over(x: Tensor, total: Tensor) -> Tensor:
+    """Divide; nothing over nothing is 0."""
+    return x / total.masked_fill(total == 0, 1.0)
+
+
+def _in_chunks(x: Float[Tensor, "batch heads length width"], missing: int, size: int) -> Float[Tensor, "batch heads chunks chunk width"]:
+    """Cut into chunks, the last one filled up with zeros."""
+    return F.pad(x, (0, 0, 0, missing)).unflatten(2, (-1, size))
+
+
+def _carried(
+    made: Float[Tensor, "batch kv_heads chunks features width"], goes_on: Bool[Tensor, "#batch chunks"], before: Sums | None
+) -> tuple[Float[Tensor, "batch kv_heads chunks features width"], Float[Tensor, "batch kv_heads features width"]]:
+    """Add up what chunks made, anew from each chunk that ends in another sequence than the one before.
+
+    Returns:
+        The sums that enter each chunk, and those behind the last.
+    """
+    total = torch.zeros_like(made[:, :, 0]) if before is None else before.sums
+    entering = []
+    for i, part in enumerate(made.unbind(2)):
+        entering.append(total)
+        total = total.masked_fill(~goes_on[:, i, None, None, None], 0.0) + part
+    return torch.stack(entering, 2), total
+
+
+class Linear(KernelAttention):
+    """phi(x) = elu(x) + 1 (Katharopoulos et al. 2020, eq. 7) or max(0, x), element by element.
+
+    So that float32 holds it, a query's features are divided by their greatest, which falls out, and exponents are kept above -``BOUND``.
+    """
+
+    def __init__(self, brick: approximations.Linear, d_head: int, n_positions: int) -> None:
+        """Choose phi, which has the width of a head."""
+        super().__init__()
+        self.feature_map, self.features = brick.feature_map, d_head
+
+    def of_queries(self, q: Float[Tensor, "batch heads length d_head"]) -> Float[Tensor, "batch heads length features"]:
+        """Give phi of queries over its greatest."""
+        features = self.phi(q)
+        return _over(features, features.detach().amax(-1, keepdim=True))
+
+    def of_keys(self, k: Float[Tensor, "batch heads length d_head"]) -> Float[Tensor, "batch heads length features"]:
+        """Give phi of keys."""
+        return self.phi(k)
+
+    def phi(self, x: Tensor) -> Tensor:
+        """Map a vector to its features; elu(x) + 1 is written so that it is not rounded to 0 far below."""
+        return F.relu(x) if self.feature_map == "relu" else F.relu(x) + x.clamp(-BOUND, 0).exp()
+
+
+class Performer(KernelAttention):
+    """phi(x)_r = exp(w_r . x' - |x'|^2 / 2), x' = x / d_k^(1/4) (Choromanski et al. 2021, lemma 1).
+
+    The mean of phi(q) . phi(k) over draws is exp(q . k / sqrt(d_k)); 1 / sqrt(m) falls out. So that float32 holds it, a query's features
+    are divided by their greatest, which falls out too, and a key's exponent is kept within ``BOUND``: the paper's code takes the greatest
+    over all keys, by which a token would know what comes after it.
+
+    Attributes:
+        w: the draws, each of normal length and direction, at right angles to those of its block of d_k.
+    """
+
+    w: Tensor
+
+    def __init__(self, brick: approximations.Performer, d_head: int, n_positions: int) -> None:
+        """Make room for the draws, which ``draw`` fills."""
+        super().__init__()
+        self.features, self.orthogonal = brick.n_features, brick.orthogonal
+        self.register_buffer("w", torch.zeros(brick.n_features, d_head))
+
+    @torch.no_grad()
+    def draw(self) -> None:
+        """Draw from the default generator (section 2.3 and appendix B.2): orthogonal directions by QR, lengths of normal vectors."""
+        m, d_head = self.w.shape
+        w = torch.randn(m, d_head)
+        if self.orthogonal:
+            q, r = torch.linalg.qr(torch.randn(-(-m // d_head), d_head, d_head))
+            directions = q * r.diagonal(dim1=-2, dim2=-1).sign()[:, None]  # else q would not be spread evenly over all rotations
+            w = directions.transpose(-2, -1).flatten(0, 1)[:m] * w.norm(dim=1, keepdim=True)
+        self.w.copy_(w)
+
+    def of_queries(self, q: Float[Tensor, "batch heads length d_head"]) -> Float[Tensor, "batch heads length features"]:
+        """Give phi of queries over its greatest."""
+        log = self.log_features(q)
+        return (log - log.detach().amax(-1, keepdim=True)).exp()
+
+    def of_keys(self, k: Float[Tensor, "batch heads length d_head"]) -> Float[Tensor, "batch heads length features"]:
+        """Give phi of keys."""
+        return self.log_features(k).clamp(-BOUND, BOUND).exp()
+
+    def log_features(self, x: Float[Tensor, "batch heads length d_head"]) -> Float[Tensor, "batch heads length features"]:
+        """Give log phi."""
+        x = x * x.shape[-1] ** -0.25
+        return F.linear(x, self.w.to(x)) - x.square().sum(-1, keepdim=True) / 2

@@ -1,0 +1,1 @@
+"""Layers for images: patches, convolutional stems, channel attention, masks on grids."""

@@ -1,0 +1,70 @@
+"""The stages of convolutions in front of an image's patches."""
+
+import math
+from itertools import pairwise
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from transom.config.vision import Convolutional, ImageClassifier
+from transom.layers.tap import Scope, tap
+from transom.layers.vision.channel_attention import build_channel_attention
+
+GROUPS = 8
+"""Most groups of channels that are normalised together (Wu & He 2018): unlike over a batch, an image's answer hangs on itself alone."""
+
+
+class Convolution(nn.Module):
+    """Attention(relu(GroupNorm(Conv_3x3(x))))."""
+
+    def __init__(self, brick: Convolutional, before: int, behind: int) -> None:
+        """Make a convolution from ``before`` to ``behind`` channels."""
+        super().__init__()
+        self.kernel = nn.Conv2d(before, behind, 3, padding=1, bias=False)
+        self.norm = nn.GroupNorm(math.gcd(GROUPS, behind), behind)
+        self.attention = build_channel_attention(brick.attention, behind)
+
+    def forward(self, x: Float[Tensor, "batch before height width"]) -> Float[Tensor, "batch behind height width"]:
+        """Filter a map."""
+        return self.attention(F.relu(self.norm(self.kernel(x))))
+
+
+class Stem(nn.Module):
+    """Stages that each halve a map; without any the image itself."""
+
+    def __init__(self, config: ImageClassifier) -> None:
+        """Make the stages."""
+        super().__init__()
+        brick, maps, stages = config.stem, config.maps, list[nn.Module]()
+        if isinstance(brick, Convolutional):
+            for before, behind in pairwise(maps):
+                widths = [before] + brick.depth * [behind]
+                stages.append(nn.Sequential(*(Convolution(brick, *pair) for pair in pairwise(widths))))
+        self.stages = nn.ModuleList(stages)
+
+    def forward(
+        self, x: Float[Tensor, "batch channels height width"], taps: Scope | None = None
+    ) -> Float[Tensor, "batch maps map_height map_width"]:
+        """Filter an image stage by stage; behind each, the largest number of 3 x 3 places at every second one."""
+        last = torch.channels_last  # twice as fast: pooling alone is six times
+        for number, stage in enumerate(self.stages):
+            x = stage(x.contiguous(memory_format=last)).contiguous(memory_format=last)  # a single channel is last and first
+            x = F.max_pool2d(x, 3, 2, 1)
+            x = tap(taps, f"stages.{number}", x)
+        return x
+
+
+class Pixels(nn.Module):
+    """Pixels from 0 to 1, brought to mean 0 and deviation 1 of the training images."""
+
+    def __init__(self, config: ImageClassifier) -> None:
+        """Hold the statistics; they come with the configuration, so they are never saved."""
+        super().__init__()
+        self.mean, self.std = config.pixel_mean or (0.0,) * config.channels, config.pixel_std or (1.0,) * config.channels
+
+    def forward(self, pixels: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch channels height width"]:
+        """Normalise each channel."""
+        mean, std = (pixels.new_tensor(numbers)[:, None, None] for numbers in (self.mean, self.std))
+        return (pixels - mean) / std
