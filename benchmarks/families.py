@@ -29,7 +29,7 @@ from benchmarks.shapes import LEARNING_RATE, TRAINING, symbols
 from benchmarks.translation import Row, row, seconds_of, show, with_ratios, workers
 from transom.config.architecture import Architecture
 from transom.config.model import Model
-from transom.config.recipe import packaged_presets
+from transom.config.packaged import packaged_presets
 from transom.config.training import Training
 from transom.data.batch import Batch, ImageBatch, LabelledBatch, LanguageBatch, Sequences
 from transom.models.build import build_model

@@ -137,7 +137,7 @@ def modules_at_start(names: Iterator[str] | list[str]) -> set[str]:
 
 def test_verbs_import_the_engine_only_when_they_run() -> None:
     started = modules_at_start(["transom", "transom.__main__", *(f"transom.cli.{verb.replace('-', '_')}" for verb in VERBS)])
-    heavy = ("torch", "numpy", "tokenizers", "safetensors", "sacrebleu", "matplotlib", "jaxtyping")
+    heavy = ("torch", "pydantic", "numpy", "tokenizers", "safetensors", "sacrebleu", "matplotlib", "jaxtyping")
     assert not {module for module in started if is_in(module, heavy)}
     assert "transom.config.recipe" not in modules_at_start(["transom.__main__"])
 

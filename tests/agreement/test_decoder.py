@@ -10,7 +10,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from transom.config.model import Decoder
-from transom.config.recipe import packaged_presets
+from transom.config.packaged import packaged_presets
 from transom.data.batch import LanguageBatch, Sequences
 from transom.layers.masks import mask as masks
 from transom.layers.masks.sight import Sight

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import ViTConfig, ViTForImageClassification
 
+from transom.config.packaged import packaged_presets
 from transom.config.reading import parse_toml
-from transom.config.recipe import packaged_presets
 from transom.config.vision import Cbam, Convolutional, ConvolutionalNetwork, SqueezeExcitation, VisionTransformer
 from transom.data.batch import ImageBatch
 from transom.inspection.names import Recorder

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Call, Trained, sets
-from transom.config.recipe import packaged_recipes
+from transom.config.packaged import packaged_recipes
 
 
 def test_one_line_out_for_each_line_in(trained: Trained, transom: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ import pytest
 from PIL import Image
 
 from tests.cli.conftest import Call, sets
-from transom.config.recipe import packaged_recipes
+from transom.config.packaged import packaged_recipes
 
 SHORT = (
     "training.max_steps=2",

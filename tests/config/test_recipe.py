@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from transom.config.bricks import FeedForward, LayerNorm
 from transom.config.data import DATA_LATER
 from transom.config.mixture import BiasBalance, Mixture
-from transom.config.recipe import Recipe, TranslationRecipe, dump_recipe, load_recipe, packaged_presets, packaged_recipes
+from transom.config.packaged import packaged_presets, packaged_recipes
+from transom.config.recipe import Recipe, TranslationRecipe, dump_recipe, load_recipe
 from transom.config.training import Adam, AdamW, Ema, Muon, Sgd
 from transom.errors import ConfigError
 

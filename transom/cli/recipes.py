@@ -16,7 +16,7 @@ from transom.cli.imports import signals_held
 from transom.cli.options import RecipeName, Set
 from transom.cli.outputs import refuse_output
 from transom.config.names import nearest
-from transom.config.recipe import packaged_recipes
+from transom.config.packaged import packaged_recipes
 from transom.errors import ConfigError
 
 EXAMPLES = """

@@ -4,7 +4,7 @@ import statistics
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -34,10 +34,11 @@ from transom.cli.options import (
     quoted,
     text_overrides,
 )
-from transom.cli.training_run import Sitting, default_folder, run_training
-from transom.config.finetune import Asked, load_training
-from transom.config.recipe import Recipe
-from transom.training.figures import VALIDATED, spelled, tags
+
+if TYPE_CHECKING:
+    from transom.cli.training_run import Sitting
+    from transom.config.finetune import Asked
+    from transom.config.recipe import Recipe
 
 app = typer.Typer(add_completion=False)
 
@@ -93,6 +94,10 @@ def train(
         "--images": image_overrides(images, valid_images),
         "--instructions": instruction_overrides(instructions, valid_instructions),
     }
+    with signals_held():
+        from transom.cli.training_run import default_folder
+        from transom.config.finetune import load_training
+
     start = [] if origin is None else [f"training.start_from={quoted(origin)}"]
     sets = [*of_own_files(recipe, overrides or [], files), *start, *(overrides or [])]
     folder = out or default_folder(recipe)
@@ -114,8 +119,9 @@ def train(
     return 0
 
 
-def _one(recipe: Recipe, base: Path, asked: Asked, folder: Path, resume: bool, quiet: bool) -> Sitting:
+def _one(recipe: "Recipe", base: Path, asked: "Asked", folder: Path, resume: bool, quiet: bool) -> "Sitting":
     from transom.cli.progress import TrainingProgress
+    from transom.cli.training_run import run_training
 
     overwrite = not resume and not quiet and _asked_to_overwrite(folder)
     if quiet:
@@ -134,7 +140,9 @@ def _asked_to_overwrite(folder: Path) -> bool:
     return typer.confirm(f"{folder} holds a run already. Remove it and begin anew? (--resume goes on with it)", err=True)
 
 
-def _told(sitting: Sitting) -> list[str]:
+def _told(sitting: "Sitting") -> list[str]:
+    from transom.training.figures import spelled
+
     if sitting.stopped_by:
         return [f"stopped at step {sitting.step:,}; saved in {sitting.folder}; the same command with --resume goes on"]
     best = ", ".join([*spelled(sitting.best), *([] if sitting.weights is None else [f"{sitting.weights} weights"])])
@@ -146,8 +154,10 @@ def _told(sitting: Sitting) -> list[str]:
     ]
 
 
-def _summary(sittings: Sequence[Sitting]) -> dict[str, dict[str, float]]:
+def _summary(sittings: Sequence["Sitting"]) -> dict[str, dict[str, float]]:
     """Return mean and sample standard deviation of each figure."""
+    from transom.training.figures import VALIDATED, tags
+
     endings = ["", *(f"/{tag}" for tag in tags(sittings[0].best))]
     names = [figure.key + ending for ending in endings for figure in VALIDATED if figure.key + ending in sittings[0].best]
     columns = {name: [sitting.best[name] for sitting in sittings] for name in names}
@@ -155,7 +165,7 @@ def _summary(sittings: Sequence[Sitting]) -> dict[str, dict[str, float]]:
     return {"mean": {name: statistics.fmean(values) for name, values in columns.items()}, "spread": spread}
 
 
-def _summary_table(sittings: Sequence[Sitting], summary: Mapping[str, Mapping[str, float]]) -> list[str]:
+def _summary_table(sittings: Sequence["Sitting"], summary: Mapping[str, Mapping[str, float]]) -> list[str]:
     names = list(summary["mean"])
     rows = [["seed", *names, "step", "minutes"]]
     for seed, sitting in enumerate(sittings, 1):

@@ -1,7 +1,6 @@
 """The recipe: everything a training run depends on, in one TOML file."""
 
 from collections.abc import Callable, Mapping, Sequence
-from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
@@ -26,6 +25,7 @@ from transom.config.decoding import Decoding, ImageReading, Reading, Replying, S
 from transom.config.explaining import check
 from transom.config.model import Decoder, MaskedEncoder, Seq2Seq, TextClassifier, TextEmbedder
 from transom.config.names import nearest
+from transom.config.packaged import packaged_presets, packaged_recipes
 from transom.config.patterns import Sight, patterns_of, sight, spelled
 from transom.config.reading import Override, line_of, merged, parse_override, parse_toml, read_toml_text
 from transom.config.recurrent import RecurrentDecoder, RecurrentSeq2Seq
@@ -344,21 +344,6 @@ def flags_of(where: str | Path, overrides: Sequence[str] = ()) -> str:
 def dump_recipe(recipe: Recipe) -> str:
     """Write a recipe in full, as TOML that ``load_recipe`` reads back to an equal one."""
     return tomli_w.dumps(_plain(recipe))
-
-
-def packaged_recipes() -> dict[str, str]:
-    """Read the complete training recipes that come with the package: name to TOML text."""
-    return _packaged("recipes")
-
-
-def packaged_presets() -> dict[str, str]:
-    """Read the published architectures that come with the package: name to TOML text."""
-    return _packaged("presets")
-
-
-def _packaged(folder: str) -> dict[str, str]:
-    files = (resources.files("transom") / folder).iterdir()
-    return {file.name.removesuffix(".toml"): file.read_text("utf-8") for file in sorted(files, key=str) if file.name.endswith(".toml")}
 
 
 def _find(where: str | Path) -> tuple[str, str, Path]:
