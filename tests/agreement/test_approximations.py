@@ -14,7 +14,7 @@ from transom.layers.approximations import linear_attention
 from transom.layers.approximations.approximate import build_approximation
 from transom.layers.approximations.low_rank import pseudo_inverse
 from transom.layers.attention import attend_explicit, pattern, scores
-from transom.layers.masks.sight import Reach, Sight
+from transom.layers.context import AttentionContext, SegmentMask
 
 DOUBLE = {"rtol": 0, "atol": 1e-10}
 D_HEAD = 4
@@ -63,7 +63,7 @@ def test_linear_attention_is_its_formula(name: str, causal: bool) -> None:
 
     ours = build_approximation(Linear.model_validate({"feature_map": name}), D_HEAD, 9)
     ones = torch.ones(2, 5, dtype=torch.long)
-    assert torch.allclose(ours(q, k, v, Reach(ones, ones, causal)), by_sums(phi, phi, q, k, v, causal), **DOUBLE)
+    assert torch.allclose(ours(q, k, v, SegmentMask(ones, ones, causal)), by_sums(phi, phi, q, k, v, causal), **DOUBLE)
 
 
 def test_linear_attention_keeps_what_float32_would_round_away() -> None:
@@ -82,7 +82,7 @@ def test_a_performer_is_its_formula(causal: bool) -> None:
         return [math.exp(float(w @ x) - float(x @ x) / 2) / math.sqrt(6) for w in ours.w]
 
     ones = torch.ones(2, 5, dtype=torch.long)
-    assert torch.allclose(ours(q, k, v, Reach(ones, ones, causal)), by_sums(phi, phi, q, k, v, causal), **DOUBLE)
+    assert torch.allclose(ours(q, k, v, SegmentMask(ones, ones, causal)), by_sums(phi, phi, q, k, v, causal), **DOUBLE)
 
 
 def test_draws_of_a_block_are_orthogonal_and_as_long_as_normal_ones() -> None:
@@ -192,5 +192,5 @@ def test_float32_stays_near_float64_and_bf16_is_worked_in_float32(brick: Any) ->
     with torch.autocast("cpu", torch.bfloat16):
         found = ours(*short)
     assert found.dtype == torch.bfloat16 and torch.equal(found, ours(*(x.float() for x in short)).bfloat16())
-    weights = ours.implied_weights(q, k, Sight())
+    weights = ours.implied_weights(q, k, AttentionContext())
     assert torch.allclose(weights @ v, exact, **DOUBLE)

@@ -21,8 +21,8 @@ from transom.config import bricks, mixture
 from transom.config.model import Seq2Seq
 from transom.layers.activation import ACTIVATIONS, GATES
 from transom.layers.attention import Terms, attend, attend_explicit, attend_fused, attend_short
+from transom.layers.context import AttentionContext, StackContext
 from transom.layers.feed_forward import build_feed_forward
-from transom.layers.masks.sight import Sight
 from transom.layers.mixture import Mixture, balance_loss, loads, z_loss_sum
 from transom.layers.norm import build_norm
 from transom.layers.position import Relative, Rotary, bucket, build_position, turn
@@ -229,7 +229,7 @@ def test_later_blocks_mix_the_first_ones_values_with_their_own(kind: str) -> Non
         for i, mix in enumerate(stack.mixes, 1):
             pairs[i] = tuple((0.1 * i * torch.tensor([3.0, -7.0])).tolist())
             mix.weight.data = torch.tensor(pairs[i])
-    x, memory, seen = draw(2, 5, 32), draw(2, 3, 32), Sight(torch.ones(5, 5, dtype=torch.bool).tril()[None, None])
+    x, memory, seen = draw(2, 5, 32), draw(2, 3, 32), AttentionContext(mask=torch.ones(5, 5, dtype=torch.bool).tril()[None, None])
     expected, values = x, []
     for block, (of_first, of_own) in zip(stack.blocks, pairs, strict=True):
         y = block.attn_residual.norm(expected)
@@ -237,9 +237,9 @@ def test_later_blocks_mix_the_first_ones_values_with_their_own(kind: str) -> Non
         values.append(v)
         z = attend_explicit(q, k, of_first * values[0] + of_own * v, Terms(seen.mask))
         expected = expected + block.attn.o(z.transpose(1, 2).flatten(-2))
-        expected = expected + block.cross(block.cross_residual.norm(expected), memory=memory)
+        expected = expected + block.cross(block.cross_residual.norm(expected), memory=memory)[0]
         expected = expected + block.ff(block.ff_residual.norm(expected))
-    assert torch.allclose(stack(x, seen, memory), stack.norm(expected), **DOUBLE)
+    assert torch.allclose(stack(x, StackContext(attentions=[seen]), memory), stack.norm(expected), **DOUBLE)
 
 
 CASES = [(1, 1), (4, 4), (4, 2), (6, 1)]

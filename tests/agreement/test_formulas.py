@@ -11,7 +11,7 @@ from torch import Tensor
 from transom.config.model import Decoder
 from transom.layers.attention import Attention, Terms, attend, attend_explicit
 from transom.layers.masks.rule import LOOKING_BACK, Places
-from transom.layers.masks.sight import look
+from transom.layers.masks.sight import build_contexts
 from transom.layers.position import Rotary, build_position, sinusoids
 
 SEEN = torch.ones(5, 5, dtype=torch.bool).tril()
@@ -113,7 +113,7 @@ def test_queries_and_keys_are_normed_a_head_and_then_turned(kind: str, close: fl
     for parameter in layer.parameters():
         parameter.normal_(0.3, 0.5)
     x = torch.randn(1, 5, 32)
-    found = layer(x, look(position, places, places, [LOOKING_BACK])[0])
+    found = layer(x, build_contexts(position, places, places, [LOOKING_BACK])[0])[0]
     exact = layer.double()
     turned = torch.exp(1j * torch.arange(5)[:, None] * 10000.0 ** (-torch.arange(0, 8, 2, dtype=torch.float64) / 8))
 

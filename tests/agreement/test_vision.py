@@ -14,7 +14,7 @@ from transom.config.packaged import packaged_presets
 from transom.config.reading import parse_toml
 from transom.config.vision import Cbam, Convolutional, ConvolutionalNetwork, SqueezeExcitation, VisionTransformer
 from transom.data.batch import ImageBatch
-from transom.inspection.names import Recorder
+from transom.layers.observe import ActivationRecorder
 from transom.layers.vision.channel_attention import build_channel_attention
 from transom.models.build import build_model
 from transom.models.vision import VisionTransformer as Vit
@@ -198,10 +198,10 @@ def test_the_example_reads_an_image_of_its_size() -> None:
     config = VisionTransformer.model_validate(fields | {"classes": [str(i) for i in range(10)]})
     model = build_model(config).eval()
     assert isinstance(model, Vit) and len(model.encoder.blocks) == 12 and config.norm_placement == "post" and config.pool == "mean"
-    recorder = Recorder(["embedding*", "encoder.blocks.11.attn.q"])
-    logits = model.unembedding(model.hidden(ImageBatch(torch.rand(2, 3, 224, 224), torch.tensor([0, 1]), (0, 1)), recorder.taps))
+    recorder = ActivationRecorder(["embedding*", "encoder.blocks.11.attn.q"])
+    logits = model.unembedding(model.hidden(ImageBatch(torch.rand(2, 3, 224, 224), torch.tensor([0, 1]), (0, 1)), recorder))
     assert logits.shape == (2, 10) and bool(logits.isfinite().all())
-    assert recorder.kept["encoder.blocks.11.attn.q"].shape == (2, 8, 196, 8)
+    assert recorder.activations["encoder.blocks.11.attn.q"].shape == (2, 8, 196, 8)
 
 
 def test_the_example_counts_as_its_keras_layers_do() -> None:

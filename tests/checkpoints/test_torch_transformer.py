@@ -7,7 +7,7 @@ from torch import nn
 from transom.checkpoints.torch_transformer import from_torch, to_torch
 from transom.config.model import Seq2Seq
 from transom.errors import CheckpointError
-from transom.layers.masks.sight import Sight
+from transom.layers.context import AttentionContext, StackContext
 from transom.models.build import build_model
 
 
@@ -43,7 +43,7 @@ def test_the_stacks_compute_the_same(norm_placement):
     source, target = torch.randn(2, 5, 8, dtype=torch.float64), torch.randn(2, 4, 8, dtype=torch.float64)
     causal = torch.ones(4, 4, dtype=torch.bool).tril()
     expected = reference(source, target, tgt_mask=~causal)
-    found = model.decoder(target, Sight(causal[None, None]), model.encoder(source))
+    found = model.decoder(target, StackContext(attentions=[AttentionContext(mask=causal[None, None])]), model.encoder(source))
     assert torch.allclose(found, expected, rtol=0, atol=1e-10)
 
 

@@ -17,7 +17,7 @@ from transom.decoding.predictors.generator import Generator
 from transom.decoding.search.exits import EarlyExits
 from transom.errors import ConfigError
 from transom.layers.attention import attend_explicit
-from transom.layers.block import Block
+from transom.layers.block import PreNormBlock
 from transom.models.build import build_model
 from transom.models.decoder import DecoderTransformer
 
@@ -57,7 +57,7 @@ def by_hand(model: DecoderTransformer, tokens: list[int], threshold: float) -> t
     for token in tokens:
         x, stopped = model.embedding.tokens.weight[token], False
         for i, block in enumerate(model.decoder.blocks):
-            assert isinstance(block, Block)
+            assert isinstance(block, PreNormBlock)
             y = block.attn_residual.norm(x)
             q, k, v = (part(y).view(1, 3, 1, 4) for part in (block.attn.q, block.attn.k, block.attn.v))
             keys[i].append(k)

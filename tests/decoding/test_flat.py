@@ -22,8 +22,8 @@ from transom.decoding.search.limits import Limits
 from transom.decoding.search.loop import Search, search
 from transom.decoding.search.roles import Strategy
 from transom.layers.activation import relu
+from transom.layers.context import LayerContext
 from transom.layers.feed_forward import FeedForward
-from transom.layers.tap import Scope
 from transom.models.seq2seq import Seq2SeqTransformer
 
 VOCAB = 9
@@ -131,8 +131,8 @@ def test_a_translator_answers_the_same_with_a_searcher() -> None:
 
 def test_a_module_without_a_flat_form_is_searched_as_it_is() -> None:
     class Doubled(FeedForward):
-        def forward(self, x: torch.Tensor, taps: Scope | None = None, real: torch.Tensor | None = None) -> torch.Tensor:
-            return 2 * super().forward(x, taps, real)
+        def forward(self, x: torch.Tensor, ctx: LayerContext = LayerContext()) -> torch.Tensor:
+            return 2 * super().forward(x, ctx)
 
     model = tiny_model(VOCAB)
     assert isinstance(searcher_of(model), FlatSeq2Seq)

@@ -12,7 +12,7 @@ from transom.data.pairs.pairs import Pairs
 from transom.data.tokenizer.tokenizer import Tokenizers
 from transom.errors import ConfigError, DataError
 from transom.inspection.alignment import align, clearest_layer, cross_attention, merge
-from transom.inspection.names import Recorder
+from transom.layers.observe import ActivationRecorder
 from transom.models.build import build_model
 
 PAIRS = Pairs(["the red house", "a house and the red cat"] * 2, ["das rote Haus", "ein Haus und die rote Katze"] * 2, "made up")
@@ -145,10 +145,10 @@ def test_tokens_that_pass_a_block_by_attend_to_nothing_there(shift: float) -> No
     router = model.decoder.blocks[1].depth
     torch.nn.init.normal_(router.map.weight)
     torch.nn.init.constant_(router.map.bias, shift)
-    recorder = Recorder(["decoder.blocks.1.depth.score"])
+    recorder = ActivationRecorder(["decoder.blocks.1.depth.score"])
     source, target = tokenizers.source.encode("the red house"), tokenizers.target.encode("das rote Haus")
-    model(translation_batch([source], [target], [0]), recorder.taps)
-    chosen = recorder.kept["decoder.blocks.1.depth.score"][0] > 0
+    model(translation_batch([source], [target], [0]), recorder)
+    chosen = recorder.activations["decoder.blocks.1.depth.score"][0] > 0
     weights = cross_attention(model, source, target)
     assert weights.shape == (3, 2, len(target) + 1, len(source) + 1)
     assert torch.allclose(weights[1].sum(-1), chosen.float().expand(2, -1)) and torch.allclose(weights[[0, 2]].sum(-1), torch.tensor(1.0))

@@ -5,12 +5,13 @@ from torch import Tensor, nn
 from transom.config.model import Seq2Seq
 from transom.data.batch import Sequences, TranslationBatch
 from transom.errors import ConfigError
-from transom.inspection.names import Edit, Recorder, select, sites
+from transom.inspection.names import select, sites
 from transom.layers.attention import Attention
-from transom.layers.block import Block
+from transom.layers.block import Block, PostNormBlock, PreNormBlock
 from transom.layers.embedding import Embedding
 from transom.layers.feed_forward import FeedForward
 from transom.layers.norm import LayerNorm
+from transom.layers.observe import ActivationRecorder, Edit
 from transom.models.build import build_model
 
 SITES = {
@@ -18,7 +19,8 @@ SITES = {
     Attention: ["k", "v", "q", "z"],
     LayerNorm: ["x"],
     FeedForward: ["hidden"],
-    Block: ["resid_pre", "resid_mid", "resid_post"],
+    PreNormBlock: ["resid_pre", "resid_mid", "resid_post"],
+    PostNormBlock: ["resid_pre", "resid_mid", "resid_post"],
 }
 """The sites that the design asks for, by the kind of module that owns them."""
 
@@ -45,8 +47,8 @@ def batch() -> TranslationBatch:
 
 def recorded(model: nn.Module, edits: dict[str, Edit] | None = None) -> tuple[Tensor, dict[str, Tensor]]:
     """Run the model with every site recorded."""
-    recorder = Recorder(["*"], edits or {})
-    return model(batch(), recorder.taps), recorder.kept
+    recorder = ActivationRecorder(["*"], edits or {})
+    return model(batch(), recorder), recorder.activations
 
 
 @pytest.mark.parametrize("placement", ["post", "pre"])
@@ -88,19 +90,19 @@ def test_sites_tell_their_shapes_and_draw_no_random_number() -> None:
 def test_looking_changes_nothing(placement: str) -> None:
     model = tiny(placement, dropout=0.3, attention_dropout=0.2, feed_forward_dropout=0.1).train()
     results = []
-    for taps in (None, Recorder(["*"]).taps):
+    for observer in (None, ActivationRecorder(["*"])):
         torch.manual_seed(7)
         model.zero_grad()
-        logits = model(batch(), taps)
+        logits = model(batch(), observer)
         logits.square().sum().backward()
         results.append([logits, *(parameter.grad for parameter in model.parameters())])
     assert all(torch.equal(unseen, seen) for unseen, seen in zip(*results, strict=True))
 
 
 def test_only_what_is_wanted_is_kept() -> None:
-    recorder = Recorder(["encoder.blocks.*.attn.q", "decoder.blocks.0.resid_cross"])
-    tiny()(batch(), recorder.taps)
-    assert list(recorder.kept) == ["encoder.blocks.0.attn.q", "encoder.blocks.1.attn.q", "decoder.blocks.0.resid_cross"]
+    recorder = ActivationRecorder(["encoder.blocks.*.attn.q", "decoder.blocks.0.resid_cross"])
+    tiny()(batch(), recorder)
+    assert list(recorder.activations) == ["encoder.blocks.0.attn.q", "encoder.blocks.1.attn.q", "decoder.blocks.0.resid_cross"]
 
 
 @pytest.mark.parametrize("placement", ["post", "pre"])
@@ -134,7 +136,7 @@ def test_an_edit_at_a_place_changes_the_future_only() -> None:
     model = tiny()
     where = (torch.arange(3) == 1)[:, None]
     plain = model(batch())
-    edited = model(batch(), Recorder((), {"target_embedding.resid": Edit(torch.ones(8), where)}).taps)
+    edited = model(batch(), ActivationRecorder((), {"target_embedding.resid": Edit(torch.ones(8), where)}))
     assert torch.equal(edited[:, 0], plain[:, 0])
     assert (edited[:, 1:] != plain[:, 1:]).all(-1)[0].all()
 
@@ -148,7 +150,7 @@ def test_several_edits_act_together() -> None:
 
 def test_an_edit_enters_as_an_input_and_has_a_gradient() -> None:
     value = torch.zeros(8, dtype=torch.float64, requires_grad=True)
-    tiny()(batch(), Recorder((), {"encoder.blocks.1.resid_post": Edit(value)}).taps).square().sum().backward()
+    tiny()(batch(), ActivationRecorder((), {"encoder.blocks.1.resid_post": Edit(value)})).square().sum().backward()
     assert value.grad is not None and value.grad.abs().sum() > 0
 
 

@@ -78,10 +78,10 @@ def test_an_images_cells_are_what_its_blocks_see(pattern: Any, pool: str) -> Non
     views = pattern_views(config, 1)
     model: Any = build_model(config)
     pixels = torch.zeros(1, 3, 12, 12)
-    sights = model.image_sight(type("Batch", (), {"pixels": pixels})(), written_out=True)
+    contexts = model.context(pixels, dense=True).attentions
     n = 37 if pool == "cls" else 36
-    for view, sight in zip(views, sights, strict=True):
-        mask = torch.ones(n, n, dtype=torch.bool) if sight.mask is None else sight.mask[0, 0]
+    for view, ctx in zip(views, contexts, strict=True):
+        mask = torch.ones(n, n, dtype=torch.bool) if ctx.mask is None else ctx.mask[0, 0]
         picture = pattern_picture(view)
         assert torch.equal(view.visible, mask) and torch.equal(filled(picture, "pairs"), mask)
         assert torch.equal(filled(picture, "image").flatten(), mask[n - 36 + 21, n - 36 :])

@@ -4,8 +4,8 @@ from torch import nn
 
 from transom.config.model import Seq2Seq
 from transom.data.batch import Sequences, TranslationBatch
-from transom.inspection.names import Recorder
 from transom.inspection.recompute import attention_pattern
+from transom.layers.observe import ActivationRecorder
 from transom.models.build import build_model
 
 ATTENTIONS = ["encoder.blocks.0.attn", "encoder.blocks.1.attn", "decoder.blocks.0.attn", "decoder.blocks.0.cross"]
@@ -18,10 +18,10 @@ def record(grad: bool) -> tuple[nn.Module, dict[str, torch.Tensor], TranslationB
     model = build_model(Seq2Seq(**sizes, source_vocab_size=11, target_vocab_size=11)).double().eval()
     target = Sequences.pad([[1, 4, 8], [1, 6]])
     batch = TranslationBatch(Sequences.pad([[5, 3, 9, 2], [7, 2]]), target, target.tokens, (0, 1))
-    recorder = Recorder(["*"])
+    recorder = ActivationRecorder(["*"])
     with torch.set_grad_enabled(grad):
-        model(batch, recorder.taps)
-    return model, recorder.kept, batch
+        model(batch, recorder)
+    return model, recorder.activations, batch
 
 
 @pytest.mark.parametrize("attention", ATTENTIONS)

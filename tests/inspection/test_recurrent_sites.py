@@ -4,12 +4,14 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from transom.config.recurrent import RecurrentSeq2Seq
 from transom.data.batch import Sequences, TranslationBatch
-from transom.inspection.names import Edit, Recorder, sites
-from transom.layers.tap import tap, unrolled
+from transom.inspection.names import sites
+from transom.layers.context import LayerContext
+from transom.layers.observe import ActivationRecorder, Edit, assign_addresses, observe
+from transom.layers.recurrent.recurrent_decoder import unrolled
 from transom.models.build import build_model
 from transom.models.network import Network
 
@@ -31,10 +33,10 @@ def tiny(attention: Any) -> Network:
 @pytest.mark.parametrize("attention", ATTENTIONS, ids=str)
 def test_looking_changes_nothing(attention: Any) -> None:
     model, results = tiny(attention).train(), []
-    for taps in (None, Recorder(["*"]).taps):
+    for observer in (None, ActivationRecorder(["*"])):
         torch.manual_seed(7)
         model.zero_grad()
-        logits = model(BATCH, taps)
+        logits = model(BATCH, observer)
         logits.square().sum().backward()
         results.append([logits, *(parameter.grad for parameter in model.parameters())])
     assert all(torch.allclose(unseen, seen, rtol=0, atol=1e-12) for unseen, seen in zip(*results, strict=True))
@@ -42,17 +44,17 @@ def test_looking_changes_nothing(attention: Any) -> None:
 
 @pytest.mark.parametrize("attention", ATTENTIONS, ids=str)
 def test_an_edit_changes_what_follows_and_only_that(attention: Any) -> None:
-    model, plain = tiny(attention), Recorder(["*"])
-    plain_logits = model(BATCH, plain.taps)
-    assert list(plain.kept) == [site.address for site in sites(config(attention))]
-    for address, x in plain.kept.items():
+    model, plain = tiny(attention), ActivationRecorder(["*"])
+    plain_logits = model(BATCH, plain)
+    assert list(plain.activations) == [site.address for site in sites(config(attention))]
+    for address, x in plain.activations.items():
         value = torch.randn(x.shape, dtype=x.dtype, generator=torch.Generator().manual_seed(3)).requires_grad_()
-        edited = Recorder(["*"], {address: Edit(value)})
-        logits = model(BATCH, edited.taps)
-        assert torch.equal(edited.kept[address], value)
-        for other, found in edited.kept.items():
+        edited = ActivationRecorder(["*"], {address: Edit(value)})
+        logits = model(BATCH, edited)
+        assert torch.equal(edited.activations[address], value)
+        for other, found in edited.activations.items():
             if not _depends(found, value):
-                assert torch.equal(found, plain.kept[other])
+                assert torch.equal(found, plain.activations[other])
         assert _depends(logits, value) and not torch.equal(logits, plain_logits)
 
 
@@ -62,18 +64,19 @@ def _depends(x: Tensor, value: Tensor) -> bool:
 
 @pytest.mark.parametrize("attention", ["additive", "luong"])
 def test_an_edit_at_one_place_of_a_loop_leaves_those_before_it(attention: str) -> None:
-    model, plain = tiny(attention), Recorder(["decoder.cross.z"])
-    before = model(BATCH, plain.taps)
+    model, plain = tiny(attention), ActivationRecorder(["decoder.cross.z"])
+    before = model(BATCH, plain)
     here = torch.tensor([False, True, False])[:, None]
-    after = model(BATCH, Recorder([], {"decoder.cross.z": Edit(torch.ones(()), here)}).taps)
+    after = model(BATCH, ActivationRecorder([], {"decoder.cross.z": Edit(torch.ones(()), here)}))
     changed = (before != after).any(-1)
     assert changed.tolist() == [[False, True, True], [False, True, True]]
 
 
 def test_a_site_in_a_loop_has_one_tensor_for_all_places() -> None:
-    recorder = Recorder(["x"], {"x": Edit(torch.tensor(5.0), torch.tensor([[False], [True], [False]]))})
-    taps = unrolled(recorder.taps, 3)
-    seen = [tap(taps, "x", torch.full((1, 2), float(i))) for i in range(3)]
-    assert recorder.kept["x"].tolist() == [[0.0, 0.0], [5.0, 5.0], [2.0, 2.0]]
-    assert torch.equal(torch.cat(seen), recorder.kept["x"])
-    assert unrolled(None, 2) is None
+    recorder = ActivationRecorder(["x"], {"x": Edit(torch.tensor(5.0), torch.tensor([[False], [True], [False]]))})
+    ctx, module = unrolled(LayerContext(observer=recorder.open("decoder")), 3), nn.Identity()
+    assign_addresses(module)
+    seen = [observe(ctx, module, "x", torch.full((1, 2), float(i))) for i in range(3)]
+    assert recorder.activations["x"].tolist() == [[0.0, 0.0], [5.0, 5.0], [2.0, 2.0]]
+    assert torch.equal(torch.cat(seen), recorder.activations["x"])
+    assert unrolled(LayerContext(), 2).observer is None

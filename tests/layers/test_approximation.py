@@ -1,5 +1,6 @@
 """Approximations of attention: the fast paths against the weights written out, over packed and padded rows, chunks and steps."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,8 +15,8 @@ from transom.layers.approximations.linear_attention import BOUND, CHUNK, KernelA
 from transom.layers.approximations.linear_attention import Performer as PerformerLayer
 from transom.layers.attention import Attention
 from transom.layers.cache import KeyValues, Sums, SumsCache
+from transom.layers.context import AttentionContext, SegmentMask
 from transom.layers.lean import per_query_head
-from transom.layers.masks.sight import Reach, Sight
 
 LONG = 2 * CHUNK + 22
 CLOSE = {"rtol": 0, "atol": 1e-10}
@@ -44,14 +45,14 @@ def segments(*rows: list[int]) -> Tensor:
     return torch.tensor([each + [0] * (length - len(each)) for each in numbered])
 
 
-def written_out(reach: Reach) -> Sight:
+def written_out(reach: SegmentMask) -> AttentionContext:
     mask = (reach.queries[:, :, None] == reach.keys[:, None])[:, None]
     if reach.causal:
         mask = mask & torch.ones(mask.shape[-2:], dtype=torch.bool).tril()
-    return Sight(mask, real=reach.queries > 0)
+    return AttentionContext(reach.queries > 0, mask=mask)
 
 
-def assert_equal_to_weights(layer: Approximation, q: Tensor, k: Tensor, v: Tensor, reach: Reach) -> None:
+def assert_equal_to_weights(layer: Approximation, q: Tensor, k: Tensor, v: Tensor, reach: SegmentMask) -> None:
     """Compare outputs and all gradients of the fast path with those of the weights written out."""
     results = []
     for z in (layer(q, k, v, reach), layer.implied_weights(q, k, written_out(reach)) @ per_query_head(v, q.shape[1])):
@@ -77,7 +78,7 @@ PACKED = {
 def test_chunks_equal_the_weights_written_out(brick: AnyApproximation, rows: str) -> None:
     place = PACKED[rows]
     layer = built(brick if brick.kind == "performer" else Linear())  # of relu, some query sees nothing: the next test
-    assert_equal_to_weights(layer, *draws(place.shape[1]), Reach(place, place, causal=True))
+    assert_equal_to_weights(layer, *draws(place.shape[1]), SegmentMask(place, place, causal=True))
 
 
 @pytest.mark.parametrize("rows", PACKED)
@@ -87,13 +88,13 @@ def test_texts_see_all_of_themselves(brick: AnyApproximation, rows: str) -> None
     q, k, v = draws(place.shape[1])
     if brick == Linear(feature_map="relu"):
         q, k = (q.detach() + 2).requires_grad_(), (k.detach() + 2).requires_grad_()
-    assert_equal_to_weights(built(brick), q, k, v, Reach(place, place, causal=False))
+    assert_equal_to_weights(built(brick), q, k, v, SegmentMask(place, place, causal=False))
 
 
 @pytest.mark.parametrize("brick", [Linear(), Performer(n_features=5), Linformer(rank=5)], ids=str)
 def test_another_sequence_is_seen_by_its_own_texts(brick: AnyApproximation) -> None:
     for queries, keys in ((segments([5], [3]), segments([4], [7])), (segments([5, 2], [3, 3, 1]), segments([4, 9], [1, 2, 6]))):
-        assert_equal_to_weights(built(brick), *draws(queries.shape[1], keys.shape[1]), Reach(queries, keys, causal=False))
+        assert_equal_to_weights(built(brick), *draws(queries.shape[1], keys.shape[1]), SegmentMask(queries, keys, causal=False))
 
 
 @pytest.mark.parametrize("brick", ALL, ids=str)
@@ -101,13 +102,13 @@ def test_another_sequence_is_seen_by_its_own_texts(brick: AnyApproximation) -> N
 def test_packed_texts_are_as_alone_whatever_stands_in_the_padding(brick: AnyApproximation) -> None:
     layer, place = built(brick), segments([9, 4, 12], [7, 8])
     q, k, v = draws(place.shape[1])
-    packed = layer(q, k, v, Reach(place, place, causal=False))
+    packed = layer(q, k, v, SegmentMask(place, place, causal=False))
     for row, text in ((0, 1), (0, 2), (0, 3), (1, 1), (1, 2)):
         inside = place[row] == text
         alone = layer(*(x[row : row + 1, :, inside] for x in (q, k, v)))
         assert torch.allclose(packed[row, :, inside], alone[0], **CLOSE)
     q, k, v = (torch.where((place > 0)[:, None, :, None], x, 1e6) for x in (q, k, v))
-    assert torch.allclose(layer(q, k, v, Reach(place, place, causal=False)), packed, **CLOSE)
+    assert torch.allclose(layer(q, k, v, SegmentMask(place, place, causal=False)), packed, **CLOSE)
 
 
 @pytest.mark.parametrize("brick", LOOKING_BACK, ids=str)
@@ -116,7 +117,7 @@ def test_steps_of_any_size_go_on_from_the_sums(brick: AnyApproximation) -> None:
     layer, place = built(brick), torch.ones(2, LONG, dtype=torch.long)
     assert isinstance(layer, KernelAttention)
     q, k, v = draws(LONG)
-    whole, parts = layer(q, k, v, Reach(place, place, causal=True)), []
+    whole, parts = layer(q, k, v, SegmentMask(place, place, causal=True)), []
     sums, start = Sums(torch.zeros(2, 2, layer.features, 4, dtype=torch.float64)), 0
     for n in (1, 5, CHUNK, CHUNK + 3, 1, LONG - 2 * CHUNK - 10):
         now = slice(start, start + n)
@@ -144,9 +145,9 @@ def test_beams_share_their_source_s_sums() -> None:
     layer = ApproximateAttention(c).double()
     memory, x = torch.randn(2, 4, 6).double(), torch.randn(6, 1, 6).double()  # three beams a source
     place = segments([4], [2])
-    shared = layer(x, Sight(torch.ones(1, 1, 1, 4, dtype=torch.bool)), layer.remember(memory, place))
-    reach = Reach(torch.ones(6, 1, dtype=torch.long), place.repeat_interleave(3, 0), causal=False)
-    assert torch.allclose(shared, layer(x, Sight(reach=reach), memory.repeat_interleave(3, 0)), **CLOSE)
+    shared = layer(x, AttentionContext(mask=torch.ones(1, 1, 1, 4, dtype=torch.bool)), layer.project_memory(memory, place))[0]
+    reach = SegmentMask(torch.ones(6, 1, dtype=torch.long), place.repeat_interleave(3, 0), causal=False)
+    assert torch.allclose(shared, layer(x, AttentionContext(segments=reach), memory.repeat_interleave(3, 0))[0], **CLOSE)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -156,7 +157,7 @@ def test_beams_share_their_source_s_sums() -> None:
 def test_no_query_or_key_is_too_long_for_it(brick: AnyApproximation, size: float, causal: bool, dtype: torch.dtype) -> None:
     layer, place = built(brick).to(dtype), torch.ones(2, 200, dtype=torch.long)
     q, k, v = ((size * x).detach().to(dtype).requires_grad_() for x in draws(200))
-    z = layer(q, k, v, Reach(place, place, causal))
+    z = layer(q, k, v, SegmentMask(place, place, causal))
     z.sum().backward()
     assert z.isfinite().all() and all(x.grad is not None and x.grad.isfinite().all() for x in (q, k, v))
     assert z.abs().max() <= v.abs().max() * 1.01, "means of values stay among them"
@@ -182,10 +183,10 @@ def test_what_comes_after_changes_no_bit() -> None:
     place = torch.ones(2, LONG, dtype=torch.long)
     for brick in LOOKING_BACK:
         layer, (q, k, v) = built(brick), draws(LONG)
-        before = layer(q, k, v, Reach(place, place, causal=True))
+        before = layer(q, k, v, SegmentMask(place, place, causal=True))
         k[:, :, 100:] += 3
         v[:, :, 100:] -= 1
-        after = layer(q, k, v, Reach(place, place, causal=True))
+        after = layer(q, k, v, SegmentMask(place, place, causal=True))
         assert torch.equal(before[:, :, :100], after[:, :, :100]) and not torch.allclose(before[:, :, 100:], after[:, :, 100:])
 
 
@@ -194,11 +195,11 @@ def test_tokens_that_ask_nothing_are_kept_as_those_that_do() -> None:
     torch.manual_seed(1)
     layer = ApproximateAttention(Decoder.model_validate({"d_model": 6, "n_heads": 2, "attention": {"approximation": "linear"}})).double()
     x, place = torch.randn(2, 5, 6).double(), torch.ones(1, 5, dtype=torch.long)
-    sight = Sight(reach=Reach(place[:, :3], place[:, :3], causal=True))
+    ctx = AttentionContext(segments=SegmentMask(place[:, :3], place[:, :3], causal=True))
     asked, kept = layer.new_cache(2, 5, x), layer.new_cache(2, 5, x)
-    layer(x[:, :3], sight, cache=asked)
-    layer.keep(x[:, :1], sight, kept)
-    layer.keep(x[:, 1:3], sight, kept)
+    layer(x[:, :3], replace(ctx, cache=asked))
+    layer.update_cache(x[:, :1], replace(ctx, cache=kept))
+    layer.update_cache(x[:, 1:3], replace(ctx, cache=kept))
     assert isinstance(asked, SumsCache) and isinstance(kept, SumsCache) and asked.length == kept.length == 3
     assert torch.allclose(asked.read().sums, kept.read().sums, **CLOSE) and asked.read().sums.abs().min() > 0
 
@@ -224,4 +225,4 @@ def test_exact_attention_is_built_where_nothing_is_approximated() -> None:
     assert type(build_attention(MaskedEncoder.model_validate(fields))) is Attention
     assert type(build_attention(MaskedEncoder.model_validate(fields | {"attention": {"approximation": "nystrom"}}))) is ApproximateAttention
     layer = Attention(Decoder.model_validate(fields))
-    assert isinstance(layer.remember(torch.zeros(1, 2, 8), torch.ones(1, 2, dtype=torch.long)), KeyValues)
+    assert isinstance(layer.project_memory(torch.zeros(1, 2, 8), torch.ones(1, 2, dtype=torch.long)), KeyValues)

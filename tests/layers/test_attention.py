@@ -13,8 +13,8 @@ from transom.decoding.backends.compiled import is_plain
 from transom.layers import attention as attentions
 from transom.layers.attention import Attention, Terms, attend, attend_explicit, attend_fused, attend_short, attend_visible, pattern, scores
 from transom.layers.cache import KeyValueCache, KeyValues
+from transom.layers.context import AttentionContext
 from transom.layers.masks.rule import LOOKING_BACK, Places
-from transom.layers.masks.sight import Sight
 from transom.layers.tiles import Tiles, plan
 
 
@@ -84,8 +84,8 @@ def test_beams_share_their_source_s_keys() -> None:
     layer = Attention(Seq2Seq(d_model=6, n_heads=2)).double()
     memory, x = draw(2, 4, 6), draw(6, 1, 6)  # three beams a source
     mask = torch.tensor([[True] * 4, [True, True, False, False]])[:, None, None]
-    shared = layer(x, Sight(mask), layer.keys_values(memory))
-    apart = layer(x, Sight(mask.repeat_interleave(3, 0)), memory.repeat_interleave(3, 0))
+    shared = layer(x, AttentionContext(mask=mask), layer.project(memory, AttentionContext())[0])[0]
+    apart = layer(x, AttentionContext(mask=mask.repeat_interleave(3, 0)), memory.repeat_interleave(3, 0))[0]
     assert torch.allclose(shared, apart, rtol=0, atol=1e-12)
 
 
@@ -105,9 +105,9 @@ def test_dropout_acts_on_the_weights_in_training_only() -> None:
     torch.manual_seed(1)
     layer = Attention(Seq2Seq(d_model=8, n_heads=2, attention_dropout=0.5))
     x = torch.randn(2, 5, 8)
-    assert not torch.equal(layer(x), layer(x))
+    assert not torch.equal(layer(x)[0], layer(x)[0])
     layer.eval()
-    assert torch.equal(layer(x), layer(x))
+    assert torch.equal(layer(x)[0], layer(x)[0])
 
 
 def test_short_attention_drops_as_explicit_attention_does_with_the_same_draws() -> None:

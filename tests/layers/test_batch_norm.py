@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from transom.config.bricks import BatchNorm as Brick
 from transom.config.model import Decoder
 from transom.data.batch import LanguageBatch, Sequences
+from transom.layers.context import LayerContext
 from transom.layers.norm import BatchNorm
 from transom.models.build import build_model
 
@@ -34,7 +35,7 @@ def test_it_is_torchs_over_true_tokens_in_training_and_after_some_steps_in_evalu
     ours, theirs = norms()
     for seed in range(4):
         inputs = [draw(seed).requires_grad_(), draw(seed).requires_grad_()]
-        found, expected = ours(inputs[0], real=REAL)[REAL], theirs(inputs[1][REAL])
+        found, expected = ours(inputs[0], LayerContext(token_mask=REAL))[REAL], theirs(inputs[1][REAL])
         assert torch.allclose(found, expected, **CLOSE)
         for y in (found, expected):
             (y * torch.arange(6)).square().sum().backward()
@@ -43,29 +44,29 @@ def test_it_is_torchs_over_true_tokens_in_training_and_after_some_steps_in_evalu
             assert torch.allclose(parameter.grad, other.grad, **CLOSE)
         ours.end_step(updated=True)
     x = draw(9)
-    assert torch.allclose(ours.eval()(x, real=REAL), theirs.eval()(x.flatten(0, 1)).view_as(x), **CLOSE)
+    assert torch.allclose(ours.eval()(x, LayerContext(token_mask=REAL)), theirs.eval()(x.flatten(0, 1)).view_as(x), **CLOSE)
     assert torch.allclose(ours(x[:1, :1]), ours(x)[:1, :1], **CLOSE), "in evaluation a token is on its own"
 
 
 def test_padding_counts_in_nothing_and_one_token_alone_gives_the_shift() -> None:
     ours, x = norms()[0], draw(1)
     noisy = torch.where(REAL[:, :, None], x, 50.0)
-    assert torch.equal(ours(noisy, real=REAL)[REAL], ours(x, real=REAL)[REAL])
+    assert torch.equal(ours(noisy, LayerContext(token_mask=REAL))[REAL], ours(x, LayerContext(token_mask=REAL))[REAL])
     assert not torch.allclose(ours(noisy)[REAL], ours(x)[REAL], **CLOSE)
     assert torch.allclose(ours(x[:1, :1])[0, 0], ours.bias, **CLOSE)
-    assert ours(x, real=torch.zeros_like(REAL)).isfinite().all(), "a slice may have no token at all"
+    assert ours(x, LayerContext(token_mask=torch.zeros_like(REAL))).isfinite().all(), "a slice may have no token at all"
 
 
 def test_a_step_moves_the_statistics_once_by_all_of_its_passes_together() -> None:
     (whole, _), (sliced, _), (still, _) = norms(), norms(), norms()
     x = draw(3)
-    whole(x, real=REAL)
+    whole(x, LayerContext(token_mask=REAL))
     for row in range(2):
-        sliced(x[row : row + 1], real=REAL[row : row + 1])
+        sliced(x[row : row + 1], LayerContext(token_mask=REAL[row : row + 1]))
         with torch.no_grad():
             sliced(draw(row))  # read, but not learnt from
     for norm, updated in ((whole, True), (sliced, True), (still, False)):
-        still(x, real=REAL)
+        still(x, LayerContext(token_mask=REAL))
         norm.end_step(updated)
     assert torch.allclose(whole.mean, sliced.mean, **CLOSE) and torch.allclose(whole.variance, sliced.variance, **CLOSE)
     assert whole.mean.any() and not still.mean.any() and torch.equal(still.variance, torch.ones_like(still.variance))

@@ -12,8 +12,8 @@ from tests.models.combinations import FAMILIES, LABELS, TARGET, batch_for
 from transom.config.depth import MixtureOfDepths
 from transom.config.model import Decoder, Model
 from transom.data.batch import LanguageBatch, Sequences
+from transom.layers.context import BlockContext
 from transom.layers.depth import DepthRouter, agreement_loss_sum, every_token, only_chosen
-from transom.layers.masks.sight import Sight
 from transom.models.build import build_model
 from transom.models.network import LanguageNetwork, Network
 
@@ -77,9 +77,9 @@ def router(capacity: float) -> DepthRouter:
 def test_it_is_the_formula_token_by_token(capacity: float) -> None:
     layer, x, shapes = router(capacity), torch.randn(3, 6, 4, dtype=torch.float64), []
 
-    def block(y: Tensor, *_: Any) -> Tensor:
+    def block(y: Tensor, *_: Any) -> tuple[Tensor, None]:
         shapes.append(tuple(y.shape))
-        return y + y.sin()
+        return y + y.sin(), None
 
     for training in (True, False):
         layer.train(training)
@@ -91,7 +91,7 @@ def test_it_is_the_formula_token_by_token(capacity: float) -> None:
             expected = best if training else [i for i in range(6) if there[i] and r[i] > 0]
             assert chosen[row].nonzero()[:, 0].tolist() == sorted(expected), "and padding is never chosen"
         shapes.clear()
-        found, gate = layer(x, block, Sight(real=REAL)), torch.tensor(scores, dtype=torch.float64) * chosen
+        found, gate = layer(x, block, BlockContext(token_mask=REAL)), torch.tensor(scores, dtype=torch.float64) * chosen
         assert torch.allclose(found, x + gate[..., None] * x.sin(), rtol=0, atol=1e-10)
         assert shapes == [(3, int(chosen.sum(1).max()), 4)], "the block has no more rows than the most chosen"
 

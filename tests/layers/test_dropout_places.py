@@ -13,12 +13,10 @@ from transom.config.model import Seq2Seq
 from transom.data.batch import translation_batch
 from transom.layers import dropout, lean
 from transom.layers.attention import Attention, Terms, attend_fused
-from transom.layers.block import ParallelBlock
+from transom.layers.block import ParallelBlock, build_block
 from transom.layers.embedding import Embedding
 from transom.layers.feed_forward import FeedForward, GatedFeedForward
-from transom.layers.norm import LayerNorm
 from transom.layers.position import Sinusoidal, sinusoids
-from transom.layers.residual import PostNorm, PreNorm, Sandwich
 from transom.models.build import build_model
 
 P = 0.25
@@ -60,15 +58,25 @@ def test_an_embedding_drops_the_sum_of_token_and_position() -> None:
 
 
 @pytest.mark.usefixtures("drawn")
-def test_a_wiring_drops_the_output_of_the_sub_layer_and_nothing_else() -> None:
-    def norm() -> LayerNorm:
-        return LayerNorm(bricks.LayerNorm(), 4).double()
-
-    n, f, x = norm(), nn.Linear(4, 4).double(), random(2, 3, 4)
-    m = mask(x)
-    formulas = {PostNorm: n(x + m * f(x)), PreNorm: x + m * f(n(x)), Sandwich: x + m * n(f(n(x)))}
-    for wiring, expected in formulas.items():
-        assert torch.allclose(wiring(norm, P)(x, f), expected, rtol=0, atol=1e-12), wiring.__name__
+@pytest.mark.parametrize("placement", ["post", "pre", "sandwich"])
+@pytest.mark.parametrize("cross", [False, True])
+def test_a_block_drops_the_output_of_each_sub_layer_and_nothing_else(placement: str, cross: bool) -> None:
+    block = build_block(Seq2Seq(d_model=4, n_heads=2, d_ff=8, norm_placement=placement, dropout=P), cross).double()
+    x, memory = random(2, 3, 4), random(2, 5, 4)
+    for parameter in block.parameters():
+        nn.init.normal_(parameter)
+    sub_layers = [(lambda y: block.attn(y)[0], block.attn_residual), (block.ff, block.ff_residual)]
+    if cross:
+        sub_layers.insert(1, (lambda y: block.cross(y, memory=memory)[0], block.cross_residual))
+    expected, m = x, mask(x)
+    for f, residual in sub_layers:
+        n = residual.norm
+        if placement == "post":
+            expected = n(expected + m * f(expected))
+        else:
+            y = f(n(expected))
+            expected = expected + m * (residual.norm_out(y) if placement == "sandwich" else y)
+    assert torch.allclose(block(x, memory=memory if cross else None)[0], expected, rtol=0, atol=1e-12)
 
 
 @pytest.mark.usefixtures("drawn")
@@ -77,10 +85,10 @@ def test_a_parallel_block_drops_the_output_of_each_sub_layer(cross: bool) -> Non
     block = ParallelBlock(Seq2Seq(d_model=4, n_heads=2, d_ff=8, norm_placement="parallel", dropout=P), cross).double()
     x, memory = random(2, 3, 4), random(2, 5, 4)
     y, m = block.norm(x), mask(x)
-    expected = x + m * block.attn(y) + m * block.ff(y)
+    expected = x + m * block.attn(y)[0] + m * block.ff(y)
     if block.cross is not None:
-        expected = expected + m * block.cross(y, memory=memory)
-    assert torch.allclose(block(x, memory=memory if cross else None), expected, rtol=0, atol=1e-12)
+        expected = expected + m * block.cross(y, memory=memory)[0]
+    assert torch.allclose(block(x, memory=memory if cross else None)[0], expected, rtol=0, atol=1e-12)
 
 
 @pytest.mark.usefixtures("drawn")
@@ -104,7 +112,7 @@ def test_attention_drops_the_weights_after_the_softmax(softcap: float | None) ->
     q, k, v = (w(x).view(2, 5, 2, 2).transpose(1, 2) for w in (layer.q, layer.k, layer.v))
     weights = (q @ k.transpose(-2, -1) / math.sqrt(2)).softmax(-1)
     z = (weights * mask(weights)) @ v
-    assert torch.allclose(layer(x), layer.o(z.transpose(1, 2).reshape(2, 5, 4)), rtol=0, atol=1e-10)
+    assert torch.allclose(layer(x)[0], layer.o(z.transpose(1, 2).reshape(2, 5, 4)), rtol=0, atol=1e-10)
 
 
 def test_the_fused_kernel_drops_the_weights_after_the_softmax() -> None:

@@ -18,10 +18,11 @@ from tests.layers.test_tiles import BIGBIRD, SEQUENCES, SPARSE, TERMS, drawn, po
 from transom.config.model import Decoder
 from transom.layers import attention as attentions
 from transom.layers.attention import Attention, Terms, attend_blocks, attend_explicit
+from transom.layers.context import AttentionContext
 from transom.layers.flex import BLOCK, available, over_blocks, plan_blocks
 from transom.layers.masks import sight as sights
 from transom.layers.masks.rule import LOOKING_BACK, SAME_SEGMENT, Places, Rule
-from transom.layers.masks.sight import Sight, look
+from transom.layers.masks.sight import build_contexts
 
 
 @pytest.fixture(autouse=True)
@@ -142,21 +143,21 @@ def test_what_the_kernel_cannot_is_written_out(why: str | None, monkeypatch: pyt
 
 
 def test_models_take_blocks_where_the_device_has_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A layer whose sights are blocks, tiles and matrices gathers the same."""
+    """A layer whose contexts have blocks, tiles and matrices gathers the same."""
     monkeypatch.setattr(sights, "LONG", 256)
     layer = Attention(Decoder.model_validate({"d_model": 64, "n_heads": 4, "n_kv_heads": 2, "attention": {"softcap": 5.0, "sinks": True}}))
     x, places, position = torch.randn(2, 1024, 64), packed([1024], 0, rows=2), position_of("relative").float()
     rules = [LOOKING_BACK & pattern({"kind": "window", "size": 20}), SAME_SEGMENT]
-    found: list[list[Sight]] = []
+    found: list[list[AttentionContext]] = []
     for with_blocks in (True, False):
         monkeypatch.setattr(sights, "available", lambda device, with_blocks=with_blocks: with_blocks)
-        found.append(look(position, places, places, rules))
-    blocks, tiles = (sight[0] for sight in found)
+        found.append(build_contexts(position, places, places, rules))
+    blocks, tiles = (contexts[0] for contexts in found)
     assert type(blocks.tiles).__name__ == "Blocks" and type(tiles.tiles).__name__ == "Tiles" and found[0][1].tiles is None
     with torch.no_grad():
-        (written, _) = look(position, places, places, rules, written_out=True)
-        assert torch.allclose(layer(x, blocks), layer(x, written), rtol=0, atol=1e-5)
-        assert torch.allclose(layer(x, tiles), layer(x, written), rtol=0, atol=1e-5)
+        (written, _) = build_contexts(position, places, places, rules, dense=True)
+        assert torch.allclose(layer(x, blocks)[0], layer(x, written)[0], rtol=0, atol=1e-5)
+        assert torch.allclose(layer(x, tiles)[0], layer(x, written)[0], rtol=0, atol=1e-5)
 
 
 def test_only_a_gpu_has_them() -> None:

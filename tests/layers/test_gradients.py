@@ -24,14 +24,15 @@ from transom.layers.approximations.approximate import build_attention
 from transom.layers.approximations.approximation import Approximation
 from transom.layers.approximations.linear_attention import KernelAttention, Performer
 from transom.layers.attention import Attention
-from transom.layers.block import Block, ParallelBlock
+from transom.layers.block import Block, SequentialBlock, build_block
+from transom.layers.context import AttentionContext, BlockContext, LayerContext, SegmentMask, StackContext
 from transom.layers.depth import DepthRouter
 from transom.layers.dropout import Dropout
 from transom.layers.embedding import Embedding
 from transom.layers.feed_forward import build_feed_forward
 from transom.layers.lora import LowRank
 from transom.layers.masks.rule import LOOKING_BACK, Places
-from transom.layers.masks.sight import Reach, Sight, look
+from transom.layers.masks.sight import build_contexts
 from transom.layers.norm import build_norm
 from transom.layers.position import build_position
 from transom.layers.recurrent.recurrent import EncoderLayer, Recurrence, RecurrentEncoder, RecurrentStack, backwards
@@ -43,7 +44,6 @@ from transom.layers.recurrent.recurrent_decoder import (
     SourceAttention,
     build_recurrent_decoder,
 )
-from transom.layers.residual import PostNorm, PreNorm, Residual, Sandwich
 from transom.layers.stack import Stack
 from transom.layers.vision.channel_attention import build_channel_attention
 from transom.layers.vision.patches import PatchEmbedding
@@ -51,8 +51,9 @@ from transom.layers.vision.stem import Stem
 
 D_MODEL = 4
 POSITIONS = torch.arange(3)[None]
-CAUSAL = Sight(torch.ones(3, 3, dtype=torch.bool).tril()[None, None])
-MEMORY = Sight(torch.tensor([[True, True], [True, False]])[:, None, None])  # the second source is one token shorter
+CAUSAL = AttentionContext(mask=torch.ones(3, 3, dtype=torch.bool).tril()[None, None])
+MEMORY = AttentionContext(mask=torch.tensor([[True, True], [True, False]])[:, None, None])  # the second source is one token shorter
+BLOCK, STACK = BlockContext(attention=CAUSAL, cross=MEMORY), StackContext(attentions=[CAUSAL], cross=MEMORY)
 
 
 def config(placement: str = "post", **fields: Any) -> Seq2Seq:
@@ -99,13 +100,13 @@ class Placed(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         places = Places(POSITIONS, torch.ones_like(POSITIONS))
-        return self.attn(x, look(self.position, places, places, [LOOKING_BACK])[0])
+        return self.attn(x, build_contexts(self.position, places, places, [LOOKING_BACK])[0])[0]
 
 
 SEGMENTS = torch.tensor([[1, 1], [1, 0]])
 PACKED = torch.tensor([[1, 1, 2], [1, 1, 0]])
-REACHES = {"all of the text": Reach(PACKED, PACKED, causal=False), "looking back": Reach(PACKED, PACKED, causal=True)}
-ACROSS = Reach(torch.tensor([[1, 1, 1], [1, 1, 0]]), SEGMENTS, causal=False)
+REACHES = {"all of the text": SegmentMask(PACKED, PACKED, causal=False), "looking back": SegmentMask(PACKED, PACKED, causal=True)}
+ACROSS = SegmentMask(torch.tensor([[1, 1, 1], [1, 1, 0]]), SEGMENTS, causal=False)
 
 
 def approximate(kind: str) -> Attention:
@@ -157,7 +158,7 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], Call]] = {
     "dynamic tanh": (lambda: build_norm(bricks.DynamicTanh(), D_MODEL), lambda layer, x, memory: layer(x)),
     "batch norm": (
         lambda: build_norm(bricks.BatchNorm(), D_MODEL),
-        lambda layer, x, memory: layer(x, real=torch.tensor([[True, True, True], [True, False, False]])),
+        lambda layer, x, memory: layer(x, LayerContext(token_mask=torch.tensor([[True, True, True], [True, False, False]]))),
     ),
     "no norm": (lambda: build_norm(bricks.NoNorm(), D_MODEL), lambda layer, x, memory: layer(x)),
     "dropout": (lambda: Dropout(0.4), lambda layer, x, memory: layer(x)),
@@ -178,29 +179,35 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], Call]] = {
         lambda: build_feed_forward(mixture.Mixture(n_experts=3, capacity=0.7, scores="sigmoid"), D_MODEL, 5, 0.0),
         lambda layer, x, memory: layer(x),
     ),
-    "self-attention": (attention, lambda layer, x, memory: layer(x, CAUSAL)),
-    "cross-attention": (attention, lambda layer, x, memory: layer(x, MEMORY, memory)),
+    "self-attention": (attention, lambda layer, x, memory: layer(x, CAUSAL)[0]),
+    "cross-attention": (attention, lambda layer, x, memory: layer(x, MEMORY, memory)[0]),
     "attention without biases": (
         lambda: attention({"bias": False, "output_bias": False}),
-        lambda layer, x, memory: layer(x, memory=memory),
+        lambda layer, x, memory: layer(x, memory=memory)[0],
     ),
     "attention without an output map": (
         lambda: attention({"output": False}),
-        lambda layer, x, memory: layer(x, memory=memory),
+        lambda layer, x, memory: layer(x, memory=memory)[0],
     ),
-    "grouped queries": (lambda: attention(n_kv_heads=1), lambda layer, x, memory: layer(x, CAUSAL)),
-    "normed queries and keys": (lambda: attention({"qk_norm": "rmsnorm"}), lambda layer, x, memory: layer(x, CAUSAL)),
-    "bounded scores": (lambda: attention({"softcap": 0.5}), lambda layer, x, memory: layer(x, CAUSAL)),
-    "sinks": (lambda: attention({"sinks": True}), lambda layer, x, memory: layer(x, CAUSAL)),
+    "grouped queries": (lambda: attention(n_kv_heads=1), lambda layer, x, memory: layer(x, CAUSAL)[0]),
+    "normed queries and keys": (lambda: attention({"qk_norm": "rmsnorm"}), lambda layer, x, memory: layer(x, CAUSAL)[0]),
+    "bounded scores": (lambda: attention({"softcap": 0.5}), lambda layer, x, memory: layer(x, CAUSAL)[0]),
+    "sinks": (lambda: attention({"sinks": True}), lambda layer, x, memory: layer(x, CAUSAL)[0]),
     **{kind: (lambda kind=kind: Placed(kind), lambda layer, x, memory: layer(x)) for kind in ("rotary", "alibi", "relative")},
     **{
-        f"{kind}, {name}": (lambda kind=kind: approximate(kind), lambda layer, x, memory, reach=reach: layer(x, Sight(reach=reach)))
+        f"{kind}, {name}": (
+            lambda kind=kind: approximate(kind),
+            lambda layer, x, memory, reach=reach: layer(x, AttentionContext(segments=reach))[0],
+        )
         for kind in ("linear", "performer", "linformer", "nystrom")
         for name, reach in REACHES.items()
         if kind in ("linear", "performer") or not reach.causal
     },
     **{
-        f"{kind}, across": (lambda kind=kind: approximate(kind), lambda layer, x, memory: layer(x, Sight(reach=ACROSS), memory))
+        f"{kind}, across": (
+            lambda kind=kind: approximate(kind),
+            lambda layer, x, memory: layer(x, AttentionContext(segments=ACROSS), memory)[0],
+        )
         for kind in ("linear", "performer", "linformer")
     },
     "squeeze and excitation": (
@@ -222,13 +229,14 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], Call]] = {
         lambda: LowRank(nn.Linear(D_MODEL, 3), Lora(rank=2, alpha=3.0, dropout=0.3)),
         lambda layer, x, memory: layer(x),
     ),
-    "post-norm": (lambda: PostNorm(norm, 0.2), lambda layer, x, memory: layer(x, torch.sin)),
-    "pre-norm": (lambda: PreNorm(norm, 0.2), lambda layer, x, memory: layer(x, torch.sin)),
-    "sandwich": (lambda: Sandwich(norm, 0.2), lambda layer, x, memory: layer(x, torch.sin)),
-    "encoder block": (lambda: Block(config(), cross=False), lambda layer, x, memory: layer(x)),
-    "decoder block": (lambda: Block(config(), cross=True), lambda layer, x, memory: layer(x, CAUSAL, memory, MEMORY)),
-    "pre-norm block": (lambda: Block(config("pre"), cross=True), lambda layer, x, memory: layer(x, CAUSAL, memory, MEMORY)),
-    "parallel block": (lambda: ParallelBlock(config("parallel"), cross=True), lambda layer, x, memory: layer(x, CAUSAL, memory, MEMORY)),
+    "encoder block": (lambda: build_block(config(), cross=False), lambda layer, x, memory: layer(x)[0]),
+    **{
+        f"{placement}-norm decoder block": (
+            lambda placement=placement: build_block(config(placement), cross=True),
+            lambda layer, x, memory: layer(x, BLOCK, memory)[0],
+        )
+        for placement in ("post", "pre", "sandwich", "parallel")
+    },
     **{kind: (lambda kind=kind: Recurrence(recurrent(cell=kind).cell, D_MODEL, 3), lambda layer, x, memory: layer(x)[0]) for kind in CELLS},
     **{
         f"{kind}, step by step": (
@@ -255,17 +263,17 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], Call]] = {
     "encoder": (lambda: Stack(config("pre"), 2, cross=False), lambda layer, x, memory: layer(x)),
     "chosen tokens": (
         lambda: DepthRouter(MixtureOfDepths(capacity=0.6), D_MODEL),
-        lambda layer, x, memory: layer(x, lambda y, sight, *_: y + y.sin() * (1 + y.sum(1, keepdim=True))),
+        lambda layer, x, memory: layer(x, lambda y, *_: (y + y.sin() * (1 + y.sum(1, keepdim=True)), None)),
     ),
     "mixture of depths": (
         lambda: Stack(config("pre", depth={"kind": "mixture", "capacity": 0.6}), 2, cross=True),
-        lambda layer, x, memory: layer(x, CAUSAL, memory, MEMORY),
+        lambda layer, x, memory: layer(x, STACK, memory),
     ),
     "mixed values": (
         lambda: Stack(config("pre", attention={"value_residual": "learned"}), 3, cross=True),
-        lambda layer, x, memory: layer(x, CAUSAL, memory, MEMORY),
+        lambda layer, x, memory: layer(x, STACK, memory),
     ),
-    "decoder": (lambda: Stack(config(), 2, cross=True), lambda layer, x, memory: layer(x, CAUSAL, memory, MEMORY)),
+    "decoder": (lambda: Stack(config(), 2, cross=True), lambda layer, x, memory: layer(x, STACK, memory)),
 }
 
 
@@ -321,7 +329,7 @@ def test_float32_is_near_float64_in_all_elements(name: str, training: bool) -> N
     assert (found - exact).abs().max() <= 1e-5 * exact.abs().max().clamp(min=1.0)
 
 
-COMMON = {Residual, SourceAttention, AttendingDecoder, Approximation, KernelAttention}
+COMMON = {Block, SequentialBlock, SourceAttention, AttendingDecoder, Approximation, KernelAttention}
 """What other layers have in common."""
 
 

@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from transom.config.mixture import Mixture as Brick
+from transom.layers.context import LayerContext
 from transom.layers.feed_forward import build_feed_forward
 from transom.layers.mixture import ROUND, Mixture, balance_loss, every_expert, grouped, loads, moved_bias, z_loss_sum
-from transom.layers.tap import Scope
+from transom.layers.observe import ActivationRecorder, assign_addresses
 
 CASES: list[dict[str, Any]] = [
     {},
@@ -48,7 +49,7 @@ def test_each_expert_on_its_tokens_is_every_expert_on_all(fields: dict[str, Any]
     for path in (grouped, every_expert):
         layer.path, x = path, draw(3, 7, 6, dtype=dtype)
         layer.zero_grad()
-        y = layer(x, real=REAL)
+        y = layer(x, LayerContext(token_mask=REAL))
         (y * weights).sum().backward()
         results.append([y, x.grad, *(p.grad for p in layer.parameters())])
     for fast, slow in zip(*results, strict=True):
@@ -96,7 +97,7 @@ def test_an_expert_takes_what_comes_first_and_no_padding(capacity: float) -> Non
     noisy = torch.where(REAL[:, :, None], logits, 9.0 * logits.flip(1))
     assert torch.equal(layer.route(noisy, REAL).taken, routing.taken)
     x = draw(3, 7, 6)
-    assert not layer(x, real=REAL)[~REAL].any(), "padding is computed by no expert"
+    assert not layer(x, LayerContext(token_mask=REAL))[~REAL].any(), "padding is computed by no expert"
     assert layer.eval().route(logits, REAL).taken is None, "nothing is dropped in answering"
 
 
@@ -164,15 +165,11 @@ def test_the_z_loss_is_its_equation() -> None:
 
 def test_the_router_works_in_float32_whatever_the_products_do() -> None:
     layer, x = mixture({}, torch.float32), draw(5, 6, dtype=torch.float32)
-    kinds: list[torch.dtype] = []
-
-    class Watch:
-        def visit(self, address: str, x: Tensor) -> Tensor:
-            kinds.append(x.dtype)
-            return x
-
+    assign_addresses(layer)
+    recorder = ActivationRecorder(["*"])
     with torch.autocast("cpu", torch.bfloat16):
-        y = layer(x.bfloat16(), Scope(Watch()))
+        y = layer(x.bfloat16(), LayerContext(observer=recorder.open("encoder")))
+    kinds = [seen.dtype for seen in recorder.activations.values()]
     assert kinds[0] == torch.float32 and {*kinds[1:]} == {torch.bfloat16} and y.dtype == torch.bfloat16
     assert torch.allclose(y.float(), layer(x), atol=5e-2)
 

@@ -9,12 +9,12 @@ from torch import nn
 
 from transom.config import bricks
 from transom.config.model import Seq2Seq
+from transom.layers.block import build_block
 from transom.layers.embedding import Embedding
 from transom.layers.feed_forward import FeedForward
 from transom.layers.masks import mask
 from transom.layers.norm import LayerNorm, build_norm
 from transom.layers.position import Sinusoidal, sinusoids
-from transom.layers.residual import PostNorm, PreNorm
 
 
 def test_layer_norm_is_its_equation() -> None:
@@ -97,13 +97,13 @@ def test_feed_forward_is_its_equation() -> None:
     assert torch.allclose(layer(x), expected, rtol=0, atol=1e-12)
 
 
-def test_wiring_is_post_or_pre() -> None:
-    def make() -> LayerNorm:
-        return LayerNorm(bricks.LayerNorm(), 4)
-
-    norm, x, f = make(), torch.randn(2, 3, 4), nn.Linear(4, 4)
-    assert torch.allclose(PostNorm(make, 0.0)(x, f), norm(x + f(x)))
-    assert torch.allclose(PreNorm(make, 0.0)(x, f), x + f(norm(x)))
+@pytest.mark.parametrize("placement", ["post", "pre"])
+def test_a_block_is_its_equations(placement: str) -> None:
+    block, x = build_block(Seq2Seq(d_model=4, n_heads=2, d_ff=8, norm_placement=placement, dropout=0.0), cross=False), torch.randn(2, 3, 4)
+    norm, expected = LayerNorm(bricks.LayerNorm(), 4), x
+    for f in (lambda y: block.attn(y)[0], block.ff):
+        expected = norm(expected + f(expected)) if placement == "post" else expected + f(norm(expected))
+    assert torch.allclose(block(x)[0], expected, atol=1e-6)
 
 
 def test_masks() -> None:

@@ -11,9 +11,10 @@ from torch import Tensor
 from tests.layers.test_rule import FAMILIES, packed, pattern, patterns
 from transom.config.model import Decoder
 from transom.layers.attention import Attention, Terms, attend_explicit, attend_tiles
+from transom.layers.context import AttentionContext
 from transom.layers.masks import sight as sights
 from transom.layers.masks.rule import LOOKING_BACK, SAME_SEGMENT, Places, Rule
-from transom.layers.masks.sight import Sight, look, look_back
+from transom.layers.masks.sight import build_contexts, build_decode_contexts
 from transom.layers.position import Position, build_position
 from transom.layers.tiles import TILE, Tiles, joined, plan, visible_pairs
 
@@ -153,14 +154,16 @@ def test_sight_takes_tiles_where_they_are_few_and_rows_are_long(monkeypatch: pyt
     narrow = LOOKING_BACK & pattern({"kind": "window", "size": 10})
     long, short = packed([512], 0), packed([255], 0)
     position = position_of("alibi")
-    assert [sight.tiles is None for sight in look(position, long, long, [narrow, window, SAME_SEGMENT])] == [False, True, True]
-    assert [sight.tiles is None for sight in look(position, short, short, [narrow, full])] == [True, True]
+    assert [ctx.tiles is None for ctx in build_contexts(position, long, long, [narrow, window, SAME_SEGMENT])] == [False, True, True]
+    assert [ctx.tiles is None for ctx in build_contexts(position, short, short, [narrow, full])] == [True, True]
     near = LOOKING_BACK & pattern({"kind": "window", "size": 70})
     both = LOOKING_BACK & pattern({"kind": "any", "of": [{"kind": "window", "size": 10}, {"kind": "strided", "stride": 8}]})
     shares = [sum(part.pairs for part in plan(rule, long, long)) / 512**2 for rule in (near, both)]
     assert all(0.3 < share < 0.4 for share in shares), "a third of the tiles"
-    assert [sight.tiles is None for sight in look(position, long, long, [near, both])] == [False, True], "joined parts cost more a pair"
-    (written,) = look(position, long, long, [narrow], written_out=True)
+    assert [ctx.tiles is None for ctx in build_contexts(position, long, long, [near, both])] == [False, True], (
+        "joined parts cost more a pair"
+    )
+    (written,) = build_contexts(position, long, long, [narrow], dense=True)
     assert written.mask is not None and torch.equal(written.mask, narrow.matrix(long, long)) and written.tiles is None
 
 
@@ -168,11 +171,11 @@ def test_a_step_gathers_its_few_keys() -> None:
     position = position_of("alibi")
     narrow = LOOKING_BACK & pattern({"kind": "window", "size": 3})
     wide = LOOKING_BACK & pattern({"kind": "window", "size": 8})
-    few, many, all_of_them = look_back(position, [narrow, wide, LOOKING_BACK], 9, torch.zeros(1, 1, dtype=torch.long))
-    assert few.seen is not None and few.seen.tolist() == [7, 8, 9] and few.mask is None
+    few, many, all_of_them = build_decode_contexts(position, [narrow, wide, LOOKING_BACK], 9, torch.zeros(1, 1, dtype=torch.long))
+    assert few.visible_keys is not None and few.visible_keys.tolist() == [7, 8, 9] and few.mask is None
     assert few.bias is not None and few.bias.shape == (1, 4, 1, 3)
-    assert many.seen is None and many.mask is not None and many.mask.flatten().tolist() == [False] * 2 + [True] * 8
-    assert all_of_them.seen is None and all_of_them.mask is None
+    assert many.visible_keys is None and many.mask is not None and many.mask.flatten().tolist() == [False] * 2 + [True] * 8
+    assert all_of_them.visible_keys is None and all_of_them.mask is None
 
 
 def test_gradients_by_finite_differences() -> None:
@@ -195,10 +198,15 @@ def test_the_layer_attends_by_tiles_or_seen_keys_alike() -> None:
     rule = LOOKING_BACK & pattern(SPARSE)
     tiles = Tiles(plan(rule, places, places), position_of("none").bias)
     mask = rule.matrix(places, places)
-    assert torch.allclose(layer(x, Sight(tiles=tiles)), layer(x, Sight(mask)), rtol=0, atol=1e-10)
+    assert torch.allclose(layer(x, AttentionContext(tiles=tiles))[0], layer(x, AttentionContext(mask=mask))[0], rtol=0, atol=1e-10)
     seen = torch.tensor([3, 5, 190])
     only = torch.zeros(200, dtype=torch.bool).index_fill(0, seen, True)
-    assert torch.allclose(layer(x[:, -1:], Sight(seen=seen), x), layer(x[:, -1:], Sight(only[None, None, None]), x), rtol=0, atol=1e-10)
+    assert torch.allclose(
+        layer(x[:, -1:], AttentionContext(visible_keys=seen), x)[0],
+        layer(x[:, -1:], AttentionContext(mask=only[None, None, None]), x)[0],
+        rtol=0,
+        atol=1e-10,
+    )
 
 
 def test_parts_without_their_sums_cannot_be_joined() -> None:

@@ -20,8 +20,9 @@ from transom.data.batch import Batch, ImageBatch
 from transom.decoding.backends.flat import FlatSeq2Seq
 from transom.decoding.backends.searcher import searcher_of
 from transom.errors import ConfigError
-from transom.inspection.names import Recorder, sites
+from transom.inspection.names import sites
 from transom.layers.lora import LowRank
+from transom.layers.observe import ActivationRecorder
 from transom.models.adapt import adapt, merged
 from transom.planning.adapters import adaptable, count_adapters
 from transom.training.optimizer import build_optimizer
@@ -61,8 +62,8 @@ def test_it_starts_as_it_was_and_amounts_to_a_plain_model(fields: dict[str, Any]
     for name, x in learned_tensors(adapted).items():
         if name.endswith("lora_b"):
             x.normal_()
-    recorder = Recorder(["*"])
-    found = adapted(batch, recorder.taps)
+    recorder = ActivationRecorder(["*"])
+    found = adapted(batch, recorder)
     assert not torch.allclose(found, plain(batch), **CLOSE)
     whole = merged(adapted, learned_tensors(adapted))
     assert whole.keys() == learned_tensors(plain).keys()
@@ -70,8 +71,8 @@ def test_it_starts_as_it_was_and_amounts_to_a_plain_model(fields: dict[str, Any]
         x.copy_(whole[name])
     assert torch.allclose(plain(batch), found, **CLOSE)
     known = {site.address for site in sites(config)}
-    assert set(recorder.kept) <= known
-    idle = known - set(recorder.kept)  # experts that no token chose, and whole blocks, where tokens choose those
+    assert set(recorder.activations) <= known
+    idle = known - set(recorder.activations)  # experts that no token chose, and whole blocks, where tokens choose those
     assert config.depth.kind == "mixture" or all("experts" in address for address in idle)
 
 

@@ -42,11 +42,12 @@ from transom.data.batch import Batch, LanguageBatch, MaskedBatch, Sequences
 from transom.data.text.windows import language_batch
 from transom.decoding.backends.searcher import searcher_of
 from transom.decoding.search.roles import StepModel
-from transom.inspection.names import Recorder, sites
+from transom.inspection.names import sites
 from transom.inspection.recompute import attention_pattern
 from transom.layers.attention import Attends
 from transom.layers.lean import per_query_head
 from transom.layers.norm import BatchNorm
+from transom.layers.observe import ActivationRecorder
 from transom.models.build import build_model
 from transom.models.network import Network
 from transom.planning.flops import count_flops
@@ -196,22 +197,22 @@ def test_it_learns_and_is_counted_right(fields: dict[str, Any]) -> None:
 @torch.no_grad()
 def test_every_site_is_named_and_patterns_are_those_that_were_used(fields: dict[str, Any]) -> None:
     config = described(fields)
-    model, recorder, batch = built(config), Recorder(["*"]), batch_for(config)
-    logits = model(batch, recorder.taps)
+    model, recorder, batch = built(config), ActivationRecorder(["*"]), batch_for(config)
+    logits = model(batch, recorder)
     assert torch.equal(logits, model(batch))
     known = [site.address for site in sites(config)]
-    assert [address for address in known if address in recorder.kept or not may_rest(model, address)] == list(recorder.kept)
+    assert [address for address in known if address in recorder.activations or not may_rest(model, address)] == list(recorder.activations)
     attentions = [name for name, module in model.named_modules() if isinstance(module, Attends)]
     if isinstance(config, Recurrent):
         assert len(attentions) == (fields.get("attention", "none") != "none")
     else:
         assert len(attentions) == (6 if isinstance(config, TwoSided) else 2)
     for name in attentions:
-        if f"{name}.z" not in recorder.kept:
+        if f"{name}.z" not in recorder.activations:
             continue  # no token chose its block
-        weights = attention_pattern(model, name, recorder.kept, batch)
-        z: Tensor = weights @ per_query_head(recorder.kept[f"{name}.v"], weights.shape[1])
-        assert torch.allclose(z, recorder.kept[f"{name}.z"], **CLOSE)
+        weights = attention_pattern(model, name, recorder.activations, batch)
+        z: Tensor = weights @ per_query_head(recorder.activations[f"{name}.v"], weights.shape[1])
+        assert torch.allclose(z, recorder.activations[f"{name}.z"], **CLOSE)
 
 
 @also(SET_TEXTS)

@@ -8,12 +8,13 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from tests.models.combinations import described
 from transom.data.batch import LanguageBatch, Sequences, TranslationBatch
-from transom.inspection.names import Recorder
 from transom.inspection.recompute import attention_pattern
 from transom.layers.lean import per_query_head
 from transom.layers.masks import sight
+from transom.layers.observe import ActivationRecorder
 from transom.models.build import build_model
 from transom.models.decoder import DecoderTransformer
+from transom.models.seq2seq import Seq2SeqTransformer
 from transom.planning import flops
 from transom.planning.flops import count_flops
 
@@ -74,14 +75,16 @@ def test_prompts_are_read_side_by_side_as_alone(position: str) -> None:
 def test_tiles_change_nothing(kind: str, pattern: str, position: str, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(1)
     model = build_model(described(fields(kind, PATTERNS[pattern], position=position))).double().eval()
-    batch, recorder = batch_of(kind), Recorder(["*"])
-    assert any(each.tiles for each in getattr(model, "target_sight")(batch.target))  # noqa: B009  # both families have it
-    by_tiles = model(batch, recorder.taps)
+    batch, recorder = batch_of(kind), ActivationRecorder(["*"])
+    seq2seq = isinstance(model, Seq2SeqTransformer)
+    ctx = model.target_context(batch.target, batch.source.segments) if seq2seq else model.context(batch.target)
+    assert any(each.tiles for each in ctx.attentions)
+    by_tiles = model(batch, recorder)
     gradients = torch.autograd.grad(by_tiles.square().mean(), list(model.parameters()))
     for layer in range(2):
         name = f"decoder.blocks.{layer}.attn"
-        z = attention_pattern(model, name, recorder.kept, batch) @ per_query_head(recorder.kept[f"{name}.v"], 6)
-        assert torch.allclose(z, recorder.kept[f"{name}.z"], rtol=0, atol=1e-10)
+        z = attention_pattern(model, name, recorder.activations, batch) @ per_query_head(recorder.activations[f"{name}.v"], 6)
+        assert torch.allclose(z, recorder.activations[f"{name}.z"], rtol=0, atol=1e-10)
     monkeypatch.setattr(sight, "LONG", 10**6)
     written_out = model(batch)
     assert torch.allclose(by_tiles, written_out, rtol=0, atol=1e-10)

@@ -14,9 +14,10 @@ from tests.models.combinations import FAMILIES, SOURCE, TARGET, batch_for, combi
 from tests.models.test_combinations import CLOSE, built
 from tests.models.test_patterns import LENGTH, fields, text
 from transom.data.batch import LanguageBatch, Sequences
+from transom.layers.context import AttentionContext, StackContext
 from transom.layers.masks import sight
 from transom.layers.masks.rule import Places
-from transom.layers.masks.sight import Sight, look
+from transom.layers.masks.sight import build_contexts
 from transom.models.decoder import DecoderTransformer
 from transom.models.seq2seq import Seq2SeqTransformer
 
@@ -50,8 +51,11 @@ def test_it_sees_what_a_mask_written_out_lets_it_see(drawn: dict[str, Any]) -> N
     assert isinstance(model, DecoderTransformer)
     mask = torch.tensor([[[j <= i or j < n for j in range(6)] for i in range(6)] for n in PREFIXES])[:, None]
     places = Places(batch.target.positions, batch.target.segments)
-    causal = look(model.embedding.position, places, places, model.rules)[0]
-    by_hand = model.decoder(model.embedding(batch.target.tokens, batch.target.positions), Sight(mask, causal.bias, causal.rotation))
+    causal = build_contexts(model.embedding.position, places, places, model.rules)[0]
+    by_hand = model.decoder(
+        model.embedding(batch.target.tokens, batch.target.positions),
+        StackContext(attentions=[AttentionContext(mask=mask, bias=causal.bias, rotation=causal.rotation)]),
+    )
     real = batch.target.segments > 0
     assert torch.allclose(model(batch)[real], model.unembedding(by_hand)[real], **CLOSE)
 
@@ -121,7 +125,7 @@ def test_tiles_change_nothing(pattern: str, position: str, monkeypatch: pytest.M
     model = built(described(fields("decoder", PATTERNS[pattern], position=position, mask="prefix")))
     side = text(LENGTH)
     batch = batch_of([row[:n] for row, n in zip(side.tokens.tolist(), side.lengths.tolist(), strict=True)], [40, 25])
-    assert isinstance(model, DecoderTransformer) and any(each.tiles for each in model.target_sight(batch.target))
+    assert isinstance(model, DecoderTransformer) and any(each.tiles for each in model.context(batch.target).attentions)
     real = batch.target.segments > 0
     by_tiles = model(batch)
     gradients = torch.autograd.grad(by_tiles[real].square().mean(), list(model.parameters()))

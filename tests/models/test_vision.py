@@ -35,10 +35,11 @@ from transom.config.model import Model
 from transom.config.training import Adam, Training
 from transom.config.vision import ConvolutionalNetwork, ImageClassifier, VisionTransformer
 from transom.data.batch import ImageBatch, Mixed
-from transom.inspection.names import Recorder, sites
+from transom.inspection.names import sites
 from transom.inspection.recompute import attention_pattern
 from transom.layers.lean import per_query_head
 from transom.layers.masks import sight
+from transom.layers.observe import ActivationRecorder
 from transom.layers.position import build_position, resized_grid, sinusoids
 from transom.layers.vision.patches import patches
 from transom.models.build import build_model
@@ -163,18 +164,18 @@ def test_it_learns_and_is_counted_right(fields: dict[str, Any], mixed: bool) -> 
 @torch.no_grad()
 def test_every_site_is_named_and_patterns_are_those_that_were_used(fields: dict[str, Any]) -> None:
     config = described(fields)
-    model, recorder, batch = built(config), Recorder(["*"]), batch_of(config)
-    assert torch.equal(model(batch, recorder.taps), model(batch))
+    model, recorder, batch = built(config), ActivationRecorder(["*"]), batch_of(config)
+    assert torch.equal(model(batch, recorder), model(batch))
     known = [site.address for site in sites(config)]
-    assert [address for address in known if address in recorder.kept or not may_rest(model, address)] == list(recorder.kept)
-    assert "pooled" in recorder.kept and ("embedding.resid" in recorder.kept) == isinstance(config, VisionTransformer)
+    assert [address for address in known if address in recorder.activations or not may_rest(model, address)] == list(recorder.activations)
+    assert "pooled" in recorder.activations and ("embedding.resid" in recorder.activations) == isinstance(config, VisionTransformer)
     for i in range(2 if isinstance(config, VisionTransformer) else 0):
         name = f"encoder.blocks.{i}.attn"
-        if f"{name}.z" not in recorder.kept:
+        if f"{name}.z" not in recorder.activations:
             continue  # no token chose its block
-        weights = attention_pattern(model, name, recorder.kept, batch)
-        z: Tensor = weights @ per_query_head(recorder.kept[f"{name}.v"], 4)
-        assert torch.allclose(z, recorder.kept[f"{name}.z"], **CLOSE)
+        weights = attention_pattern(model, name, recorder.activations, batch)
+        z: Tensor = weights @ per_query_head(recorder.activations[f"{name}.v"], 4)
+        assert torch.allclose(z, recorder.activations[f"{name}.z"], **CLOSE)
 
 
 @also(SET_NETWORKS)
@@ -290,10 +291,10 @@ def test_patterns_are_explicit_masks_over_the_grid(name: str, pool: str) -> None
     """Each block's attention from its tapped queries and keys, by the equation and a mask written by hand."""
     fields = {"kind": "vision-transformer", "patch_size": 2, "n_layers": 2, "n_heads": 4, "d_ff": 9, "pool": pool}
     config = described(fields | {"attention": {"pattern": [BY_HAND[name], "full"]}})
-    model, recorder, batch = built(config), Recorder(["*"]), batch_of(config)
-    model(batch, recorder.taps)
+    model, recorder, batch = built(config), ActivationRecorder(["*"]), batch_of(config)
+    model(batch, recorder)
     for block, mask in ((0, explicit(name, pool)), (1, torch.tensor(True))):
-        q, k, v, z = (recorder.kept[f"encoder.blocks.{block}.attn.{site}"] for site in "qkvz")
+        q, k, v, z = (recorder.activations[f"encoder.blocks.{block}.attn.{site}"] for site in "qkvz")
         scores = (q @ k.transpose(-2, -1) / q.shape[-1] ** 0.5).masked_fill(~mask, -torch.inf)
         assert torch.allclose(z, scores.softmax(-1) @ v, **CLOSE)
 
@@ -315,7 +316,7 @@ def test_tiles_of_large_images_change_nothing(pattern: Any, pool: str, monkeypat
     monkeypatch.setattr(sight, "MOST", 0.9)
     monkeypatch.setattr(sight, "JOINED", 1.0)
     flops._pairs.cache_clear()
-    assert any(each.tiles for each in model.image_sight(batch))  # type: ignore[operator]
+    assert any(each.tiles for each in model.context(batch.pixels).attentions)  # type: ignore[operator]
     by_tiles = model(batch)
     gradients = torch.autograd.grad(by_tiles.square().mean(), list(model.parameters()))
     with FlopCounterMode(display=False) as counter:

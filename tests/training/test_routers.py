@@ -17,7 +17,7 @@ from transom.config.training import Adam, Training
 from transom.data.batch import LanguageBatch, Sequences, matched_batch
 from transom.data.pairs.loader import translation_batch
 from transom.layers.mixture import Mixture
-from transom.layers.tap import Scope
+from transom.layers.observe import ActivationRecorder
 from transom.models.build import build_model
 from transom.models.network import Network
 from transom.training.events import Event, Saved, Stepped
@@ -68,14 +68,9 @@ def test_what_is_dropped_counts_once_also_where_a_batch_is_read_twice() -> None:
 
 def test_the_gradient_is_that_of_the_losses_written_out() -> None:
     model, batch = translator(**LOSS), translation_batch(SOURCES, TARGETS, range(N))
-    heard: dict[str, torch.Tensor] = {}
-
-    class Keep:
-        def visit(self, address: str, x: torch.Tensor) -> torch.Tensor:
-            heard[address] = x
-            return x
-
-    loss = batch_loss(model, batch, 0.1, Scope(Keep()))[0] / batch.n_target_tokens
+    recorder = ActivationRecorder(["*.router"])
+    loss = batch_loss(model, batch, 0.1, recorder)[0] / batch.n_target_tokens
+    heard = recorder.activations
     for address, side in (("encoder.blocks.0.ff.router", batch.source), ("decoder.blocks.0.ff.router", batch.target)):
         p = heard[address][side.segments > 0].softmax(-1)
         f = torch.nn.functional.one_hot(p.topk(2).indices, 4).double().mean((0, 1))

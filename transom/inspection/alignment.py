@@ -13,10 +13,10 @@ from transom.data.batch import TranslationBatch, translation_batch
 from transom.data.tokenizer.special import EOS
 from transom.data.tokenizer.tokenizer import Tokenizer, Tokenizers
 from transom.errors import ConfigError, DataError
-from transom.inspection.names import Recorder
 from transom.inspection.recompute import attention_pattern
 from transom.layers.attention import Attends
 from transom.layers.depth import DepthRouter
+from transom.layers.observe import ActivationRecorder
 from transom.models.network import Seq2SeqNetwork
 
 
@@ -60,9 +60,9 @@ def cross_attention(model: Seq2SeqNetwork, source: Sequence[int], target: Sequen
     attentions = cross_attentions(model)
     routed = [block for block, module in model.named_modules() if isinstance(getattr(module, "depth", None), DepthRouter)]
     sites = [f"{attention}.{site}" for attention in attentions for site in ("q", "k")]
-    recorder = Recorder(sites + [f"{block}.depth.score" for block in routed])
-    model(batch, recorder.taps)
-    return torch.stack([_of_every_token(model, attention, recorder.kept, batch).float().cpu() for attention in attentions])
+    recorder = ActivationRecorder(sites + [f"{block}.depth.score" for block in routed])
+    model(batch, recorder)
+    return torch.stack([_of_every_token(model, attention, recorder.activations, batch).float().cpu() for attention in attentions])
 
 
 def _of_every_token(

@@ -13,16 +13,17 @@ from torch.profiler import ProfilerActivity, profile
 from transom.config.approximations import AnyApproximation, Linear, Linformer, Nystrom, Performer
 from transom.config.architecture import Transformer
 from transom.errors import ConfigError
-from transom.inspection.names import Recorder
 from transom.layers.approximations.approximate import build_approximation
 from transom.layers.approximations.approximation import Approximation
 from transom.layers.approximations.linear_attention import Performer as PerformerLayer
 from transom.layers.approximations.low_rank import Linformer as LinformerLayer
 from transom.layers.approximations.low_rank import runs
 from transom.layers.attention import Attention, Terms, attend, attend_explicit, attend_fused, attend_visible, pattern, scores
-from transom.layers.block import Block, ParallelBlock
+from transom.layers.block import Block
+from transom.layers.context import AttentionContext, SegmentMask
 from transom.layers.masks.rule import LOOKING_BACK, SAME_SEGMENT, Distance, Places
-from transom.layers.masks.sight import Reach, Sight, visible_tiles
+from transom.layers.masks.sight import visible_tiles
+from transom.layers.observe import ActivationRecorder
 from transom.models.network import Network
 from transom.planning.process import environment_with
 
@@ -92,14 +93,14 @@ class Cost(NamedTuple):
 def tapped(model: Network, batch: Any) -> list[Tapped]:
     """Run a model on a batch of one row and read what entered each of its attentions, but for blocks that only chosen tokens pass."""
     named = dict(model.named_modules())
-    routed = {name for name, module in named.items() if isinstance(module, Block | ParallelBlock) and module.depth is not None}
+    routed = {name for name, module in named.items() if isinstance(module, Block) and module.depth is not None}
     modules = {name: m for name, m in named.items() if isinstance(m, Attention) and name.rpartition(".")[0] not in routed}
-    recorder = Recorder(f"{name}.{site}" for name in modules for site in ("q", "k", "v"))
-    model.hidden(batch, recorder.taps)
+    recorder = ActivationRecorder(f"{name}.{site}" for name in modules for site in ("q", "k", "v"))
+    model.hidden(batch, recorder)
     found = []
     for name, module in modules.items():
-        q, k, v = (recorder.kept[f"{name}.{site}"] for site in ("q", "k", "v"))
-        terms, own = module.terms(model.sight(name, batch)), not name.endswith(".cross")
+        q, k, v = (recorder.activations[f"{name}.{site}"] for site in ("q", "k", "v"))
+        terms, own = module.terms(model.attention_context(name, batch)), not name.endswith(".cross")
         found.append(Tapped(name, q, k, v, terms, own and name.startswith("decoder."), own))
     return found
 
@@ -132,17 +133,17 @@ def systems(of: Tapped, windows: Sequence[int], bricks: Mapping[str, AnyApproxim
         if size < k.shape[2]:
             ways[f"window {size}"] = _window(of, size)
     asking, asked = (torch.ones(1, x.shape[2], dtype=torch.long, device=q.device) for x in (q, k))
-    reach = Reach(asking, asked, of.causal)
+    segments = SegmentMask(asking, asked, of.causal)
     for name, brick in bricks.items():
         if (brick.LOOKS_BACK or not of.causal) and (of.own or not isinstance(brick, Nystrom)):  # whose landmarks would see all queries
-            ways[name] = _approximate(of, _prepared(brick, q, k.shape[2], seed), reach)
+            ways[name] = _approximate(of, _prepared(brick, q, k.shape[2], seed), segments)
     return ways
 
 
-def _approximate(of: Tapped, approximation: Approximation, reach: Reach) -> System:
+def _approximate(of: Tapped, approximation: Approximation, segments: SegmentMask) -> System:
     q, k, v, places = of.q, of.k, of.v, Places.of_text(of.q.shape[2], of.q.device)
-    mask = LOOKING_BACK.matrix(places, places) if reach.causal else None
-    return System(lambda: approximation(q, k, v, reach), lambda: approximation.implied_weights(q, k, Sight(mask)))
+    mask = LOOKING_BACK.matrix(places, places) if segments.causal else None
+    return System(lambda: approximation(q, k, v, segments), lambda: approximation.implied_weights(q, k, AttentionContext(mask=mask)))
 
 
 def _prepared(brick: AnyApproximation, q: Tensor, n_keys: int, seed: int) -> Approximation:

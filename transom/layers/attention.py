@@ -8,16 +8,17 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from transom.config.architecture import Transformer
-from transom.layers.cache import BlockCache, KeyValueCache, KeyValues, Remembered, RoutedCache, SumsCache
+from transom.layers.cache import BlockCache, KeyValueCache, KeyValues, ProjectedMemory, RoutedCache, SumsCache
+from transom.layers.context import AttentionContext
 from transom.layers.dropout import dropout as dropped
 from transom.layers.dropout import rounded
 from transom.layers.flex import NARROWEST, Blocks, over_blocks
 from transom.layers.lean import Lean, attend_lean, per_query_head
-from transom.layers.masks.sight import EVERYTHING, Sight
 from transom.layers.norm import build_norm
+from transom.layers.observe import observe
 from transom.layers.position import turn
-from transom.layers.tap import Scope, scope, tap
 from transom.layers.tiles import Tiles, over_tiles
+from transom.layers.value_residual import FirstValues
 
 SHORT = 1024
 """Up to this many keys, training on a CPU computes attention explicitly: the fused kernel is 1.4 to 8 times slower there, forward and back.
@@ -177,12 +178,12 @@ def attend(
 
 @runtime_checkable
 class Attends(Protocol):
-    """An attention of any family: what it gathered is derived again from the queries and keys at its sites ``q`` and ``k``."""
+    """An attention of any family: its weights are derived again from the queries and keys at its sites ``q`` and ``k``."""
 
     def weights(
-        self, q: Float[Tensor, "batch n_heads query d_head"], k: Float[Tensor, "batch kv_heads key d_head"], sight: Sight
+        self, q: Float[Tensor, "batch n_heads query d_head"], k: Float[Tensor, "batch kv_heads key d_head"], ctx: AttentionContext
     ) -> Float[Tensor, "batch n_heads query key"]:
-        """Give each query's weights of the keys that it may see."""
+        """Return each query's weights of the keys that it may see."""
         ...
 
 
@@ -191,69 +192,97 @@ class Attention(nn.Module):
 
     MultiHead(Q, K, V) = Concat(head_1, ..., head_h) W_O, head_i = Attention(Q W_Q_i, K W_K_i, V W_V_i).
     W_Q, W_K, W_V and W_O (``q``, ``k``, ``v``, ``o``) are stored apart; PyTorch keeps them transposed. Keys and values may have fewer heads
-    than queries; each is then shared by a group of query heads.
+    than queries; each is then shared by a group of query heads. How many heads there are is read from the projections, which may hold a
+    shard of them.
     """
 
     def __init__(self, config: Transformer) -> None:
         """Make the projections: d_model to n_heads * d_head (queries), to n_kv_heads times d_head (keys) and d_value (values), and back."""
         super().__init__()
         c, brick = config, config.attention
-        self.n_heads, self.n_kv_heads, self.d_head, self.d_value = c.n_heads, c.key_heads, c.width_of_head, c.width_of_value
+        self.d_head, self.d_value = c.width_of_head, c.width_of_value
         self.dropout, self.softcap = c.attention_dropout, brick.softcap
-        self.q = nn.Linear(c.d_model, self.n_heads * self.d_head, brick.bias)
-        self.k = nn.Linear(c.d_model, self.n_kv_heads * self.d_head, brick.bias)
-        self.v = nn.Linear(c.d_model, self.n_kv_heads * self.d_value, brick.bias)
-        self.o = nn.Linear(self.n_heads * self.d_value, c.d_model, brick.output_bias) if brick.output else nn.Identity()
+        self.q = nn.Linear(c.d_model, c.n_heads * self.d_head, brick.bias)
+        self.k = nn.Linear(c.d_model, c.key_heads * self.d_head, brick.bias)
+        self.v = nn.Linear(c.d_model, c.key_heads * self.d_value, brick.bias)
+        self.o = nn.Linear(c.n_heads * self.d_value, c.d_model, brick.output_bias) if brick.output else nn.Identity()
         normed = brick.qk_norm.kind != "none"
         self.q_norm, self.k_norm = (build_norm(brick.qk_norm, self.d_head) if normed else None for _ in range(2))
-        self.sinks = nn.Parameter(torch.zeros(self.n_heads)) if brick.sinks else None
+        self.sinks = nn.Parameter(torch.zeros(c.n_heads)) if brick.sinks else None
+
+    @property
+    def n_heads(self) -> int:
+        """Heads of queries."""
+        return self.q.weight.shape[0] // self.d_head
+
+    @property
+    def n_kv_heads(self) -> int:
+        """Heads of keys and values."""
+        return self.k.weight.shape[0] // self.d_head
 
     def forward(
         self,
         x: Float[Tensor, "rows query d_model"],
-        sight: Sight = EVERYTHING,
-        memory: Float[Tensor, "batch key d_model"] | Remembered | None = None,
-        cache: BlockCache | None = None,
-        taps: Scope | None = None,
-    ) -> Float[Tensor, "rows query d_model"]:
+        ctx: AttentionContext = AttentionContext(),
+        memory: Float[Tensor, "batch key d_model"] | ProjectedMemory | None = None,
+        first_values: FirstValues | None = None,
+    ) -> tuple[Float[Tensor, "rows query d_model"], Float[Tensor, "batch kv_heads key d_value"]]:
         """Let each query of ``x`` gather values.
 
         Args:
             x: what asks.
-            sight: what may be seen, and from where.
-            memory: what is asked: another sequence, or what ``remember`` kept of it; left out, ``x`` itself.
+            ctx: mask, positions and cache.
+            memory: what is asked: another sequence, or what ``project_memory`` made of it; None for ``x`` itself.
                 ``x`` may hold several rows (beams) for each row of ``memory``; they share its keys.
-            cache: earlier tokens' keys and values; the new ones are appended.
-            taps: observer.
+            first_values: of the stack's first block, to be mixed with the values of ``x``.
+
+        Returns:
+            The output, and the values before they are mixed: of ``x``, or of the memory.
         """
+        values = None
         if memory is None or isinstance(memory, Tensor):
-            memory = self.keys_values(x if memory is None else memory, sight, taps)
-        q = self.q(x).view(len(memory[0]), -1, self.n_heads, self.d_head).transpose(1, 2)  # (batch, n_heads, query, d_head)
+            memory, values = self.project(x if memory is None else memory, ctx, first_values)
+        q = self.q(x).unflatten(-1, (-1, self.d_head))  # (rows, query, n_heads, d_head)
+        q = q.view(len(memory[0]), -1, *q.shape[2:]).transpose(1, 2)  # (batch, n_heads, query, d_head)
         if self.q_norm is not None:
-            q = self.q_norm(q, scope(taps, "q_norm"))
-        q = turn(q, sight.rotation)
-        q = tap(taps, "q", q)
-        z = self.gather(q, memory, sight, cache)
-        z = tap(taps, "z", z)
-        return self.o(z.transpose(1, 2).reshape(*x.shape[:2], -1))
+            q = self.q_norm(q, ctx)
+        q = turn(q, ctx.rotation)
+        q = observe(ctx, self, "q", q)
+        z = self.gather(q, memory, ctx)
+        z = observe(ctx, self, "z", z)
+        return self.o(z.transpose(1, 2).reshape(*x.shape[:2], -1)), memory[-1] if values is None else values
+
+    def project(
+        self, x: Float[Tensor, "batch key d_model"], ctx: AttentionContext, first_values: FirstValues | None = None
+    ) -> tuple[KeyValues, Float[Tensor, "batch kv_heads key d_value"]]:
+        """Project ``x`` to keys and values in heads, keys rotated, values mixed with the first block's; return the values unmixed too."""
+        k = self.k(x).unflatten(-1, (-1, self.d_head)).transpose(1, 2)  # (batch, kv_heads, key, d_head)
+        own = self.v(x).unflatten(-1, (-1, self.d_value)).transpose(1, 2)  # (batch, kv_heads, key, d_value)
+        if self.k_norm is not None:
+            k = self.k_norm(k, ctx)
+        k = turn(k, ctx.rotation)
+        k = observe(ctx, self, "k", k)
+        v = own if first_values is None else first_values.mix(own)
+        v = observe(ctx, self, "v", v)
+        return KeyValues(k, v), own
 
     def gather(
-        self, q: Float[Tensor, "batch n_heads query d_head"], memory: Remembered, sight: Sight, cache: BlockCache | None
+        self, q: Float[Tensor, "batch n_heads query d_head"], memory: ProjectedMemory, ctx: AttentionContext
     ) -> Float[Tensor, "batch n_heads query d_value"]:
         """Let each query gather values: softmax(Q K^T / sqrt(d_k)) V (Vaswani et al. 2017, eq. 1)."""
-        assert isinstance(memory, KeyValues) and not isinstance(cache, SumsCache)
-        k, v = memory if cache is None else cache.append(memory)
-        if sight.seen is not None:
-            k, v = k.index_select(2, sight.seen), v.index_select(2, sight.seen)
-        terms = self.terms(sight)
-        return attend(q, k, v, terms) if sight.tiles is None else attend_visible(q, k, v, sight.tiles, terms)
+        assert isinstance(memory, KeyValues) and not isinstance(ctx.cache, SumsCache)
+        k, v = memory if ctx.cache is None else ctx.cache.append(memory)
+        if ctx.visible_keys is not None:
+            k, v = k.index_select(2, ctx.visible_keys), v.index_select(2, ctx.visible_keys)
+        terms = self.terms(ctx)
+        return attend(q, k, v, terms) if ctx.tiles is None else attend_visible(q, k, v, ctx.tiles, terms)
 
-    def remember(self, memory: Float[Tensor, "batch key d_model"], segments: Int[Tensor, "batch key"]) -> Remembered:
-        """Keep what all steps of decoding need of another sequence; where ``segments`` is 0 it is padding."""
-        return self.keys_values(memory)
+    def project_memory(self, memory: Float[Tensor, "batch key d_model"], segments: Int[Tensor, "batch key"]) -> ProjectedMemory:
+        """Project another sequence once for all steps of decoding; where ``segments`` is 0 it is padding."""
+        return self.project(memory, AttentionContext())[0]
 
     def new_cache(self, n_rows: int, max_length: int, like: Tensor, routed: bool = False) -> BlockCache:
-        """Make an empty memory of this layer's own earlier tokens.
+        """Make an empty cache of this layer's own earlier tokens.
 
         Args:
             n_rows: texts side by side.
@@ -263,31 +292,18 @@ class Attention(nn.Module):
         """
         return (RoutedCache if routed else KeyValueCache)(n_rows, self.n_kv_heads, max_length, self.d_head, self.d_value, like)
 
-    def keep(self, x: Float[Tensor, "rows new d_model"], sight: Sight, cache: BlockCache) -> None:
-        """Keep what later tokens need of tokens that ask nothing themselves."""
-        assert not isinstance(cache, SumsCache)
-        cache.append(self.keys_values(x, sight))
-
-    def keys_values(self, x: Float[Tensor, "batch key d_model"], sight: Sight = EVERYTHING, taps: Scope | None = None) -> KeyValues:
-        """Project ``x`` to keys and values in heads, turned and mixed as the sight has it."""
-        k = self.k(x).view(*x.shape[:2], self.n_kv_heads, self.d_head).transpose(1, 2)  # (batch, kv_heads, key, d_head)
-        v = self.v(x).view(*x.shape[:2], self.n_kv_heads, self.d_value).transpose(1, 2)  # (batch, kv_heads, key, d_value)
-        if self.k_norm is not None:
-            k = self.k_norm(k, scope(taps, "k_norm"))
-        k = turn(k, sight.rotation)
-        k = tap(taps, "k", k)
-        if sight.values is not None:
-            v = sight.values(v)
-        v = tap(taps, "v", v)
-        return KeyValues(k, v)
+    def update_cache(self, x: Float[Tensor, "rows new d_model"], ctx: AttentionContext, first_values: FirstValues | None = None) -> None:
+        """Append to the cache what later tokens need of tokens that ask nothing themselves."""
+        assert ctx.cache is not None and not isinstance(ctx.cache, SumsCache)
+        ctx.cache.append(self.project(x, ctx, first_values)[0])
 
     def weights(
-        self, q: Float[Tensor, "batch n_heads query d_head"], k: Float[Tensor, "batch kv_heads key d_head"], sight: Sight
+        self, q: Float[Tensor, "batch n_heads query d_head"], k: Float[Tensor, "batch kv_heads key d_head"], ctx: AttentionContext
     ) -> Float[Tensor, "batch n_heads query key"]:
-        """Give each query's weights of the keys: softmax(Q K^T / sqrt(d_k)) under the mask (Vaswani et al. 2017, eq. 1)."""
-        terms = self.terms(sight)
+        """Return each query's weights of the keys: softmax(Q K^T / sqrt(d_k)) under the mask (Vaswani et al. 2017, eq. 1)."""
+        terms = self.terms(ctx)
         return pattern(scores(q, k, terms), terms)
 
-    def terms(self, sight: Sight) -> Terms:
+    def terms(self, ctx: AttentionContext) -> Terms:
         """Gather what enters beside queries, keys and values; weights are dropped in training only."""
-        return Terms(sight.mask, sight.bias, self.dropout if self.training else 0.0, self.softcap, self.sinks)
+        return Terms(ctx.mask, ctx.bias, self.dropout if self.training else 0.0, self.softcap, self.sinks)

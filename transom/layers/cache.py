@@ -111,8 +111,8 @@ class SumsCache:
 BlockCache = KeyValueCache | SumsCache
 """What one layer's self-attention remembers."""
 
-Remembered = KeyValues | Sums
-"""What one layer's cross-attention remembers of the source."""
+ProjectedMemory = KeyValues | Sums
+"""What one layer's cross-attention keeps of the source."""
 
 
 class DecoderCache:
@@ -125,7 +125,7 @@ class DecoderCache:
         n_prefix: tokens that were read first and in one piece, as the prefix of what follows.
     """
 
-    def __init__(self, blocks: Sequence[BlockCache], memories: Sequence[Remembered] = (), memory_mask: Tensor | None = None) -> None:
+    def __init__(self, blocks: Sequence[BlockCache], memories: Sequence[ProjectedMemory] = (), memory_mask: Tensor | None = None) -> None:
         """Gather the blocks' caches."""
         self.blocks = blocks
         self.memories = list(memories)

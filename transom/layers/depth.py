@@ -1,7 +1,8 @@
 """Mixture of depths: a router in front of a block, a readable reference, and a path on which only chosen tokens are computed."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -9,14 +10,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from transom.config.depth import MixtureOfDepths
-from transom.layers.cache import BlockCache, RoutedCache
-from transom.layers.masks.sight import EVERYTHING, Sight
+from transom.layers.cache import RoutedCache
+from transom.layers.context import AttentionContext, BlockContext
+from transom.layers.observe import observe
 from transom.layers.position import Rotation
-from transom.layers.tap import Scope, tap
-from transom.layers.values import FirstValues, Values
+from transom.layers.value_residual import FirstValues
 
-PassBlock = Callable[[Tensor, Sight, Sight, BlockCache | None], Tensor]
-"""A block as a function of the stream, of what is seen of its own sequence and of the memory, and of the cache."""
+PassBlock = Callable[..., tuple[Tensor, Any]]
+"""A block, called with the stream, its context, the memory and the first block's values."""
 
 
 class Chosen(NamedTuple):
@@ -38,34 +39,29 @@ def gather_chosen(chosen: Bool[Tensor, "batch length"]) -> Chosen:
     return Chosen(places, chosen.gather(1, places))
 
 
-def chosen_sight(sight: Sight, chosen: Chosen, keys: Bool[Tensor, "batch key"] | None = None) -> Sight:
-    """Restrict what a block sees to chosen tokens.
+def select_tokens(ctx: AttentionContext, chosen: Chosen, keys: Bool[Tensor, "batch key"] | None = None) -> AttentionContext:
+    """Restrict self-attention to chosen tokens.
 
     Args:
-        sight: of all tokens; masks and biases written out.
+        ctx: of all tokens; masks and biases dense.
         chosen: the tokens that ask.
-        keys: True at the keys that were chosen, of a cache; left out, the keys are the tokens that ask.
+        keys: True at the keys that were chosen, of a cache; None where the keys are the tokens that ask.
     """
-    assert sight.tiles is None and sight.reach is None, "masks are written out where tokens are chosen"
-    mask, bias = (x if x is None else _rows(x, chosen.places) for x in (sight.mask, sight.bias))
+    assert ctx.tiles is None and ctx.segments is None, "masks are dense where tokens are chosen"
+    mask, bias = (x if x is None else _rows(x, chosen.places) for x in (ctx.mask, ctx.bias))
     if keys is None:
         mask, bias = (x if x is None else _columns(x, chosen.places) for x in (mask, bias))
-        there = chosen.real
+        taken = chosen.real
     else:
-        there = keys if sight.seen is None else keys[:, sight.seen]
-    there = there[:, None, None]
-    rotation = None if sight.rotation is None else Rotation(*(_rows(x, chosen.places) for x in sight.rotation))
-    return Sight(
-        there if mask is None else mask & there, bias, rotation, chosen.real, seen=sight.seen, values=_values(sight.values, chosen)
-    )
+        taken = keys if ctx.visible_keys is None else keys[:, ctx.visible_keys]
+    taken = taken[:, None, None]
+    rotation = None if ctx.rotation is None else Rotation(*(_rows(x, chosen.places) for x in ctx.rotation))
+    return replace(ctx, mask=taken if mask is None else mask & taken, bias=bias, rotation=rotation, token_mask=chosen.real)
 
 
-def _values(values: Values | None, chosen: Chosen) -> Values | None:
-    """Restrict the first block's values to the chosen tokens."""
-    if values is None:
-        return None
-    assert values.first.v is not None, "the first block is no routed one"
-    return Values(FirstValues(_rows(values.first.v, chosen.places)), values.mix)
+def select_queries(ctx: AttentionContext, chosen: Chosen) -> AttentionContext:
+    """Restrict attention to a memory to the queries that were chosen."""
+    return replace(ctx, mask=None if ctx.mask is None else _rows(ctx.mask, chosen.places))
 
 
 def _rows(x: Tensor, places: Tensor) -> Tensor:
@@ -83,20 +79,21 @@ def _columns(x: Tensor, places: Tensor) -> Tensor:
 
 
 def every_token(
-    block: PassBlock, x: Tensor, chosen: Tensor, sight: Sight, memory_sight: Sight, cache: BlockCache | None
+    block: PassBlock, x: Tensor, chosen: Tensor, ctx: BlockContext, memory: Any, first_values: FirstValues | None
 ) -> Float[Tensor, "batch length d_model"]:
     """Compute by the equation: the block on all tokens, the keys of which are masked where they were not chosen; no cache."""
-    assert cache is None, "a cache is for answering, which need not be slow"
-    there = chosen[:, None, None]
-    here = sight._replace(mask=there if sight.mask is None else sight.mask & there, real=chosen)
-    return (block(x, here, memory_sight, None) - x) * chosen[:, :, None]
+    assert ctx.attention.cache is None, "a cache is for answering, which need not be slow"
+    taken, attention = chosen[:, None, None], ctx.attention
+    mask = taken if attention.mask is None else attention.mask & taken
+    here = replace(ctx, token_mask=chosen, attention=replace(attention, mask=mask, token_mask=chosen))
+    return (block(x, here, memory, first_values)[0] - x) * chosen[:, :, None]
 
 
 def only_chosen(
-    block: PassBlock, x: Tensor, chosen: Tensor, sight: Sight, memory_sight: Sight, cache: BlockCache | None
+    block: PassBlock, x: Tensor, chosen: Tensor, ctx: BlockContext, memory: Any, first_values: FirstValues | None
 ) -> Float[Tensor, "batch length d_model"]:
     """Compute the same on the chosen tokens alone, gathered side by side."""
-    here = gather_chosen(chosen)
+    here, cache = gather_chosen(chosen), ctx.attention.cache
     keys = None
     if cache is not None:
         assert isinstance(cache, RoutedCache), "a routed block's cache knows who was chosen"
@@ -105,8 +102,11 @@ def only_chosen(
         return torch.zeros_like(x)
     across = here.places[:, :, None].expand(-1, -1, x.shape[2])
     part = x.gather(1, across)
-    memory_mask = None if memory_sight.mask is None else _rows(memory_sight.mask, here.places)
-    y = block(part, chosen_sight(sight, here, keys), memory_sight._replace(mask=memory_mask), cache) - part
+    if first_values is not None:
+        first_values = first_values._replace(values=_rows(first_values.values, here.places))
+    attention, cross = select_tokens(ctx.attention, here, keys), select_queries(ctx.cross, here)
+    part_ctx = replace(ctx, token_mask=here.real, attention=attention, cross=cross)
+    y = block(part, part_ctx, memory, first_values)[0] - part
     return torch.zeros_like(x, dtype=y.dtype).scatter(1, across, y * here.real[:, :, None])
 
 
@@ -130,34 +130,33 @@ class DepthRouter(nn.Module):
         self,
         x: Float[Tensor, "batch length d_model"],
         block: PassBlock,
-        sight: Sight = EVERYTHING,
-        memory_sight: Sight = EVERYTHING,
-        cache: BlockCache | None = None,
-        taps: Scope | None = None,
+        ctx: BlockContext = BlockContext(),
+        memory: Any = None,
+        first_values: FirstValues | None = None,
     ) -> Float[Tensor, "batch length d_model"]:
-        """Let the chosen tokens pass the block."""
+        """Let the chosen tokens pass the block; the other arguments are the block's."""
         exact = torch.promote_types(x.dtype, torch.float32)
         with torch.autocast(x.device.type, enabled=False):
             r = F.linear(x.to(exact), self.map.weight.to(exact), self.map.bias.to(exact))[:, :, 0]
-        r = tap(taps, "score", r)
-        y = self.path(block, x, self.choose(r, sight.real), sight, memory_sight, cache)
+        r = observe(ctx, self, "score", r)
+        y = self.path(block, x, self.choose(r, ctx.token_mask), ctx, memory, first_values)
         return x + r[:, :, None].to(x.dtype) * y.to(x.dtype)
 
-    def choose(self, r: Float[Tensor, "batch length"], real: Bool[Tensor, "#batch length"] | None) -> Bool[Tensor, "batch length"]:
+    def choose(self, r: Float[Tensor, "batch length"], token_mask: Bool[Tensor, "#batch length"] | None) -> Bool[Tensor, "batch length"]:
         """Choose tokens by their scores; padding is never chosen."""
-        there = torch.ones_like(r, dtype=torch.bool) if real is None else real.expand_as(r)
+        there = torch.ones_like(r, dtype=torch.bool) if token_mask is None else token_mask.expand_as(r)
         if not self.training:
             return (r > 0) & there
         most = (self.brick.capacity * there.sum(1, keepdim=True)).ceil()
         order = r.detach().masked_fill(~there, -torch.inf).argsort(dim=1, descending=True, stable=True)
         return (order.argsort(1) < most) & there
 
-    def sight(self, r: Float[Tensor, "batch length"], real: Bool[Tensor, "#batch length"] | None, sight: Sight, cross: bool) -> Sight:
-        """Restrict what the block's attention sees to the tokens that were chosen by these scores; with ``cross``, of the memory."""
-        chosen = gather_chosen(self.choose(r, real))
-        if cross:
-            return sight._replace(mask=None if sight.mask is None else _rows(sight.mask, chosen.places))
-        return chosen_sight(sight, chosen)
+    def attention_context(
+        self, r: Float[Tensor, "batch length"], token_mask: Bool[Tensor, "#batch length"] | None, ctx: AttentionContext, cross: bool
+    ) -> AttentionContext:
+        """Restrict an attention of the block to the tokens that were chosen by these scores; with ``cross``, that to the memory."""
+        chosen = gather_chosen(self.choose(r, token_mask))
+        return select_queries(ctx, chosen) if cross else select_tokens(ctx, chosen)
 
 
 def agreement_loss_sum(r: Float[Tensor, "tokens"], chosen: Bool[Tensor, "tokens"]) -> Float[Tensor, ""]:

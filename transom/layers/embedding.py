@@ -3,13 +3,14 @@
 import math
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from transom.layers.context import LayerContext
 from transom.layers.dropout import Dropout
 from transom.layers.norm import Norm
+from transom.layers.observe import observe
 from transom.layers.position import Position
-from transom.layers.tap import Scope, scope, tap
 
 
 class Embedding(nn.Module):
@@ -33,19 +34,15 @@ class Embedding(nn.Module):
         self.dropout = Dropout(dropout)
 
     def forward(
-        self,
-        tokens: Int[Tensor, "batch length"],
-        positions: Int[Tensor, "#batch length"],
-        taps: Scope | None = None,
-        real: Bool[Tensor, "batch length"] | None = None,
+        self, tokens: Int[Tensor, "batch length"], positions: Int[Tensor, "#batch length"], ctx: LayerContext = LayerContext()
     ) -> Float[Tensor, "batch length d_model"]:
-        """Embed tokens at their positions; ``real`` is False at padding, for the norm."""
+        """Embed tokens at their positions."""
         x = self.tokens(tokens) * self.scale
         if (p := self.position(positions)) is not None:
             x = x + p
         if self.norm is not None:
-            x = self.norm(x, scope(taps, "norm"), real)
-        x = tap(taps, "resid", x)
+            x = self.norm(x, ctx)
+        x = observe(ctx, self, "resid", x)
         return self.dropout(in_autocast_type(x))
 
 

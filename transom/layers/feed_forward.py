@@ -1,13 +1,14 @@
 """The position-wise feed-forward network."""
 
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from transom.config import bricks, mixture
 from transom.layers.activation import ACTIVATIONS, GATES
+from transom.layers.context import LayerContext
 from transom.layers.dropout import Dropout
 from transom.layers.mixture import Mixture
-from transom.layers.tap import Scope, tap
+from transom.layers.observe import observe
 
 
 class FeedForward(nn.Module):
@@ -24,12 +25,10 @@ class FeedForward(nn.Module):
         self.down = nn.Linear(d_ff, d_model, brick.bias)
         self.dropout = Dropout(dropout)
 
-    def forward(
-        self, x: Float[Tensor, "*axes d_model"], taps: Scope | None = None, real: Bool[Tensor, "*axes"] | None = None
-    ) -> Float[Tensor, "*axes d_model"]:
-        """Transform each token on its own, and padding, where ``real`` is False, like any other."""
+    def forward(self, x: Float[Tensor, "*axes d_model"], ctx: LayerContext = LayerContext()) -> Float[Tensor, "*axes d_model"]:
+        """Transform each token on its own."""
         hidden = self.activation(self.up(x))
-        hidden = tap(taps, "hidden", hidden)
+        hidden = observe(ctx, self, "hidden", hidden)
         return self.down(self.dropout(hidden))
 
 
@@ -48,12 +47,10 @@ class GatedFeedForward(nn.Module):
         self.down = nn.Linear(d_ff, d_model, brick.bias)
         self.dropout = Dropout(dropout)
 
-    def forward(
-        self, x: Float[Tensor, "*axes d_model"], taps: Scope | None = None, real: Bool[Tensor, "*axes"] | None = None
-    ) -> Float[Tensor, "*axes d_model"]:
-        """Transform each token on its own, and padding, where ``real`` is False, like any other."""
+    def forward(self, x: Float[Tensor, "*axes d_model"], ctx: LayerContext = LayerContext()) -> Float[Tensor, "*axes d_model"]:
+        """Transform each token on its own."""
         hidden = self.activation(self.gate(x)) * self.up(x)
-        hidden = tap(taps, "hidden", hidden)
+        hidden = observe(ctx, self, "hidden", hidden)
         return self.down(self.dropout(hidden))
 
 

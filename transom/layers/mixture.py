@@ -10,7 +10,8 @@ from torch.nn import functional as F
 
 from transom.config.mixture import BiasBalance
 from transom.config.mixture import Mixture as Brick
-from transom.layers.tap import Scope, scope, tap
+from transom.layers.context import LayerContext
+from transom.layers.observe import observe
 
 ROUND = 64
 """Above this many rows, slices of any number of tokens share a few shapes of products: the first bf16 product of a shape on a CPU makes its
@@ -32,17 +33,17 @@ class Routing(NamedTuple):
 
 
 def every_expert(
-    experts: Sequence[nn.Module], x: Float[Tensor, "tokens d_model"], routing: Routing, taps: Scope | None = None
+    experts: Sequence[nn.Module], x: Float[Tensor, "tokens d_model"], routing: Routing, ctx: LayerContext = LayerContext()
 ) -> Float[Tensor, "tokens d_model"]:
     """Mix by the equation: every expert on every token, sum_i g_i E_i(x) with g_i = 0 where expert i was not chosen."""
     weights = routing.weights if routing.taken is None else routing.weights * routing.taken
     g = weights.new_zeros(len(x), len(experts)).scatter(1, routing.experts, weights)
-    outputs = torch.stack([expert(x, scope(taps, f"experts.{i}")) for i, expert in enumerate(experts)], 1)  # (tokens, n_experts, d_model)
+    outputs = torch.stack([expert(x, ctx) for expert in experts], 1)  # (tokens, n_experts, d_model)
     return (g.to(outputs.dtype)[:, :, None] * outputs).sum(1)
 
 
 def grouped(
-    experts: Sequence[nn.Module], x: Float[Tensor, "tokens d_model"], routing: Routing, taps: Scope | None = None
+    experts: Sequence[nn.Module], x: Float[Tensor, "tokens d_model"], routing: Routing, ctx: LayerContext = LayerContext()
 ) -> Float[Tensor, "tokens d_model"]:
     """Mix the same, each expert on its own tokens only: they are sorted by expert, and each expert takes its slice of them."""
     n_experts, top_k = len(experts), routing.experts.shape[1]
@@ -55,11 +56,7 @@ def grouped(
     slices = x.index_select(0, token).split(counts)
     learning = torch.is_grad_enabled()  # then an idle expert too has a gradient, of 0; otherwise it rests
     outputs = torch.cat(
-        [
-            expert(filled_up(part), scope(taps, f"experts.{i}"))[: len(part)]
-            for i, (expert, part) in enumerate(zip(experts, slices, strict=True))
-            if learning or len(part)
-        ]
+        [expert(filled_up(part), ctx)[: len(part)] for expert, part in zip(experts, slices, strict=True) if learning or len(part)]
     )
     weighted = outputs * routing.weights.flatten().index_select(0, order)[:, None].to(outputs.dtype)
     return torch.zeros_like(x, dtype=outputs.dtype).index_add(0, token, weighted)
@@ -98,18 +95,16 @@ class Mixture(nn.Module):
         self.register_buffer("bias", torch.zeros(brick.n_experts) if isinstance(brick.balance, BiasBalance) else None)
         self.path = grouped
 
-    def forward(
-        self, x: Float[Tensor, "*axes d_model"], taps: Scope | None = None, real: Bool[Tensor, "*axes"] | None = None
-    ) -> Float[Tensor, "*axes d_model"]:
-        """Send each token to its experts; ``real`` is False at padding, which takes no place."""
+    def forward(self, x: Float[Tensor, "*axes d_model"], ctx: LayerContext = LayerContext()) -> Float[Tensor, "*axes d_model"]:
+        """Send each token to its experts; padding takes no place."""
         exact = torch.promote_types(x.dtype, torch.float32)
         with torch.autocast(x.device.type, enabled=False):
             logits = F.linear(x.to(exact), self.router.weight.to(exact))
-        logits = tap(taps, "router", logits)
+        logits = observe(ctx, self, "router", logits)
         tokens = x.reshape(-1, x.shape[-1])
-        y = self.path(list(self.experts), tokens, self.route(logits, real), taps)
+        y = self.path(list(self.experts), tokens, self.route(logits, ctx.token_mask), ctx)
         if self.shared is not None:
-            y = y + self.shared(tokens, scope(taps, "shared"))
+            y = y + self.shared(tokens, ctx)
         return y.view_as(x)
 
     def scores(self, logits: Float[Tensor, "*axes n_experts"]) -> Float[Tensor, "*axes n_experts"]:

@@ -9,8 +9,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from transom.config import bricks
+from transom.layers.context import LayerContext
+from transom.layers.observe import observe
 from transom.layers.second_order import differentiable_gradients, wants_graph
-from transom.layers.tap import Scope, tap
 
 
 class Norm(nn.Module):
@@ -20,11 +21,9 @@ class Norm(nn.Module):
         """Make what the brick describes for vectors of ``width`` columns."""
         super().__init__()
 
-    def forward(
-        self, x: Float[Tensor, "*axes d_model"], taps: Scope | None = None, real: Bool[Tensor, "..."] | None = None
-    ) -> Float[Tensor, "*axes d_model"]:
-        """Normalise each vector; ``real`` is False at padding, which counts in no statistics."""
-        x = tap(taps, "x", x)
+    def forward(self, x: Float[Tensor, "*axes d_model"], ctx: LayerContext = LayerContext()) -> Float[Tensor, "*axes d_model"]:
+        """Return each vector as it is."""
+        x = observe(ctx, self, "x", x)
         return x
 
 
@@ -41,11 +40,9 @@ class LayerNorm(Norm):
         self.weight = nn.Parameter(torch.ones(width))
         self.bias = nn.Parameter(torch.zeros(width)) if brick.bias else None
 
-    def forward(
-        self, x: Float[Tensor, "*axes d_model"], taps: Scope | None = None, real: Bool[Tensor, "..."] | None = None
-    ) -> Float[Tensor, "*axes d_model"]:
+    def forward(self, x: Float[Tensor, "*axes d_model"], ctx: LayerContext = LayerContext()) -> Float[Tensor, "*axes d_model"]:
         """Normalise each vector."""
-        x = tap(taps, "x", x)
+        x = observe(ctx, self, "x", x)
         if x.device.type != "cpu" or x.dtype.itemsize >= torch.float32.itemsize or not torch.is_grad_enabled():
             return F.layer_norm(x, x.shape[-1:], self.weight, self.bias, self.eps)
         out: Tensor = _ShortLayerNorm.apply(x, self.weight, self.bias, self.eps)  # type: ignore[no-untyped-call]
@@ -64,11 +61,9 @@ class RmsNorm(Norm):
         self.eps = brick.eps
         self.weight = nn.Parameter(torch.ones(width))
 
-    def forward(
-        self, x: Float[Tensor, "*axes d_model"], taps: Scope | None = None, real: Bool[Tensor, "..."] | None = None
-    ) -> Float[Tensor, "*axes d_model"]:
+    def forward(self, x: Float[Tensor, "*axes d_model"], ctx: LayerContext = LayerContext()) -> Float[Tensor, "*axes d_model"]:
         """Normalise each vector."""
-        x = tap(taps, "x", x)
+        x = observe(ctx, self, "x", x)
         if x.device.type != "cpu":
             return F.rms_norm(x, x.shape[-1:], self.weight.to(x.dtype), self.eps)
         out: Tensor = _RootMeanSquare.apply(x, self.weight, self.eps)  # type: ignore[no-untyped-call]
@@ -176,11 +171,9 @@ class DynamicTanh(Norm):
         self.bias = nn.Parameter(torch.zeros(width))
         self.alpha = nn.Parameter(torch.tensor(brick.alpha))
 
-    def forward(
-        self, x: Float[Tensor, "*axes d_model"], taps: Scope | None = None, real: Bool[Tensor, "..."] | None = None
-    ) -> Float[Tensor, "*axes d_model"]:
+    def forward(self, x: Float[Tensor, "*axes d_model"], ctx: LayerContext = LayerContext()) -> Float[Tensor, "*axes d_model"]:
         """Bend each vector."""
-        x = tap(taps, "x", x)
+        x = observe(ctx, self, "x", x)
         return (torch.tanh(self.alpha * x) * self.weight + self.bias).to(x.dtype)
 
 
@@ -212,20 +205,18 @@ class BatchNorm(Norm):
         self.register_buffer("variance", torch.ones(width))
         self.passes: list[_Statistics] = []
 
-    def forward(
-        self, x: Float[Tensor, "*axes d_model"], taps: Scope | None = None, real: Bool[Tensor, "..."] | None = None
-    ) -> Float[Tensor, "*axes d_model"]:
+    def forward(self, x: Float[Tensor, "*axes d_model"], ctx: LayerContext = LayerContext()) -> Float[Tensor, "*axes d_model"]:
         """Normalise each column."""
-        x = tap(taps, "x", x)
+        x = observe(ctx, self, "x", x)
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
-        mean, variance = self.measured(wide, real) if self.training else (self.mean, self.variance)
+        mean, variance = self.measured(wide, ctx.token_mask) if self.training else (self.mean, self.variance)
         return ((wide - mean) * (variance + self.eps).rsqrt() * self.weight + self.bias).to(x.dtype)
 
     def measured(
-        self, x: Float[Tensor, "*axes d_model"], real: Bool[Tensor, "..."] | None
+        self, x: Float[Tensor, "*axes d_model"], token_mask: Bool[Tensor, "..."] | None
     ) -> tuple[Float[Tensor, "d_model"], Float[Tensor, "d_model"]]:
         """Return mean and variance of each column over the true tokens."""
-        there = torch.ones(x.shape[:-1], dtype=torch.bool, device=x.device) if real is None else real.expand(x.shape[:-1])
+        there = torch.ones(x.shape[:-1], dtype=torch.bool, device=x.device) if token_mask is None else token_mask.expand(x.shape[:-1])
         rows = x[there]
         n = max(len(rows), 1)
         mean = rows.sum(0) / n

@@ -1,69 +1,34 @@
-"""How a sub-layer joins the residual stream: the wiring of sum, dropout and norm."""
+"""The residual sum around a sub-layer, with its dropout and its norms."""
 
-from collections.abc import Callable
-
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor, nn
 
+from transom.config.architecture import Transformer
 from transom.layers.dropout import Dropout
-from transom.layers.norm import Norm
-from transom.layers.tap import Scope, scope
-
-SubLayer = Callable[[Tensor], Tensor]
+from transom.layers.norm import build_norm
 
 
 class Residual(nn.Module):
-    """What every wiring has: a norm and a dropout."""
+    """A sub-layer's norm, and its sum with the stream: x + Dropout(y).
 
-    def __init__(self, make_norm: Callable[[], Norm], dropout: float) -> None:
-        """Make a norm; ``dropout`` is the probability of zeroing an element of the sub-layer's output."""
+    Where the norm stands is the block's to say.
+    """
+
+    def __init__(self, config: Transformer) -> None:
+        """Make norm and dropout."""
         super().__init__()
-        self.norm = make_norm()
-        self.dropout = Dropout(dropout)
+        self.norm = build_norm(config.norm, config.d_model)
+        self.dropout = Dropout(config.dropout)
 
-    def before(self, x: Float[Tensor, "rows query d_model"]) -> Float[Tensor, "rows query d_model"]:
-        """Give what the sub-layer reads of the stream."""
-        return self.norm(x)
-
-
-class PostNorm(Residual):
-    """x' = Norm(x + Dropout(f(x))) (Vaswani et al. 2017, section 5.4)."""
-
-    def before(self, x: Float[Tensor, "rows query d_model"]) -> Float[Tensor, "rows query d_model"]:
-        """Give the stream itself."""
-        return x
-
-    def forward(
-        self, x: Float[Tensor, "rows query d_model"], f: SubLayer, taps: Scope | None = None, real: Bool[Tensor, "..."] | None = None
-    ) -> Float[Tensor, "rows query d_model"]:
-        """Add the sub-layer's output to ``x`` and normalise the sum."""
-        return self.norm(self.dropout.add(x, f(x)), scope(taps, "norm"), real)
+    def add(self, x: Float[Tensor, "rows query d_model"], y: Float[Tensor, "rows query d_model"]) -> Float[Tensor, "rows query d_model"]:
+        """Return x + Dropout(y), on a CPU in one pass over memory."""
+        return self.dropout.add(x, y)
 
 
-class PreNorm(Residual):
-    """x' = x + Dropout(f(Norm(x))) (Xiong et al. 2020, figure 1b)."""
+class SandwichResidual(Residual):
+    """The same with a second norm, of the sub-layer's output: x + Dropout(Norm_out(y))."""
 
-    def forward(
-        self, x: Float[Tensor, "rows query d_model"], f: SubLayer, taps: Scope | None = None, real: Bool[Tensor, "..."] | None = None
-    ) -> Float[Tensor, "rows query d_model"]:
-        """Add the sub-layer's output on the normalised input to ``x``."""
-        return self.dropout.add(x, f(self.norm(x, scope(taps, "norm"), real)))
-
-
-class Sandwich(Residual):
-    """x' = x + Dropout(Norm_out(f(Norm(x)))) (Ding et al. 2021; Gemma Team 2024)."""
-
-    def __init__(self, make_norm: Callable[[], Norm], dropout: float) -> None:
-        """Make both norms."""
-        super().__init__(make_norm, dropout)
-        self.norm_out = make_norm()
-
-    def forward(
-        self, x: Float[Tensor, "rows query d_model"], f: SubLayer, taps: Scope | None = None, real: Bool[Tensor, "..."] | None = None
-    ) -> Float[Tensor, "rows query d_model"]:
-        """Add the normalised output of the sub-layer on the normalised input to ``x``."""
-        return self.dropout.add(x, self.norm_out(f(self.norm(x, scope(taps, "norm"), real)), scope(taps, "norm_out"), real))
-
-
-WIRING: dict[str, type[PostNorm] | type[PreNorm] | type[Sandwich]] = {"post": PostNorm, "pre": PreNorm, "sandwich": Sandwich}
-"""The wirings by the name they have in a recipe (``norm_placement``); "parallel" is another block."""
+    def __init__(self, config: Transformer) -> None:
+        """Make both norms and the dropout."""
+        super().__init__(config)
+        self.norm_out = build_norm(config.norm, config.d_model)

@@ -7,6 +7,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from transom.config.architecture import Architecture
+from transom.layers.observe import assign_addresses
 from transom.models.decoder import DecoderTransformer
 from transom.models.encoder import MaskedEncoderTransformer, TextClassifierTransformer, TextEmbedderTransformer
 from transom.models.initialise import initialise
@@ -30,7 +31,7 @@ FAMILIES: dict[str, Callable[[Any], Network]] = {
 
 def build_model(config: Architecture) -> Network:
     """Build the family that ``config.kind`` names, with fresh weights from the default generator."""
-    model = FAMILIES[config.kind](config)
+    model = _build(config)
     initialise(model, config)
     return model
 
@@ -38,7 +39,13 @@ def build_model(config: Architecture) -> Network:
 def build_empty(config: Architecture) -> Network:
     """Build the same with weights of any value, for saved ones to be put in: no random number is drawn, which takes longer than reading."""
     with _NoDraws():
-        return FAMILIES[config.kind](config)
+        return _build(config)
+
+
+def _build(config: Architecture) -> Network:
+    model = FAMILIES[config.kind](config)
+    assign_addresses(model)
+    return model
 
 
 class _NoDraws(TorchFunctionMode):

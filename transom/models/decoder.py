@@ -8,12 +8,13 @@ from torch import Tensor, nn
 
 from transom.config.model import Decoder
 from transom.layers.cache import DecoderCache
+from transom.layers.context import AttentionContext, StackContext, open_observer
 from transom.layers.embedding import Embedding
 from transom.layers.masks.rule import BOTH_WAYS_IN_PREFIX, LOOKING_BACK, Places, build_rules
-from transom.layers.masks.sight import Sight, look, look_back, of_block
+from transom.layers.masks.sight import build_contexts, build_decode_contexts, of_block
+from transom.layers.observe import ActivationRecorder
 from transom.layers.position import build_position
 from transom.layers.stack import Stack
-from transom.layers.tap import Scope, scope
 from transom.models.network import LanguageNetwork, Sequences, TextBatch
 
 MASKS = {"causal": LOOKING_BACK, "prefix": BOTH_WAYS_IN_PREFIX}
@@ -39,22 +40,28 @@ class DecoderTransformer(LanguageNetwork):
         if config.tie:
             self.unembedding.weight = tokens.weight
 
-    def hidden(self, batch: TextBatch, taps: Scope | None = None) -> Float[Tensor, "batch target d_model"]:
+    def hidden(self, batch: TextBatch, observer: ActivationRecorder | None = None) -> Float[Tensor, "batch target d_model"]:
         """Return the decoder's output, of which the logits are a linear map."""
-        text = batch.target
-        x = self.embedding(text.tokens, text.positions, scope(taps, "embedding"))
-        return self.decoder(x, self.target_sight(text), taps=scope(taps, "decoder"))
+        text, ctx = batch.target, self.context(batch.target, observer)
+        return self.decoder(self.embedding(text.tokens, text.positions, ctx), ctx)
 
-    def sight(self, attention: str, batch: TextBatch) -> Sight:
-        """Return what the queries of an attention may see of a batch."""
-        return of_block(self.target_sight(batch.target, written_out=True), attention)
+    def context(self, text: Sequences, observer: ActivationRecorder | None = None, dense: bool = False) -> StackContext:
+        """Build the context of a pass: tokens see what the mask and each block's pattern let them see of their own document.
 
-    def target_sight(self, text: Sequences, written_out: bool = False) -> list[Sight]:
-        """Let tokens see what mask and each block's pattern let them see of their own document."""
+        Args:
+            text: a row's documents, or parts of them.
+            observer: reads and edits sites.
+            dense: give masks as matrices, however long.
+        """
         places = Places(text.positions, text.segments, text.prefix)
-        return look(self.embedding.position, places, places, self.rules, written_out or self.decoder.routed)
+        contexts = build_contexts(self.embedding.position, places, places, self.rules, dense or self.decoder.routed)
+        return StackContext(text.segments > 0, open_observer(observer, "decoder"), contexts)
 
-    def encode(self, prompt: Sequences) -> Sequences:
+    def attention_context(self, attention: str, batch: TextBatch) -> AttentionContext:
+        """Return the context of an attention for a batch, masks and biases dense."""
+        return of_block(self.context(batch.target, dense=True).attentions, attention)
+
+    def encode(self, prompt: Sequences, observer: ActivationRecorder | None = None) -> Sequences:
         """Take the prompts as they are: this family has no encoder, and reads them in ``start``."""
         return prompt
 
@@ -75,9 +82,11 @@ class DecoderTransformer(LanguageNetwork):
             self._read(read, cache)
         return cache
 
-    def step(self, tokens: Int[Tensor, "rows new"], cache: DecoderCache) -> Float[Tensor, "rows new vocab"]:
+    def step(
+        self, tokens: Int[Tensor, "rows new"], cache: DecoderCache, observer: ActivationRecorder | None = None
+    ) -> Float[Tensor, "rows new vocab"]:
         """Read the next tokens of each row and return the logits of what follows each."""
-        return self.unembedding(self._read(tokens, cache))
+        return self.unembedding(self._read(tokens, cache, observer))
 
     def step_until(
         self, tokens: Int[Tensor, "rows new"], cache: DecoderCache, sure: Callable[[Tensor], Tensor]
@@ -95,25 +104,33 @@ class DecoderTransformer(LanguageNetwork):
         Returns:
             The logits of what follows each token, and the blocks that it passed.
         """
-        x, seen = self._entering(tokens, cache)
-        done, blocks = torch.zeros_like(tokens, dtype=torch.bool), torch.zeros_like(tokens)
-        for block, sight, kept in zip(self.decoder.blocks, self.decoder.sights(seen), cache.blocks, strict=True):
+        x, ctx = self._embed_next(tokens, cache)
+        done, blocks, first_values = torch.zeros_like(tokens, dtype=torch.bool), torch.zeros_like(tokens), None
+        for i, block in enumerate(self.decoder.blocks):
+            shared = self.decoder.shared_values(i, first_values)
             if bool(done.all()):
-                block.keep(x, sight, kept)
+                block.update_cache(x, ctx.block(i), shared)
                 continue
-            x = torch.where(done[..., None], x, block(x, sight, cache=kept))
+            y, values = block(x, ctx.block(i), None, shared)
+            first_values = values if i == 0 else first_values
+            x = torch.where(done[..., None], x, y)
             blocks += ~done
-            logits = self.unembedding(self.decoder.ended(x))
+            logits = self.unembedding(self.decoder.final_norm(x, ctx))
             done = done | sure(logits)
         return logits, blocks
 
-    def _entering(self, tokens: Int[Tensor, "rows new"], cache: DecoderCache) -> tuple[Float[Tensor, "rows new d_model"], list[Sight]]:
-        """Embed the next tokens; tell what they see."""
+    def _embed_next(
+        self, tokens: Int[Tensor, "rows new"], cache: DecoderCache, observer: ActivationRecorder | None = None
+    ) -> tuple[Float[Tensor, "rows new d_model"], StackContext]:
+        """Embed the next tokens; build the context in which they see those before them."""
         read, new = cache.length, tokens.shape[1]
         now = torch.arange(read, read + new, device=tokens.device)[None]
-        seen = look_back(self.embedding.position, self.rules, read, tokens, cache.n_prefix, self.decoder.routed)
-        return self.embedding(tokens, now), seen
+        contexts = build_decode_contexts(self.embedding.position, self.rules, read, tokens, cache.n_prefix, self.decoder.routed)
+        ctx = StackContext(None, open_observer(observer, "decoder"), contexts, caches=cache.blocks)
+        return self.embedding(tokens, now, ctx), ctx
 
-    def _read(self, tokens: Int[Tensor, "rows new"], cache: DecoderCache) -> Float[Tensor, "rows new d_model"]:
-        x, seen = self._entering(tokens, cache)
-        return self.decoder(x, seen, caches=cache.blocks)
+    def _read(
+        self, tokens: Int[Tensor, "rows new"], cache: DecoderCache, observer: ActivationRecorder | None = None
+    ) -> Float[Tensor, "rows new d_model"]:
+        x, ctx = self._embed_next(tokens, cache, observer)
+        return self.decoder(x, ctx)

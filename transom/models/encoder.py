@@ -8,14 +8,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from transom.config.model import Encoder, MaskedEncoder, TextClassifier, TextEmbedder
+from transom.layers.context import AttentionContext, StackContext, open_observer
 from transom.layers.dropout import Dropout
 from transom.layers.embedding import Embedding
 from transom.layers.masks.rule import SAME_SEGMENT, Places, build_rules
-from transom.layers.masks.sight import Sight, look, of_block
+from transom.layers.masks.sight import build_contexts, of_block
 from transom.layers.norm import build_norm
+from transom.layers.observe import ActivationRecorder, observe
 from transom.layers.position import build_position
 from transom.layers.stack import Stack
-from transom.layers.tap import Scope, scope, tap
 from transom.models.network import Network, Sequences
 
 
@@ -51,19 +52,20 @@ class EncoderTransformer(Network):
         self.encoder = Stack(config, config.n_layers, cross=False)
         self.rules = build_rules(config.attention, SAME_SEGMENT)
 
-    def encode(self, text: Sequences, taps: Scope | None = None) -> Float[Tensor, "batch source d_model"]:
-        """Return a vector a token."""
-        x = self.embedding(text.tokens, text.positions, scope(taps, "embedding"), text.segments > 0)
-        return self.encoder(x, self.source_sight(text), taps=scope(taps, "encoder"))
+    def encode(self, text: Sequences, ctx: StackContext | None = None) -> Float[Tensor, "batch source d_model"]:
+        """Return a vector per token; ``ctx`` is what ``context`` built of the text, if it was built already."""
+        ctx = ctx or self.context(text)
+        return self.encoder(self.embedding(text.tokens, text.positions, ctx), ctx)
 
-    def sight(self, attention: str, batch: Batch) -> Sight:
-        """Return what the queries of an attention may see of a batch."""
-        return of_block(self.source_sight(batch.source, written_out=True), attention)
-
-    def source_sight(self, text: Sequences, written_out: bool = False) -> list[Sight]:
-        """Let tokens see their own text, as each block's pattern has it."""
+    def context(self, text: Sequences, observer: ActivationRecorder | None = None, dense: bool = False) -> StackContext:
+        """Build the context of a pass: tokens see their own text, as each block's pattern has it; ``dense`` gives masks as matrices."""
         places = Places(text.positions, text.segments)
-        return look(self.embedding.position, places, places, self.rules, written_out or self.encoder.routed)
+        contexts = build_contexts(self.embedding.position, places, places, self.rules, dense or self.encoder.routed)
+        return StackContext(text.segments > 0, open_observer(observer, "encoder"), contexts)
+
+    def attention_context(self, attention: str, batch: Batch) -> AttentionContext:
+        """Return the context of an attention for a batch, masks and biases dense."""
+        return of_block(self.context(batch.source, dense=True).attentions, attention)
 
 
 class MaskedEncoderTransformer(EncoderTransformer):
@@ -81,10 +83,10 @@ class MaskedEncoderTransformer(EncoderTransformer):
         if config.tie:
             self.unembedding.weight = self.embedding.tokens.weight
 
-    def hidden(self, batch: Batch, taps: Scope | None = None) -> Float[Tensor, "batch source d_model"]:
-        """Return a vector a token, of which the logits are a linear map."""
-        transformed = F.gelu(self.transform(self.encode(batch.source, taps)))
-        return self.transform_norm(transformed, scope(taps, "transform_norm"), batch.source.segments > 0)
+    def hidden(self, batch: Batch, observer: ActivationRecorder | None = None) -> Float[Tensor, "batch source d_model"]:
+        """Return a vector per token, of which the logits are a linear map."""
+        ctx = self.context(batch.source, observer)
+        return self.transform_norm(F.gelu(self.transform(self.encode(batch.source, ctx))), ctx)
 
 
 class TextClassifierTransformer(EncoderTransformer):
@@ -102,11 +104,12 @@ class TextClassifierTransformer(EncoderTransformer):
         self.dropout = Dropout(config.pooler_dropout)
         self.unembedding = nn.Linear(config.d_model, len(config.classes), bias=False)
 
-    def hidden(self, batch: Batch, taps: Scope | None = None) -> Float[Tensor, "batch d_model"]:
-        """Return a vector a text, of which the logits are a linear map."""
-        states = self.encode(batch.source, taps)
+    def hidden(self, batch: Batch, observer: ActivationRecorder | None = None) -> Float[Tensor, "batch d_model"]:
+        """Return a vector per text, of which the logits are a linear map."""
+        ctx = self.context(batch.source, observer)
+        states = self.encode(batch.source, ctx)
         pooled = states[:, 0] if self.config.pool == "start" else mean_pooled(states, batch.source).to(states)
-        pooled = tap(taps, "pooled", pooled)
+        pooled = observe(ctx, self, "pooled", pooled)
         return self.dropout(self.pooler(pooled).tanh())
 
 
@@ -122,25 +125,27 @@ class TextEmbedderTransformer(EncoderTransformer):
         super().__init__(config)
         self.config: TextEmbedder = config
 
-    def vectors(self, text: Sequences, taps: Scope | None = None) -> Float[Tensor, "batch d_model"]:
+    def vectors(self, text: Sequences, observer: ActivationRecorder | None = None) -> Float[Tensor, "batch d_model"]:
         """Return a vector of length 1 a text."""
-        return F.normalize(mean_pooled(self.encode(text, taps), text), dim=-1)
+        return F.normalize(mean_pooled(self.encode(text, self.context(text, observer)), text), dim=-1)
 
-    def hidden(self, batch: Pairs, taps: Scope | None = None) -> Float[Tensor, "batch d_model"]:
+    def hidden(self, batch: Pairs, observer: ActivationRecorder | None = None) -> Float[Tensor, "batch d_model"]:
         """Return the vectors of the left sides."""
-        return self.vectors(batch.source, taps)
+        return self.vectors(batch.source, observer)
 
-    def output(self, batch: Pairs, taps: Scope | None = None) -> tuple[Float[Tensor, "batch d_model"], Float[Tensor, "batch d_model"]]:
+    def output(
+        self, batch: Pairs, observer: ActivationRecorder | None = None
+    ) -> tuple[Float[Tensor, "batch d_model"], Float[Tensor, "batch d_model"]]:
         """Return the vectors of the left sides, and those of the right sides over the temperature; both pass the same sites."""
-        return self.hidden(batch, taps), self.vectors(batch.target, taps) / self.config.temperature
+        return self.hidden(batch, observer), self.vectors(batch.target, observer) / self.config.temperature
 
     def tokens(self, site: str, batch: Pairs) -> list[Bool[Tensor, "batch length"]]:
         """Tell tokens from padding, of the left sides and then of the right sides."""
         return [side.segments > 0 for side in (batch.source, batch.target)]
 
-    def forward(self, batch: Pairs, taps: Scope | None = None) -> Float[Tensor, "batch batch"]:
+    def forward(self, batch: Pairs, observer: ActivationRecorder | None = None) -> Float[Tensor, "batch batch"]:
         """Return the cosines of each left side with all right sides, over the temperature."""
-        return self.hidden(batch, taps) @ self.vectors(batch.target).T / self.config.temperature
+        return self.hidden(batch, observer) @ self.vectors(batch.target).T / self.config.temperature
 
 
 def mean_pooled(states: Float[Tensor, "batch source d_model"], text: Sequences) -> Float[Tensor, "batch d_model"]:

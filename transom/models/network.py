@@ -8,8 +8,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from transom.config.architecture import Architecture, TextNetwork, TwoSided
-from transom.layers.masks.sight import Sight
-from transom.layers.tap import Scope
+from transom.layers.context import AttentionContext
+from transom.layers.observe import ActivationRecorder
 
 
 @runtime_checkable
@@ -61,16 +61,18 @@ class Network(nn.Module, ABC):
         return next(self.parameters()).device
 
     @abstractmethod
-    def hidden(self, batch: Any, taps: Scope | None = None) -> Float[Tensor, "*places d_model"]:
+    def hidden(self, batch: Any, observer: ActivationRecorder | None = None) -> Float[Tensor, "*places d_model"]:
         """Return the last vectors, of which the logits are a linear map."""
 
-    def output(self, batch: Any, taps: Scope | None = None) -> tuple[Float[Tensor, "*places d_model"], Float[Tensor, "vocab d_model"]]:
+    def output(
+        self, batch: Any, observer: ActivationRecorder | None = None
+    ) -> tuple[Float[Tensor, "*places d_model"], Float[Tensor, "vocab d_model"]]:
         """Return the last vectors and the matrix of the map, for a loss that never holds all logits."""
-        return self.hidden(batch, taps), self.unembedding.weight
+        return self.hidden(batch, observer), self.unembedding.weight
 
     @abstractmethod
-    def sight(self, attention: str, batch: Any) -> Sight:
-        """Return what the queries of an attention may see of a batch, masks and biases written out.
+    def attention_context(self, attention: str, batch: Any) -> AttentionContext:
+        """Return the context of an attention for a batch, masks and biases dense.
 
         Args:
             attention: its address in the model, as ``decoder.blocks.0.cross``.
@@ -78,14 +80,14 @@ class Network(nn.Module, ABC):
         """
 
     def tokens(self, site: str, batch: Any) -> list[Bool[Tensor, "batch length"]]:
-        """Tell tokens, True, from padding at a site, once for each time that ``output`` passes it; arguments as in ``sight``."""
-        real = self.sight(site, batch).real
-        assert real is not None, "what is learnt from may be padded"
-        return [real]
+        """Tell tokens, True, from padding at a site, once for each time that ``output`` passes it; arguments as above."""
+        token_mask = self.attention_context(site, batch).token_mask
+        assert token_mask is not None, "what is learnt from may be padded"
+        return [token_mask]
 
-    def forward(self, batch: Any, taps: Scope | None = None) -> Float[Tensor, "*places vocab"]:
+    def forward(self, batch: Any, observer: ActivationRecorder | None = None) -> Float[Tensor, "*places vocab"]:
         """Return the logits of what stands at each place, given all that the model may see."""
-        return self.unembedding(self.hidden(batch, taps))
+        return self.unembedding(self.hidden(batch, observer))
 
 
 class Writer(Network):
@@ -94,7 +96,7 @@ class Writer(Network):
     config: TextNetwork
 
     @abstractmethod
-    def encode(self, source: Sequences) -> Any:
+    def encode(self, source: Sequences, observer: ActivationRecorder | None = None) -> Any:
         """Read the sources, or take the prompts."""
 
     @abstractmethod
@@ -102,7 +104,9 @@ class Writer(Network):
         """Prepare step-by-step decoding; row ``source * n_beams + beam``."""
 
     @abstractmethod
-    def step(self, tokens: Int[Tensor, "rows new"], cache: Any) -> Float[Tensor, "rows new vocab"]:
+    def step(
+        self, tokens: Int[Tensor, "rows new"], cache: Any, observer: ActivationRecorder | None = None
+    ) -> Float[Tensor, "rows new vocab"]:
         """Read the rows' next tokens; return the logits of what follows each."""
 
 

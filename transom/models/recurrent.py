@@ -7,14 +7,14 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from transom.config.recurrent import RecurrentDecoder, RecurrentSeq2Seq
+from transom.layers.context import AttentionContext, LayerContext, open_observer
 from transom.layers.dropout import Dropout
 from transom.layers.embedding import Embedding
 from transom.layers.masks import mask as masks
-from transom.layers.masks.sight import Sight
+from transom.layers.observe import ActivationRecorder
 from transom.layers.position import Position
 from transom.layers.recurrent.recurrent import RecurrentEncoder, RecurrentStack
 from transom.layers.recurrent.recurrent_decoder import DecoderState, RecurrentCache, build_recurrent_decoder
-from transom.layers.tap import Scope, scope
 from transom.models.network import LanguageNetwork, PairBatch, Seq2SeqNetwork, Sequences, TextBatch
 
 
@@ -56,22 +56,24 @@ class RecurrentEncoderDecoder(Seq2SeqNetwork):
         if config.tie != "none":
             self.unembedding.weight = target.weight
 
-    def hidden(self, batch: PairBatch, taps: Scope | None = None) -> Float[Tensor, "batch target d_model"]:
+    def hidden(self, batch: PairBatch, observer: ActivationRecorder | None = None) -> Float[Tensor, "batch target d_model"]:
         """Return the decoder's last vectors, of which the logits are a linear map."""
-        memory, target = self.encode(batch.source, taps), batch.target
-        y = self.target_embedding(target.tokens, target.positions, scope(taps, "target_embedding"))
-        keys = self.decoder.keys(memory.states, memory.segments, scope(taps, "decoder"))
-        return self.decoder(y, self.decoder.begin(memory.ends), keys, scope(taps, "decoder"))[0]
+        memory, target = self.encode(batch.source, observer), batch.target
+        ctx = LayerContext(observer=open_observer(observer, "decoder"))
+        y = self.target_embedding(target.tokens, target.positions, ctx)
+        keys = self.decoder.keys(memory.states, memory.segments, ctx)
+        return self.decoder(y, self.decoder.begin(memory.ends), keys, ctx)[0]
 
-    def encode(self, source: Sequences, taps: Scope | None = None) -> RecurrentMemory:
+    def encode(self, source: Sequences, observer: ActivationRecorder | None = None) -> RecurrentMemory:
         """Read the source, from its start or from both ends."""
-        x = self.source_embedding(source.tokens, source.positions, scope(taps, "source_embedding"))
-        states, ends = self.encoder(x, source.segments, scope(taps, "encoder"))
+        ctx = LayerContext(observer=open_observer(observer, "encoder"))
+        x = self.source_embedding(source.tokens, source.positions, ctx)
+        states, ends = self.encoder(x, source.segments, ctx)
         return RecurrentMemory(states, ends, source.segments)
 
-    def sight(self, attention: str, batch: PairBatch) -> Sight:
+    def attention_context(self, attention: str, batch: PairBatch) -> AttentionContext:
         """Let every step of the decoder see all of the source but padding."""
-        return Sight(masks.not_padding(batch.source.segments))
+        return AttentionContext(mask=masks.not_padding(batch.source.segments))
 
     def start(self, memory: RecurrentMemory, n_beams: int, max_length: int) -> RecurrentCache:
         """Prepare step-by-step decoding: map the source once; each of its ``n_beams`` rows starts where the encoder ended.
@@ -84,10 +86,13 @@ class RecurrentEncoderDecoder(Seq2SeqNetwork):
         ends = [end.repeat_interleave(n_beams, 0) for end in memory.ends]
         return RecurrentCache(self.decoder.begin(ends), self.decoder.keys(memory.states, memory.segments))
 
-    def step(self, tokens: Int[Tensor, "rows new"], cache: RecurrentCache) -> Float[Tensor, "rows new vocab"]:
+    def step(
+        self, tokens: Int[Tensor, "rows new"], cache: RecurrentCache, observer: ActivationRecorder | None = None
+    ) -> Float[Tensor, "rows new vocab"]:
         """Read the next target tokens of each row and return the logits of what follows each."""
-        y = self.target_embedding(tokens, _unsaid(tokens))
-        x, cache.state = self.decoder(y, cache.state, cache.source)
+        ctx = LayerContext(observer=open_observer(observer, "decoder"))
+        y = self.target_embedding(tokens, _unsaid(tokens), ctx)
+        x, cache.state = self.decoder(y, cache.state, cache.source, ctx)
         return self.unembedding(x)
 
 
@@ -109,17 +114,17 @@ class RecurrentLanguageModel(LanguageNetwork):
         if config.tie:
             self.unembedding.weight = tokens.weight
 
-    def hidden(self, batch: TextBatch, taps: Scope | None = None) -> Float[Tensor, "batch target d_model"]:
+    def hidden(self, batch: TextBatch, observer: ActivationRecorder | None = None) -> Float[Tensor, "batch target d_model"]:
         """Return the last layer's states, of which the logits are a linear map."""
-        text = batch.target
-        x = self.embedding(text.tokens, text.positions, scope(taps, "embedding"))
-        return self.dropout(self.decoder.read(x, text.segments, scope(taps, "decoder")))
+        text, ctx = batch.target, LayerContext(observer=open_observer(observer, "decoder"))
+        x = self.embedding(text.tokens, text.positions, ctx)
+        return self.dropout(self.decoder.read(x, text.segments, ctx))
 
-    def sight(self, attention: str, batch: TextBatch) -> Sight:
+    def attention_context(self, attention: str, batch: TextBatch) -> AttentionContext:
         """Refuse: there is no attention in it."""
         raise AssertionError(f"a recurrent language model has no {attention}")
 
-    def encode(self, source: Sequences) -> Sequences:
+    def encode(self, source: Sequences, observer: ActivationRecorder | None = None) -> Sequences:
         """Take the prompts as they are: ``start`` reads them."""
         return source
 
@@ -136,9 +141,12 @@ class RecurrentLanguageModel(LanguageNetwork):
         states = tuple(layer.zeros(x) for layer in self.decoder.layers)
         return RecurrentCache(DecoderState(self.decoder.run(x, states)[1] if read.shape[1] else states))
 
-    def step(self, tokens: Int[Tensor, "rows new"], cache: RecurrentCache) -> Float[Tensor, "rows new vocab"]:
+    def step(
+        self, tokens: Int[Tensor, "rows new"], cache: RecurrentCache, observer: ActivationRecorder | None = None
+    ) -> Float[Tensor, "rows new vocab"]:
         """Read the next tokens of each row and return the logits of what follows each."""
-        x, layers = self.decoder.run(self.embedding(tokens, _unsaid(tokens)), cache.state.layers)
+        ctx = LayerContext(observer=open_observer(observer, "decoder"))
+        x, layers = self.decoder.run(self.embedding(tokens, _unsaid(tokens), ctx), cache.state.layers, ctx)
         cache.state = DecoderState(layers)
         return self.unembedding(x)
 

@@ -8,13 +8,14 @@ from torch import Tensor, nn
 
 from transom.config.model import Seq2Seq
 from transom.layers.cache import DecoderCache
+from transom.layers.context import AttentionContext, SegmentMask, StackContext, open_observer
 from transom.layers.embedding import Embedding
 from transom.layers.masks import mask as masks
 from transom.layers.masks.rule import LOOKING_BACK, SAME_SEGMENT, Places, build_rules
-from transom.layers.masks.sight import Reach, Sight, look, look_back, of_block
+from transom.layers.masks.sight import build_contexts, build_decode_contexts, of_block
+from transom.layers.observe import ActivationRecorder
 from transom.layers.position import build_position
 from transom.layers.stack import Stack
-from transom.layers.tap import Scope, scope
 from transom.models.network import PairBatch, Seq2SeqNetwork, Sequences
 
 
@@ -50,44 +51,55 @@ class Seq2SeqTransformer(Seq2SeqNetwork):
         if config.tie != "none":
             self.unembedding.weight = target.weight
 
-    def hidden(self, batch: PairBatch, taps: Scope | None = None) -> Float[Tensor, "batch target d_model"]:
+    def hidden(self, batch: PairBatch, observer: ActivationRecorder | None = None) -> Float[Tensor, "batch target d_model"]:
         """Return the decoder's output, of which the logits are a linear map."""
-        return self.decode(batch.target, self.encode(batch.source, taps), taps)
+        return self.decode(batch.target, self.encode(batch.source, observer), observer)
 
-    def encode(self, source: Sequences, taps: Scope | None = None) -> Memory:
+    def encode(self, source: Sequences, observer: ActivationRecorder | None = None) -> Memory:
         """Read the source: every token sees every token of its own sequence."""
-        x = self.source_embedding(source.tokens, source.positions, scope(taps, "source_embedding"))
-        return Memory(self.encoder(x, self.source_sight(source), taps=scope(taps, "encoder")), source.segments)
+        ctx = self.source_context(source, observer)
+        x = self.source_embedding(source.tokens, source.positions, ctx)
+        return Memory(self.encoder(x, ctx), source.segments)
 
-    def decode(self, target: Sequences, memory: Memory, taps: Scope | None = None) -> Float[Tensor, "batch target d_model"]:
+    def decode(
+        self, target: Sequences, memory: Memory, observer: ActivationRecorder | None = None
+    ) -> Float[Tensor, "batch target d_model"]:
         """Read the target: every token sees itself, those before it, and the source."""
-        x = self.target_embedding(target.tokens, target.positions, scope(taps, "target_embedding"))
-        memory_sight = self.memory_sight(target, memory.segments)
-        return self.decoder(x, self.target_sight(target), memory.states, memory_sight, taps=scope(taps, "decoder"))
+        ctx = self.target_context(target, memory.segments, observer)
+        x = self.target_embedding(target.tokens, target.positions, ctx)
+        return self.decoder(x, ctx, memory.states)
 
-    def sight(self, attention: str, batch: PairBatch) -> Sight:
-        """Return what the queries of an attention may see of a batch."""
-        if attention.endswith(".cross"):
-            return self.memory_sight(batch.target, batch.source.segments, written_out=True)
-        encoder = attention.startswith("encoder.")
-        sights = self.source_sight(batch.source, True) if encoder else self.target_sight(batch.target, True)
-        return of_block(sights, attention)
+    def attention_context(self, attention: str, batch: PairBatch) -> AttentionContext:
+        """Return the context of an attention for a batch, masks and biases dense."""
+        if attention.startswith("encoder."):
+            return of_block(self.source_context(batch.source, dense=True).attentions, attention)
+        ctx = self.target_context(batch.target, batch.source.segments, dense=True)
+        return ctx.cross if attention.endswith(".cross") else of_block(ctx.attentions, attention)
 
-    def source_sight(self, source: Sequences, written_out: bool = False) -> list[Sight]:
-        """Let source tokens see their own sequence, as each block's pattern has it."""
+    def source_context(self, source: Sequences, observer: ActivationRecorder | None = None, dense: bool = False) -> StackContext:
+        """Build the encoder's context: tokens see their own sequence, as each block's pattern has it; ``dense`` gives masks as matrices."""
         places = Places(source.positions, source.segments)
-        return look(self.source_embedding.position, places, places, self.source_rules, written_out or self.encoder.routed)
+        contexts = build_contexts(self.source_embedding.position, places, places, self.source_rules, dense or self.encoder.routed)
+        return StackContext(source.segments > 0, open_observer(observer, "encoder"), contexts)
 
-    def target_sight(self, target: Sequences, written_out: bool = False) -> list[Sight]:
-        """Let target tokens see themselves and those before them in their own sequence, as each block's pattern has it."""
-        places = Places(target.positions, target.segments)
-        return look(self.target_embedding.position, places, places, self.target_rules, written_out or self.decoder.routed)
+    def target_context(
+        self,
+        target: Sequences,
+        source_segments: Int[Tensor, "batch source"],
+        observer: ActivationRecorder | None = None,
+        dense: bool = False,
+    ) -> StackContext:
+        """Build the decoder's context: tokens see themselves and those before them in their own sequence, and their own source.
 
-    def memory_sight(self, target: Sequences, source: Int[Tensor, "batch source"], written_out: bool = False) -> Sight:
-        """Let target tokens see their own source, whose segments are ``source``; there is no distance between the two."""
-        if self.config.attention.approximation.kind != "none" and not written_out:
-            return Sight(reach=Reach(target.segments, source, causal=False))
-        return Sight(masks.same_segment(target.segments, source), real=target.segments > 0)
+        There is no distance between target and source. ``dense`` gives masks as matrices.
+        """
+        places, token_mask = Places(target.positions, target.segments), target.segments > 0
+        contexts = build_contexts(self.target_embedding.position, places, places, self.target_rules, dense or self.decoder.routed)
+        if self.config.attention.approximation.kind != "none" and not dense:
+            cross = AttentionContext(segments=SegmentMask(target.segments, source_segments, causal=False))
+        else:
+            cross = AttentionContext(token_mask, mask=masks.same_segment(target.segments, source_segments))
+        return StackContext(token_mask, open_observer(observer, "decoder"), contexts, cross)
 
     def start(self, memory: Memory, n_beams: int, max_length: int) -> DecoderCache:
         """Prepare step-by-step decoding: project the memory once a source, reserve room for ``max_length`` tokens a row.
@@ -98,14 +110,17 @@ class Seq2SeqTransformer(Seq2SeqNetwork):
             max_length: most target tokens.
         """
         caches = self.decoder.new_caches(n_beams * len(memory.states), max_length, memory.states)
-        remembered = self.decoder.remember(memory.states, memory.segments)
-        return DecoderCache(caches, remembered, masks.not_padding(memory.segments))
+        projected = self.decoder.project_memory(memory.states, memory.segments)
+        return DecoderCache(caches, projected, masks.not_padding(memory.segments))
 
-    def step(self, tokens: Int[Tensor, "rows new"], cache: DecoderCache) -> Float[Tensor, "rows new vocab"]:
+    def step(
+        self, tokens: Int[Tensor, "rows new"], cache: DecoderCache, observer: ActivationRecorder | None = None
+    ) -> Float[Tensor, "rows new vocab"]:
         """Read the next target tokens of each row and return the logits of what follows each."""
         read, new = cache.length, tokens.shape[1]
-        x = self.target_embedding(tokens, torch.arange(read, read + new, device=tokens.device)[None])
-        position, written_out = self.target_embedding.position, self.decoder.routed
-        sight = look_back(position, self.target_rules, read, tokens, written_out=written_out)
-        x = self.decoder(x, sight, cache.memories, Sight(cache.memory_mask), cache.blocks)
-        return self.unembedding(x)
+        position, rules = self.target_embedding.position, self.target_rules
+        contexts = build_decode_contexts(position, rules, read, tokens, dense=self.decoder.routed)
+        cross = AttentionContext(mask=cache.memory_mask)
+        ctx = StackContext(None, open_observer(observer, "decoder"), contexts, cross, cache.blocks)
+        x = self.target_embedding(tokens, torch.arange(read, read + new, device=tokens.device)[None], ctx)
+        return self.unembedding(self.decoder(x, ctx, cache.memories))

@@ -8,12 +8,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from transom.config import vision
+from transom.layers.context import AttentionContext, LayerContext, StackContext, open_observer
 from transom.layers.dropout import Dropout
 from transom.layers.embedding import in_autocast_type
 from transom.layers.masks.rule import EVERYWHERE
-from transom.layers.masks.sight import EVERYTHING, Sight, of_block, visible_tiles
+from transom.layers.masks.sight import of_block, visible_tiles
+from transom.layers.observe import ActivationRecorder, observe
 from transom.layers.stack import Stack
-from transom.layers.tap import Scope, scope, tap
 from transom.layers.vision.grid import image_places, image_rules
 from transom.layers.vision.patches import PatchEmbedding
 from transom.layers.vision.stem import Pixels, Stem
@@ -45,26 +46,28 @@ class VisionTransformer(Network):
         self.dropout = Dropout(config.head_dropout)
         self.unembedding = nn.Linear(config.d_model, len(config.classes), bias=False)
 
-    def hidden(self, batch: Batch, taps: Scope | None = None) -> Float[Tensor, "batch d_model"]:
-        """Return a vector an image, of which the logits are a linear map."""
-        x = self.embedding(batch.pixels, scope(taps, "embedding"))
-        x = self.encoder(x, self.image_sight(batch), taps=scope(taps, "encoder"))
+    def hidden(self, batch: Batch, observer: ActivationRecorder | None = None) -> Float[Tensor, "batch d_model"]:
+        """Return a vector per image, of which the logits are a linear map."""
+        ctx = self.context(batch.pixels, observer)
+        x = self.encoder(self.embedding(batch.pixels, ctx), ctx)
         pooled = x[:, 0] if self.config.pool == "cls" else x.mean(1)
-        pooled = tap(taps, "pooled", pooled)
+        pooled = observe(ctx, self, "pooled", pooled)
         return self.dropout(pooled)
 
-    def sight(self, attention: str, batch: Batch) -> Sight:
-        """Return what the queries of an attention may see of a batch: what its pattern lets them see of their image."""
-        return of_block(self.image_sight(batch, written_out=True), attention)
-
-    def image_sight(self, batch: Batch, written_out: bool = False) -> list[Sight]:
-        """Let patches see what the pattern allows."""
-        places = image_places(self.config, batch.pixels.device)
-        sights = []
+    def context(
+        self, pixels: Float[Tensor, "batch channels height width"], observer: ActivationRecorder | None = None, dense: bool = False
+    ) -> StackContext:
+        """Build the context of a pass: patches see what the pattern allows; ``dense`` gives masks as matrices."""
+        places = image_places(self.config, pixels.device)
+        contexts = []
         for rule in self.rules:
-            tiles = None if written_out or rule == EVERYWHERE else visible_tiles(rule, places, places, n_rows=len(batch.pixels))
-            sights.append(Sight(None if tiles or rule == EVERYWHERE else rule.matrix(places, places), tiles=tiles))
-        return sights
+            tiles = None if dense or rule == EVERYWHERE else visible_tiles(rule, places, places, n_rows=len(pixels))
+            contexts.append(AttentionContext(mask=None if tiles or rule == EVERYWHERE else rule.matrix(places, places), tiles=tiles))
+        return StackContext(None, open_observer(observer, "encoder"), contexts)
+
+    def attention_context(self, attention: str, batch: Batch) -> AttentionContext:
+        """Return the context of an attention for a batch: what its pattern lets patches see of their image, dense."""
+        return of_block(self.context(batch.pixels, dense=True).attentions, attention)
 
     def tokens(self, site: str, batch: Batch) -> list[Bool[Tensor, "batch length"]]:
         """Tell tokens from padding, of which images have none."""
@@ -84,12 +87,13 @@ class ConvolutionalNetwork(Network):
         self.dropout = Dropout(config.dropout)
         self.unembedding = nn.Linear(config.d_model, len(config.classes), bias=False)
 
-    def hidden(self, batch: Batch, taps: Scope | None = None) -> Float[Tensor, "batch d_model"]:
-        """Return a vector an image, of which the logits are a linear map."""
-        pooled = self.stem(self.pixels(batch.pixels), scope(taps, "stem")).mean((2, 3))
-        pooled = tap(taps, "pooled", pooled)
+    def hidden(self, batch: Batch, observer: ActivationRecorder | None = None) -> Float[Tensor, "batch d_model"]:
+        """Return a vector per image, of which the logits are a linear map."""
+        ctx = LayerContext(observer=open_observer(observer, "stem"))
+        pooled = self.stem(self.pixels(batch.pixels), ctx).mean((2, 3))
+        pooled = observe(ctx, self, "pooled", pooled)
         return self.dropout(in_autocast_type(F.relu(self.pooler(pooled))))
 
-    def sight(self, attention: str, batch: Batch) -> Sight:
-        """Return what an attention may see: there is none."""
-        return EVERYTHING
+    def attention_context(self, attention: str, batch: Batch) -> AttentionContext:
+        """Return a context without a mask: the network has no attention."""
+        return AttentionContext()

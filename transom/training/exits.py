@@ -5,7 +5,8 @@ from torch import Tensor
 
 from transom.config.training import LanguageTraining, NoExits, Training
 from transom.data.batch import Batch
-from transom.layers.tap import Kept, Scope
+from transom.layers.context import StackContext
+from transom.layers.observe import ActivationRecorder
 from transom.models.decoder import DecoderTransformer
 from transom.models.network import Network
 from transom.training.loss import linear_cross_entropy
@@ -24,21 +25,18 @@ class Exits:
         n_blocks = len(self._decoder.decoder.blocks) if self._decoder is not None else 1
         self.weights = brick.weights(n_blocks)
         self._sites = [f"decoder.blocks.{i}.resid_post" for i in range(n_blocks - 1)]
-        self._kept = Kept()
 
-    def taps(self, others: Scope | None) -> Scope | None:
-        """Give what the next pass takes as ``taps``, others' taps joined with those of the exits."""
-        if self._decoder is None:
-            return others
-        self._kept = Kept(self._sites, None if others is None else others.taps)
-        return Scope(self._kept)
+    @property
+    def sites(self) -> list[str]:
+        """The sites that ``loss`` reads."""
+        return [] if self._decoder is None else self._sites
 
-    def loss(self, last: Float[Tensor, ""], batch: Batch, smoothing: float) -> Float[Tensor, ""]:
-        """Weigh the loss behind the last block and those behind the others, of the pass that has just read ``batch``."""
+    def loss(self, last: Float[Tensor, ""], batch: Batch, smoothing: float, recorder: ActivationRecorder) -> Float[Tensor, ""]:
+        """Weigh the loss after the last block and those after the others, of the pass in which ``recorder`` observed ``batch``."""
         if self._decoder is None:
             return last
         total, weight = self.weights[-1] * last, self._decoder.unembedding.weight
         for share, site in zip(self.weights[:-1], self._sites, strict=True):
-            hidden = self._decoder.decoder.ended(self._kept.at[site][-1])
+            hidden = self._decoder.decoder.final_norm(recorder.activations[site], StackContext())
             total = total + share * linear_cross_entropy(hidden[batch.counted], weight, batch.labels[batch.counted], smoothing)[0]
         return total

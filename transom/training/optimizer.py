@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from transom.checkpoints.tensors import Spec
 from transom.config.training import AdamW, Muon, Optimizer, Sgd
 from transom.errors import ConfigError
-from transom.layers.block import Block, ParallelBlock
+from transom.layers.block import Block
 from transom.layers.depth import DepthRouter
 from transom.layers.mixture import Mixture
 
@@ -115,7 +115,7 @@ class MuonAndAdamW(torch.optim.Optimizer):
 def _matrices_of_blocks(model: nn.Module) -> list[nn.Parameter]:
     """Find the weights of linear maps in blocks, those of mixtures left out; where low-rank maps learn beside a weight, those."""
     apart = {id(m) for mixture in model.modules() if isinstance(mixture, Mixture | DepthRouter) for m in mixture.modules()}
-    blocks = (m for m in model.modules() if isinstance(m, Block | ParallelBlock))
+    blocks = (m for m in model.modules() if isinstance(m, Block))
     maps = (m for block in blocks for m in block.modules() if isinstance(m, nn.Linear) and id(m) not in apart)
     return [p for m in maps for p in m.parameters(recurse=False) if p.ndim == 2]
 

@@ -11,14 +11,14 @@ from transom.config.mixture import BiasBalance, LossBalance
 from transom.data.batch import Batch
 from transom.layers.depth import DepthRouter, agreement_loss_sum
 from transom.layers.mixture import Mixture, balance_loss, loads, moved_bias, z_loss_sum
-from transom.layers.tap import Kept, Scope
+from transom.layers.observe import ActivationRecorder
 from transom.models.network import Network
 from transom.parallel.world import World
 from transom.training.events import Load, Passed
 
 
 class Routers:
-    """The routers of a model in training: between ``begin`` and ``end`` of a step, ``taps`` goes into each pass and ``loss`` follows it.
+    """The routers of a model in training: ``loss`` follows each pass, observed at ``sites``, between ``begin`` and ``end``.
 
     All is sums over true tokens, divided once by the whole batch's, however it is sliced and dealt out to processes. The balance loss is a
     product of two such sums, so a batch in pieces is first read once without gradients, to know how often each expert is chosen.
@@ -30,7 +30,6 @@ class Routers:
         self._model, self._world = model, world
         self._mixtures = {f"{name}.router": each for name, each in model.named_modules() if isinstance(each, Mixture)}
         self._depths = {f"{name}.score": each for name, each in model.named_modules() if isinstance(each, DepthRouter)}
-        self._heard = Kept()
         self._dropped = 0
 
     def __bool__(self) -> bool:
@@ -38,15 +37,9 @@ class Routers:
         return bool(self._mixtures or self._depths)
 
     @property
-    def _heard_at(self) -> tuple[str, ...]:
+    def sites(self) -> tuple[str, ...]:
         """The sites at which routers speak."""
         return (*self._mixtures, *self._depths)
-
-    @property
-    def taps(self) -> Scope | None:
-        """What the next pass takes as ``taps``."""
-        self._heard = Kept(self._heard_at)
-        return Scope(self._heard) if self else None
 
     def begin(self, slices: Sequence[Batch], autocast: AbstractContextManager[object]) -> None:
         """Begin a step on the slices of a batch, which are where the model is."""
@@ -57,7 +50,7 @@ class Routers:
         self._passed = [0, 0, 0]
         if not self or (len(slices) == 1 and self._world.size == 1):
             return
-        sites = self._heard_at
+        sites = self.sites
         n_tokens = [sum(int(real.sum()) for batch in slices for real in self._model.tokens(site, batch)) for site in sites]
         self._n_tokens = dict(zip(sites, self._world.totals(*n_tokens), strict=True))
         if any(isinstance(each.brick.balance, LossBalance) for each in self._mixtures.values()):
@@ -65,18 +58,19 @@ class Routers:
             sums = {site: torch.zeros_like(counts) for site, counts in self._counts.items()}
             with torch.no_grad(), torch.random.fork_rng(cuda), autocast:  # the pass that learns draws the same numbers again
                 for batch in slices:
-                    self._model.output(batch, self.taps)
-                    for site, counts in self._count(batch).items():
+                    recorder = ActivationRecorder(sites)
+                    self._model.output(batch, recorder)
+                    for site, counts in self._count(batch, recorder).items():
                         sums[site] += counts
             self._whole = dict(zip(sums, self._world.summed(list(sums.values())), strict=True))
             self._dropped = 0  # what that pass dropped is dropped again
 
-    def loss(self, batch: Batch) -> Float[Tensor, ""] | float:
-        """Return what the last pass, which read ``batch``, adds to the mean loss of the whole batch."""
+    def loss(self, batch: Batch, recorder: ActivationRecorder) -> Float[Tensor, ""] | float:
+        """Return what the pass in which ``recorder`` observed ``batch`` adds to the mean loss of the whole batch."""
         total: Tensor | float = 0.0
-        for site, counts in self._count(batch).items():
+        for site, counts in self._count(batch, recorder).items():
             self._counts[site] += counts
-            brick, said = self._mixtures[site].brick, torch.cat([logits[real] for logits, real in self._passes(site, batch)])
+            brick, said = self._mixtures[site].brick, torch.cat([logits[real] for logits, real in self._passes(site, batch, recorder)])
             n_tokens = self._n_tokens.get(site, len(said))
             if brick.z_weight:
                 total = total + brick.z_weight * z_loss_sum(said) / n_tokens
@@ -84,7 +78,7 @@ class Routers:
                 whole = self._whole.get(site, counts).to(said)
                 total = total + brick.balance.weight * balance_loss(whole, self._mixtures[site].shares(said).sum(0), n_tokens)
         for site, router in self._depths.items():
-            for r, real in self._passes(site, batch):
+            for r, real in self._passes(site, batch, recorder):
                 chosen = router.choose(r, real)
                 n_tokens = self._n_tokens.get(site, sum(int(each.sum()) for each in self._model.tokens(site, batch)))
                 total = total + router.brick.weight * agreement_loss_sum(r[real], chosen[real]) / n_tokens
@@ -108,17 +102,19 @@ class Routers:
                 mixture.bias.copy_(moved_bias(mixture.bias, counts, mixture.brick.balance.rate))
         return Load(max((counts.max() / counts.mean()).item() for counts in every), int(dropped))
 
-    def _passes(self, site: str, batch: Batch) -> list[tuple[Float[Tensor, "batch length ..."], Bool[Tensor, "batch length"]]]:
+    def _passes(
+        self, site: str, batch: Batch, recorder: ActivationRecorder
+    ) -> list[tuple[Float[Tensor, "batch length ..."], Bool[Tensor, "batch length"]]]:
         """Pair what a router said of a batch with where its tokens are."""
-        return list(zip(self._heard.at[site], self._model.tokens(site, batch), strict=True))
+        return list(zip((each[site] for each in recorder.passes), self._model.tokens(site, batch), strict=True))
 
     @torch.no_grad()
-    def _count(self, batch: Batch) -> dict[str, Int[Tensor, "n_experts"]]:
+    def _count(self, batch: Batch, recorder: ActivationRecorder) -> dict[str, Int[Tensor, "n_experts"]]:
         """Count how often the last pass chose each expert, and note what it dropped."""
         counts = {}
         for site, mixture in self._mixtures.items():
             counts[site] = torch.zeros_like(self._counts[site])
-            for logits, real in self._passes(site, batch):
+            for logits, real in self._passes(site, batch, recorder):
                 routing = mixture.route(logits, real)
                 counts[site] += loads(routing.experts, real.flatten(), len(mixture.experts))
                 if routing.taken is not None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transom.config.training import ConsistentTraining, Training
 from transom.data.batch import Batch, ImageBatch, twice
 from transom.layers.norm import BatchNorm
-from transom.layers.tap import Scope
+from transom.layers.observe import ActivationRecorder
 from transom.models.network import Network
 from transom.parallel.world import ALONE, World
 from transom.planning.flops import OF_FROZEN_MAPS
@@ -49,13 +49,13 @@ class StepResult:
 
 
 def batch_loss(
-    model: Network, batch: Batch, smoothing: float, taps: Scope | None = None, r_drop: float = 0.0
+    model: Network, batch: Batch, smoothing: float, observer: ActivationRecorder | None = None, r_drop: float = 0.0
 ) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
     """Return a batch's smoothed loss and negative log-likelihood, in nats, summed over the labels that count; padding counts nothing.
 
     With ``r_drop``, the batch is one that was repeated by ``twice``, and its two answers are drawn together.
     """
-    (hidden, weight), counted = model.output(batch, taps), batch.counted
+    (hidden, weight), counted = model.output(batch, observer), batch.counted
     if isinstance(batch, ImageBatch) and batch.mixed is not None:
         logits = hidden @ weight.T.to(hidden)
         return mixed_cross_entropy(logits, (batch.labels, batch.mixed.labels), batch.mixed.share, smoothing)
@@ -120,10 +120,11 @@ class Stepper:
         self.routers.begin(slices, self.autocast())
         for batch in slices:
             with self.autocast():
-                taps = self.exits.taps(self.routers.taps)
-                slice_loss, slice_nll = batch_loss(self.model, batch, self.training.label_smoothing, taps, self.r_drop)
-                learnt = self.exits.loss(slice_loss, batch, self.training.label_smoothing)
-            self.scaler.scale(learnt / (n_passes * n_target_tokens) + self.routers.loss(batch)).backward()
+                recorder = ActivationRecorder([*self.routers.sites, *self.exits.sites])
+                observer = recorder if recorder.wanted else None
+                slice_loss, slice_nll = batch_loss(self.model, batch, self.training.label_smoothing, observer, self.r_drop)
+                learnt = self.exits.loss(slice_loss, batch, self.training.label_smoothing, recorder)
+            self.scaler.scale(learnt / (n_passes * n_target_tokens) + self.routers.loss(batch, recorder)).backward()
             loss, nll = loss + slice_loss.item() / n_passes, nll + slice_nll.item() / n_passes
         loss, nll = self.world.totals(loss, nll)
         self._share_gradients()

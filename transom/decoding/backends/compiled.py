@@ -15,14 +15,14 @@ from transom.decoding.native import native
 from transom.decoding.products import Activation
 from transom.layers.activation import ACTIVATIONS, GATES
 from transom.layers.attention import Attention
-from transom.layers.block import Block
+from transom.layers.block import PostNormBlock, PreNormBlock, SequentialBlock
 from transom.layers.cache import KeyValueCache, KeyValues
 from transom.layers.dropout import Dropout
 from transom.layers.embedding import Embedding
 from transom.layers.feed_forward import FeedForward, GatedFeedForward
 from transom.layers.norm import LayerNorm, Norm, RmsNorm
 from transom.layers.position import Learned, Position, Rotary, Sinusoidal
-from transom.layers.residual import PostNorm, PreNorm, Residual
+from transom.layers.residual import Residual
 from transom.layers.stack import Stack
 from transom.models.decoder import DecoderTransformer
 from transom.models.network import Network
@@ -43,7 +43,7 @@ AFTER: dict[Activation | None, int] = {
 """Numbers of the activations in ``products.h``."""
 
 KNOWN = {
-    *(Stack, Block, Attention, FeedForward, GatedFeedForward, PostNorm, PreNorm, Norm, LayerNorm, RmsNorm, Dropout),
+    *(Stack, PreNormBlock, PostNormBlock, Attention, FeedForward, GatedFeedForward, Residual, Norm, LayerNorm, RmsNorm, Dropout),
     *(nn.Linear, nn.Identity, nn.ModuleList),
 }
 """The modules of a decoder that the step knows, by their exact type; ``why_not`` looks closer."""
@@ -270,9 +270,10 @@ class CompiledDecoder:
         return layout.n_blocks, width, *((layout.n_blocks, width) if self._crosses else cache.shapes[2:])
 
     def _block(self, block: nn.Module) -> _Block:
-        assert isinstance(block, Block)
+        assert isinstance(block, SequentialBlock)
         attn, cross, ff = block.attn, block.cross, block.ff
-        norms = (norm for residual in (block.attn_residual, block.cross_residual, block.ff_residual) for norm in self._wiring(residual))
+        residuals = (block.attn_residual, None if cross is None else block.cross_residual, block.ff_residual)
+        norms = (norm for residual in residuals for norm in self._wiring(residual, isinstance(block, PostNormBlock)))
         assert isinstance(ff, FeedForward | GatedFeedForward)
         gate = ff.gate if isinstance(ff, GatedFeedForward) else None
         return _Block(
@@ -284,12 +285,12 @@ class CompiledDecoder:
             self._linear(ff.down),
         )
 
-    def _wiring(self, residual: Residual | None) -> tuple[_Norm, _Norm]:
-        """Give what normalises before a sub-layer and after its sum."""
+    def _wiring(self, residual: Residual | None, post: bool) -> tuple[_Norm, _Norm]:
+        """Return what normalizes before a sub-layer and after its sum."""
         if residual is None:
             return _Norm(), _Norm()
         norm = self._norm(residual.norm)
-        return (_Norm(), norm) if isinstance(residual, PostNorm) else (norm, _Norm())
+        return (_Norm(), norm) if post else (norm, _Norm())
 
     def _norm(self, norm: Norm | None) -> _Norm:
         if not isinstance(norm, LayerNorm | RmsNorm):

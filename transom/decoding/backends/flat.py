@@ -14,16 +14,15 @@ from torch.nn import functional as F
 from transom.data.batch import Sequences
 from transom.decoding.products import READING_ROWS, Activation, Arithmetic, Product, arithmetic_of
 from transom.layers.attention import Attention, Terms, attend_explicit
-from transom.layers.block import Block, ParallelBlock
+from transom.layers.block import Block, PostNormBlock, SequentialBlock
+from transom.layers.context import StackContext
 from transom.layers.embedding import Embedding
 from transom.layers.feed_forward import FeedForward
 from transom.layers.masks import mask as masks
-from transom.layers.masks.sight import Sight
 from transom.layers.norm import LayerNorm, Norm
 from transom.layers.position import Sinusoidal
-from transom.layers.residual import PostNorm, Residual
+from transom.layers.residual import Residual
 from transom.layers.stack import Stack
-from transom.layers.tap import Scope
 from transom.models.seq2seq import Memory, Seq2SeqTransformer
 
 
@@ -161,13 +160,13 @@ class _Wiring(NamedTuple):
     after: FlatNorm
 
     @classmethod
-    def of(cls, residual: Residual, dtype: torch.dtype) -> "_Wiring":
+    def of(cls, block: Block, residual: Residual, dtype: torch.dtype) -> "_Wiring":
         norm, none = FlatNorm(residual.norm, dtype), FlatNorm(None, dtype)
-        return cls(none, norm) if isinstance(residual, PostNorm) else cls(norm, none)
+        return cls(none, norm) if isinstance(block, PostNormBlock) else cls(norm, none)
 
 
 class FlatStack(nn.Module):
-    """An encoder's stack for answering, in the place of a ``Stack`` none of whose patterns is sparse; it shows no taps."""
+    """An encoder's stack for answering, in the place of a ``Stack`` none of whose patterns is sparse; it is not observed."""
 
     routed = False
 
@@ -176,13 +175,11 @@ class FlatStack(nn.Module):
         super().__init__()
         self._stack = _Stack(stack, arithmetic_of(like, READING_ROWS))
 
-    def forward(
-        self, x: Float[Tensor, "rows query d_model"], sights: list[Sight], taps: Scope | None = None
-    ) -> Float[Tensor, "rows query d_model"]:
+    def forward(self, x: Float[Tensor, "rows query d_model"], ctx: StackContext) -> Float[Tensor, "rows query d_model"]:
         """Pass the residual stream through the blocks, all of which see the same."""
-        (sight,) = sights
-        assert taps is None and sight.tiles is None and sight.bias is None and sight.rotation is None
-        return self._stack.read(x, None if sight.mask is None else _bias(sight.mask, x.dtype))
+        (attention,) = ctx.attentions
+        assert ctx.observer is None and attention.tiles is None and attention.bias is None and attention.rotation is None
+        return self._stack.read(x, None if attention.mask is None else _bias(attention.mask, x.dtype))
 
 
 class _Stack:
@@ -202,21 +199,21 @@ class _Stack:
 class FlatBlock:
     """One block: what each sub-layer does to the residual stream, its sum and its norm included."""
 
-    def __init__(self, block: Block | ParallelBlock, arithmetic: Arithmetic) -> None:
-        assert isinstance(block, Block)
+    def __init__(self, block: Block, arithmetic: Arithmetic) -> None:
+        assert isinstance(block, SequentialBlock)
         attn, cross, ff, dtype = block.attn, block.cross, block.ff, arithmetic.dtype
         assert isinstance(ff, FeedForward)
         self.n_heads, self.d_head, self.d_value = attn.n_heads, attn.d_head, attn.d_value
         self.split = [self.n_heads * width for width in (self.d_head, self.d_head, self.d_value)]
         self.width = self.split[1] + self.split[2]
         self.qkv, self.o = _joined(arithmetic, attn.q, attn.k, attn.v), _output(arithmetic, attn)
-        self.attn_wiring = _Wiring.of(block.attn_residual, dtype)
-        if cross is not None and block.cross_residual is not None:
+        self.attn_wiring = _Wiring.of(block, block.attn_residual, dtype)
+        if cross is not None:
             self.q, self.cross_o = _joined(arithmetic, cross.q), _output(arithmetic, cross)
             self.kv = _joined(arithmetic, cross.k, cross.v)
-            self.cross_wiring = _Wiring.of(block.cross_residual, dtype)
+            self.cross_wiring = _Wiring.of(block, block.cross_residual, dtype)
         self.up, self.down = _joined(arithmetic, ff.up, after=ff.activation), _joined(arithmetic, ff.down)
-        self.ff_wiring = _Wiring.of(block.ff_residual, dtype)
+        self.ff_wiring = _Wiring.of(block, block.ff_residual, dtype)
 
     def self_attention(self, x: Tensor, bias: Tensor | None, cache: FlatCache | None = None, place: int = 0) -> Tensor:
         """Attend to the tokens of the row, those in the cache included."""

@@ -15,13 +15,13 @@ from transom.decoding.products import FUSED
 from transom.decoding.search.roles import StepModel
 from transom.errors import ConfigError
 from transom.layers.attention import Attention
-from transom.layers.block import Block
+from transom.layers.block import PostNormBlock, PreNormBlock
 from transom.layers.dropout import Dropout
 from transom.layers.embedding import Embedding
 from transom.layers.feed_forward import FeedForward
 from transom.layers.norm import LayerNorm, Norm
 from transom.layers.position import Learned, Position, Sinusoidal, Sinusoidal2d
-from transom.layers.residual import PostNorm, PreNorm
+from transom.layers.residual import Residual
 from transom.layers.stack import Stack
 from transom.models.decoder import DecoderTransformer
 from transom.models.encoder import EncoderTransformer
@@ -30,7 +30,8 @@ from transom.models.seq2seq import Seq2SeqTransformer
 from transom.models.vision import VisionTransformer
 
 KNOWN = {
-    *(Seq2SeqTransformer, Embedding, Sinusoidal, Stack, Block, Attention, FeedForward, Norm, LayerNorm, PostNorm, PreNorm, Dropout),
+    *(Seq2SeqTransformer, Embedding, Sinusoidal, Stack, Attention, FeedForward, Norm, LayerNorm, Dropout),
+    *(PreNormBlock, PostNormBlock, Residual),
     *(nn.Embedding, nn.Linear, nn.Identity, nn.ModuleList),
 }
 """The modules that have a flat form, by their exact type; ``_has_flat_form`` looks closer."""
@@ -71,7 +72,7 @@ def searcher_of(model: Network, dtype: torch.dtype | None = None, eight_bits: bo
 def reader_of(model: ReaderT) -> ReaderT:
     """Give what reads fastest with an encoder of texts or images: the same model with its stack laid out flat, where that has such a form.
 
-    It shares all weights but the stack's, whose later changes are not seen, and shows no taps.
+    It shares all weights but the stack's, whose later changes are not seen, and is not observed.
     """
     if model.device.type != "cpu" or not isinstance(model, EncoderTransformer | VisionTransformer):
         return model

@@ -13,8 +13,9 @@ from transom.layers.approximations.approximation import Approximation
 from transom.layers.approximations.linear_attention import KernelAttention, Linear, Performer
 from transom.layers.approximations.low_rank import Linformer, Nystrom
 from transom.layers.attention import Attention
-from transom.layers.cache import BlockCache, KeyValues, Remembered, Sums, SumsCache
-from transom.layers.masks.sight import Sight
+from transom.layers.cache import BlockCache, KeyValues, ProjectedMemory, Sums, SumsCache
+from transom.layers.context import AttentionContext
+from transom.layers.value_residual import FirstValues
 
 APPROXIMATIONS: dict[str, Callable[[Any, int, int], Approximation]] = {
     "linear": Linear,
@@ -39,39 +40,40 @@ class ApproximateAttention(Attention):
         self.approximation = build_approximation(config.attention.approximation, self.d_head, config.n_positions)
 
     def gather(
-        self, q: Float[Tensor, "batch n_heads query d_head"], memory: Remembered, sight: Sight, cache: BlockCache | None
+        self, q: Float[Tensor, "batch n_heads query d_head"], memory: ProjectedMemory, ctx: AttentionContext
     ) -> Float[Tensor, "batch n_heads query d_value"]:
         """Let each query gather values, by the approximation."""
-        assert sight.mask is None or isinstance(memory, Sums), "an approximation keeps to a reach, not to a matrix"
-        if isinstance(memory, KeyValues) and cache is None:
-            return self.approximation(q, *memory, sight.reach)
+        assert ctx.mask is None or isinstance(memory, Sums), "an approximation keeps to segments, not to a matrix"
+        if isinstance(memory, KeyValues) and ctx.cache is None:
+            return self.approximation(q, *memory, ctx.segments)
         with torch.autocast(q.device.type, enabled=False):
-            return self._step(q, memory, sight, cache)
+            return self._step(q, memory, ctx)
 
     def _step(
-        self, q: Float[Tensor, "batch n_heads query d_head"], memory: Remembered, sight: Sight, cache: BlockCache | None
+        self, q: Float[Tensor, "batch n_heads query d_head"], memory: ProjectedMemory, ctx: AttentionContext
     ) -> Float[Tensor, "batch n_heads query d_value"]:
         """Let queries of a step of decoding gather values out of sums: those over the source, or those over the tokens before."""
         assert isinstance(self.approximation, KernelAttention)
         if isinstance(memory, Sums):
             return self.approximation.read(q.to(memory.sums), memory).to(q.dtype)
-        assert isinstance(cache, SumsCache) and sight.reach is not None
+        cache = ctx.cache
+        assert isinstance(cache, SumsCache) and ctx.segments is not None
         before = cache.read()
         q_, k, v = (x.to(before.sums) for x in (q, *memory))
-        z, sums = self.approximation.go_on(q_, k, v, sight.reach.queries, before)
+        z, sums = self.approximation.go_on(q_, k, v, ctx.segments.queries, before)
         assert sums is not None, "sums go on from those before"
         cache.write(sums, q.shape[2])
         return z.to(q.dtype)
 
-    def remember(self, memory: Float[Tensor, "batch key d_model"], segments: Int[Tensor, "batch key"]) -> Remembered:
-        """Keep the sums over another sequence, which are all that steps of decoding need."""
-        return self._sums(self.keys_values(memory), segments > 0)
+    def project_memory(self, memory: Float[Tensor, "batch key d_model"], segments: Int[Tensor, "batch key"]) -> ProjectedMemory:
+        """Return the sums over another sequence, which are all that steps of decoding need."""
+        return self._sums(self.project(memory, AttentionContext())[0], segments > 0)
 
-    def keep(self, x: Float[Tensor, "rows new d_model"], sight: Sight, cache: BlockCache) -> None:
+    def update_cache(self, x: Float[Tensor, "rows new d_model"], ctx: AttentionContext, first_values: FirstValues | None = None) -> None:
         """Add tokens that ask nothing themselves to the sums."""
-        assert isinstance(cache, SumsCache)
-        before, new = cache.read(), self._sums(self.keys_values(x, sight))
-        cache.write(Sums(before.sums + new.sums), x.shape[1])
+        assert isinstance(ctx.cache, SumsCache)
+        before, new = ctx.cache.read(), self._sums(self.project(x, ctx, first_values)[0])
+        ctx.cache.write(Sums(before.sums + new.sums), x.shape[1])
 
     def _sums(self, memory: KeyValues, asked: Bool[Tensor, "batch key"] | None = None) -> Sums:
         """Add up keys and values, in float32 at least."""
@@ -86,10 +88,10 @@ class ApproximateAttention(Attention):
         return SumsCache(n_rows, self.n_kv_heads, self.approximation.features, self.d_value, like)
 
     def weights(
-        self, q: Float[Tensor, "batch n_heads query d_head"], k: Float[Tensor, "batch kv_heads key d_head"], sight: Sight
+        self, q: Float[Tensor, "batch n_heads query d_head"], k: Float[Tensor, "batch kv_heads key d_head"], ctx: AttentionContext
     ) -> Float[Tensor, "batch n_heads query key"]:
         """Write out the weights that the approximation implies."""
-        return self.approximation.implied_weights(q, k, sight)
+        return self.approximation.implied_weights(q, k, ctx)
 
 
 def build_attention(config: Transformer) -> Attention:

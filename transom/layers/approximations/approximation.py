@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from transom.layers.masks.sight import EVERYTHING, Reach, Sight
+from transom.layers.context import AttentionContext, SegmentMask
 
 
 class Approximation(nn.Module, ABC):
@@ -26,21 +26,21 @@ class Approximation(nn.Module, ABC):
         q: Float[Tensor, "batch n_heads query d_head"],
         k: Float[Tensor, "batch kv_heads key d_head"],
         v: Float[Tensor, "batch kv_heads key d_value"],
-        reach: Reach | None = None,
+        segment_mask: SegmentMask | None = None,
     ) -> Float[Tensor, "batch n_heads query d_value"]:
         """Let each query gather values of its own sequence; a query that sees nothing gathers 0."""
         dtype, wide = v.dtype, torch.promote_types(v.dtype, torch.float32)
         with torch.autocast(q.device.type, enabled=False):
             q, k, v = q.to(wide), k.to(wide), v.to(wide)
-            if reach is None:
+            if segment_mask is None:
                 z = self.gather(q, k, v)
-            elif reach.causal:
-                z = self.gather_before(q, k, v, reach.keys)
-            elif self.packed and (n_texts := int(max(reach.queries.max(), reach.keys.max()))) > 1:
-                asking, asked = (_Texts.of(segments, n_texts) for segments in (reach.queries, reach.keys))
+            elif segment_mask.causal:
+                z = self.gather_before(q, k, v, segment_mask.keys)
+            elif self.packed and (n_texts := int(max(segment_mask.queries.max(), segment_mask.keys.max()))) > 1:
+                asking, asked = (_Texts.of(segments, n_texts) for segments in (segment_mask.queries, segment_mask.keys))
                 z = asking.take_up(self.gather(asking.lay(q), asked.lay(k), asked.lay(v), asked.real))
             else:
-                z = self.gather(q, k, v, reach.keys > 0).masked_fill((reach.queries == 0)[:, None, :, None], 0.0)
+                z = self.gather(q, k, v, segment_mask.keys > 0).masked_fill((segment_mask.queries == 0)[:, None, :, None], 0.0)
         return z.to(dtype)
 
     @abstractmethod
@@ -71,12 +71,15 @@ class Approximation(nn.Module, ABC):
         raise AssertionError("the schema lets only those look back that can")
 
     def implied_weights(
-        self, q: Float[Tensor, "batch n_heads query d_head"], k: Float[Tensor, "batch kv_heads key d_head"], sight: Sight = EVERYTHING
+        self,
+        q: Float[Tensor, "batch n_heads query d_head"],
+        k: Float[Tensor, "batch kv_heads key d_head"],
+        ctx: AttentionContext = AttentionContext(),
     ) -> Float[Tensor, "batch n_heads query key"]:
         """Write out the weights W that are implied, one sequence after another, each alone and without padding: the slow reference."""
         wide = torch.promote_types(q.dtype, torch.float32)
         weights = q.new_zeros(len(q), q.shape[1], q.shape[2], k.shape[2], dtype=wide)
-        for row, seen in enumerate(visible(q, k, sight)):
+        for row, seen in enumerate(visible(q, k, ctx)):
             for keys in seen.unique(dim=0):
                 queries = (seen == keys).all(-1)
                 if keys.any():
@@ -91,13 +94,13 @@ class Approximation(nn.Module, ABC):
         """Write out the weights of texts without padding, whose queries see all keys."""
 
 
-def visible(q: Tensor, k: Tensor, sight: Sight) -> Bool[Tensor, "batch query key"]:
+def visible(q: Tensor, k: Tensor, ctx: AttentionContext) -> Bool[Tensor, "batch query key"]:
     """Tell which keys each query sees; padding sees none."""
     mask = torch.ones(len(q), 1, q.shape[2], k.shape[2], dtype=torch.bool, device=q.device)
-    if sight.mask is not None:
-        mask = mask & sight.mask
-    if sight.real is not None:
-        mask = mask & sight.real[:, None, :, None]
+    if ctx.mask is not None:
+        mask = mask & ctx.mask
+    if ctx.token_mask is not None:
+        mask = mask & ctx.token_mask[:, None, :, None]
     return mask[:, 0]
 
 

@@ -10,8 +10,8 @@ from torch.nn import functional as F
 from transom.config import approximations
 from transom.layers.approximations.approximation import Approximation, visible
 from transom.layers.cache import Sums
+from transom.layers.context import AttentionContext
 from transom.layers.lean import per_query_head
-from transom.layers.masks.sight import EVERYTHING, Sight
 
 CHUNK = 64
 """Tokens among which a causal pass makes scores; what lies before a chunk enters it as sums."""
@@ -116,11 +116,14 @@ class KernelAttention(Approximation):
         return _divided(z.flatten(2, 3)[:, :, :length]), sums
 
     def implied_weights(
-        self, q: Float[Tensor, "batch n_heads query d_head"], k: Float[Tensor, "batch kv_heads key d_head"], sight: Sight = EVERYTHING
+        self,
+        q: Float[Tensor, "batch n_heads query d_head"],
+        k: Float[Tensor, "batch kv_heads key d_head"],
+        ctx: AttentionContext = AttentionContext(),
     ) -> Float[Tensor, "batch n_heads query key"]:
         """Write out the weights that are implied, phi(q_i) . phi(k_j) over their sum, under the mask: the slow reference."""
         wide = torch.promote_types(q.dtype, torch.float32)
-        w = self.weights_of_text(q.to(wide), k.to(wide)).masked_fill(~visible(q, k, sight)[:, None], 0.0)
+        w = self.weights_of_text(q.to(wide), k.to(wide)).masked_fill(~visible(q, k, ctx)[:, None], 0.0)
         return _over(w, w.sum(-1, keepdim=True))
 
     def weights_of_text(

@@ -1,17 +1,17 @@
-"""What the queries of a pass may see, and from where: computed once a stack, used by all its blocks."""
+"""Contexts of attention from positions, segments and mask rules: built once a pass, used by all blocks of a stack."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import replace
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Int
 from torch import Tensor
 
+from transom.layers.context import AttentionContext, SegmentMask
 from transom.layers.flex import Blocks, available, plan_blocks
 from transom.layers.masks.rule import BOTH_WAYS_IN_PREFIX, LOOKING_BACK, Places, Rule, Unwritten
 from transom.layers.position import Position, Rotation
 from transom.layers.tiles import Tiles, plan
-from transom.layers.values import Values
 
 LONG = 1024
 """From this many queries on, tiles are looked for that need not be computed: below, all of them take less time than a choice."""
@@ -27,117 +27,79 @@ RARE = 0.5
 """Most keys of a step, as a share of all, with which to gather them pays."""
 
 
-class Reach(NamedTuple):
-    """Who sees whom, without a matrix: tokens those of their own sequence, all of them or those that came before. Padding sees nothing.
-
-    Attributes:
-        queries: number of each query's sequence in its row; 0 is padding.
-        keys: the same of each key.
-        causal: whether tokens, which are both, see themselves and what came before only.
-    """
-
-    queries: Int[Tensor, "#batch query"]
-    keys: Int[Tensor, "#batch key"]
-    causal: bool
-
-
-class Sight(NamedTuple):
-    """What each query may see and how it stands to it.
-
-    Attributes:
-        mask: True where a query may attend to a key, broadcastable to (batch, n_heads, query, key); None for everywhere.
-        bias: added to the scores.
-        rotation: how the queries, and those keys that are new in this pass, are turned.
-        real: True at queries that are tokens, False at padding; None where all are tokens.
-        tiles: mask and bias by visible tiles, in place of both; on a GPU by visible blocks.
-        seen: numbers of the only keys that any query sees; None for all.
-        reach: in place of a mask, for attention that needs no matrix; None for everywhere.
-        values: what becomes of the values of what is seen; None where they stay as they are.
-    """
-
-    mask: Bool[Tensor, "..."] | None = None
-    bias: Float[Tensor, "..."] | None = None
-    rotation: Rotation | None = None
-    real: Bool[Tensor, "#batch query"] | None = None
-    tiles: Tiles | Blocks | None = None
-    seen: Int[Tensor, "seen"] | None = None
-    reach: Reach | None = None
-    values: Values | None = None
-
-
-EVERYTHING = Sight()
-"""All of it, without order."""
-
-
-def look(
-    position: Position, queries: Places, keys: Places, rules: Sequence[Rule], written_out: bool = False, n_rows: int = 1
-) -> list[Sight]:
-    """Let tokens see those of their own sequence that rules allow, as the position brick has it.
+def build_contexts(
+    position: Position, queries: Places, keys: Places, rules: Sequence[Rule], dense: bool = False, n_rows: int = 1
+) -> list[AttentionContext]:
+    """Build what attention needs to let tokens see those of their own sequence that rules allow, with the position component's say.
 
     Args:
-        position: the brick.
+        position: the component.
         queries: where the tokens stand.
         keys: where those stand that they may see.
         rules: of the first, second, ... block, and again from the first.
-        written_out: give masks and biases as matrices, however long.
-        n_rows: sequences that share places of one row.
+        dense: give masks and biases as matrices, however long.
+        n_rows: sequences that share the places of one row.
 
     Returns:
-        What the blocks see in turn.
+        The contexts of the first, second, ... block, and again from the first.
     """
     rotation = position.rotation(queries.positions)
-    real = queries.segments > 0
-    if isinstance(rules[0], Unwritten) and not written_out:
-        return [Sight(rotation=rotation, real=real, reach=Reach(queries.segments, keys.segments, rules[0].rule == LOOKING_BACK))]
-    found = [None if written_out else visible_tiles(rule, queries, keys, position, n_rows) for rule in rules]
+    token_mask = queries.segments > 0
+    if isinstance(rules[0], Unwritten) and not dense:
+        segments = SegmentMask(queries.segments, keys.segments, rules[0].rule == LOOKING_BACK)
+        return [AttentionContext(token_mask, rotation=rotation, segments=segments)]
+    found = [None if dense else visible_tiles(rule, queries, keys, position, n_rows) for rule in rules]
     bias = None if all(found) else position.bias(queries.positions, keys.positions, *position.learned)
     return [
-        Sight(rotation=rotation, real=real, tiles=tiles) if tiles else Sight(rule.matrix(queries, keys), bias, rotation, real)
+        AttentionContext(token_mask, rotation=rotation, tiles=tiles)
+        if tiles
+        else AttentionContext(token_mask, mask=rule.matrix(queries, keys), bias=bias, rotation=rotation)
         for rule, tiles in zip(rules, found, strict=True)
     ]
 
 
-def look_back(
+def build_decode_contexts(
     position: Position,
     rules: Sequence[Rule],
     n_read: int,
     tokens: Int[Tensor, "rows new"],
     n_prefix: int = 0,
-    written_out: bool = False,
-) -> list[Sight]:
-    """Let new tokens of sequences that are read step by step see those before them that rules allow.
+    dense: bool = False,
+) -> list[AttentionContext]:
+    """Build the same for the next tokens of sequences that are read step by step, which see those before them.
 
     Args:
-        position: the brick.
+        position: the component.
         rules: of the first, second, ... block, and again from the first.
         n_read: tokens that were read before.
         tokens: read now.
         n_prefix: tokens at the start that are the sequences' prefix.
-        written_out: give masks and biases as matrices, however long.
+        dense: give masks and biases as matrices, however long.
 
     Returns:
-        What the blocks see in turn.
+        The contexts of the first, second, ... block, and again from the first.
     """
     n_rows, n_new = tokens.shape
     positions = torch.arange(n_read + n_new, device=tokens.device)[None]
     every = Places(positions, torch.ones_like(positions), positions < n_prefix)
     new = every.each(lambda x: x[:, n_read:])
     if n_new > 1 or isinstance(rules[0], Unwritten):
-        sights = look(position, new, every, rules, written_out, n_rows)
-        return [sight._replace(real=None) for sight in sights]  # all are tokens, in every row
+        contexts = build_contexts(position, new, every, rules, dense, n_rows)
+        return [replace(ctx, token_mask=None) for ctx in contexts]  # all are tokens, in every row
     rotation = position.rotation(new.positions)
-    return [_last(position, rule, new, every, rotation) for rule in rules]
+    return [_of_last(position, rule, new, every, rotation) for rule in rules]
 
 
-def _last(position: Position, rule: Rule, new: Places, every: Places, rotation: Rotation | None) -> Sight:
-    """Let the last token look back, at the rare keys that it may see or, if they are many, at all."""
-    mask, keys, seen = None, every.positions, None
+def _of_last(position: Position, rule: Rule, new: Places, every: Places, rotation: Rotation | None) -> AttentionContext:
+    """Let the last token see the keys that the rule allows: only those, where they are few."""
+    mask, keys, visible = None, every.positions, None
     if rule not in (LOOKING_BACK, BOTH_WAYS_IN_PREFIX):
         mask = rule.matrix(new, every)
         places = mask.flatten().nonzero()[:, 0]
         if 0 < len(places) <= RARE * mask.numel():
-            mask, keys, seen = None, keys[:, places], places
-    return Sight(mask, position.bias(new.positions, keys, *position.learned), rotation, seen=seen)
+            mask, keys, visible = None, keys[:, places], places
+    bias = position.bias(new.positions, keys, *position.learned)
+    return AttentionContext(mask=mask, bias=bias, rotation=rotation, visible_keys=visible)
 
 
 def visible_tiles(rule: Rule, queries: Places, keys: Places, position: Position | None = None, n_rows: int = 1) -> Tiles | Blocks | None:
@@ -167,6 +129,6 @@ def visible_tiles(rule: Rule, queries: Places, keys: Places, position: Position 
     return found if 0 < cost <= MOST * whole else None
 
 
-def of_block(sights: Sequence[Sight], attention: str) -> Sight:
-    """Choose what an attention sees, from what the blocks see in turn and its address, as ``decoder.blocks.3.attn``."""
-    return sights[int(attention.split(".blocks.")[1].split(".")[0]) % len(sights)]
+def of_block(contexts: Sequence[AttentionContext], attention: str) -> AttentionContext:
+    """Choose the context of an attention by its address, as ``decoder.blocks.3.attn``."""
+    return contexts[int(attention.split(".blocks.")[1].split(".")[0]) % len(contexts)]

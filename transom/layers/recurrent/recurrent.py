@@ -9,8 +9,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from transom.config.recurrent import AnyCell, RecurrentSeq2Seq
+from transom.layers.context import LayerContext
 from transom.layers.dropout import Dropout
-from transom.layers.tap import Scope, tap
+from transom.layers.observe import observe
 
 State = tuple[Tensor, ...]
 """A layer's state, (rows, width) each: h, and behind it an LSTM's c."""
@@ -150,19 +151,19 @@ class RecurrentEncoder(nn.Module):
         self.dropout = Dropout(config.dropout)
 
     def forward(
-        self, x: Float[Tensor, "batch source d_embedding"], segments: Int[Tensor, "batch source"], taps: Scope | None = None
+        self, x: Float[Tensor, "batch source d_embedding"], segments: Int[Tensor, "batch source"], ctx: LayerContext = LayerContext()
     ) -> tuple[Float[Tensor, "batch source d_model"], list[Float[Tensor, "batch d_model"]]]:
         """Read sources, one a row; return the last layer's states, and where each layer ends.
 
         Args:
             x: the embedded tokens.
             segments: 1 for tokens, 0 for padding.
-            taps: observer.
+            ctx: has the observer.
         """
         mirror, ends = backwards(segments), []
         for i, layer in enumerate(self.layers):
             x = layer(self.dropout(x) if i else x, mirror)
-            x = tap(taps, f"layers.{i}.h", x)
+            x = observe(ctx, self, f"layers.{i}.h", x)
             ends.append(layer.ends(x, mirror))
         return x, ends
 
@@ -183,34 +184,34 @@ class RecurrentStack(nn.Module):
         self.dropout = Dropout(dropout)
 
     def run(
-        self, x: Float[Tensor, "rows length d_in"], states: Sequence[State | None], taps: Scope | None = None
+        self, x: Float[Tensor, "rows length d_in"], states: Sequence[State | None], ctx: LayerContext = LayerContext()
     ) -> tuple[Float[Tensor, "rows length d_model"], tuple[State, ...]]:
         """Read whole rows; return the last layer's states at each place, and each layer's state at the end."""
         after = []
         for i, (layer, state) in enumerate(zip(self.layers, states, strict=True)):
             x, end = layer(self.dropout(x) if i else x, state)
-            x = tap(taps, f"layers.{i}.h", x)
+            x = observe(ctx, self, f"layers.{i}.h", x)
             after.append(end)
         return x, tuple(after)
 
     def read(
-        self, x: Float[Tensor, "batch length d_in"], segments: Int[Tensor, "batch length"], taps: Scope | None = None
+        self, x: Float[Tensor, "batch length d_in"], segments: Int[Tensor, "batch length"], ctx: LayerContext = LayerContext()
     ) -> Float[Tensor, "batch length d_model"]:
         """Read rows of one or more sequences, each from a state of zeros; return the last layer's states, zeros in padding."""
         groups = groups_of(segments) if self.packed else None
         for i, layer in enumerate(self.layers):
             x = self.dropout(x) if i else x
             x = layer(x)[0] if groups is None else layer.read(x, groups)
-            x = tap(taps, f"layers.{i}.h", x)
+            x = observe(ctx, self, f"layers.{i}.h", x)
         return x
 
-    def step(self, x: Float[Tensor, "rows d_in"], states: Sequence[State], taps: Scope | None = None) -> tuple[State, ...]:
+    def step(self, x: Float[Tensor, "rows d_in"], states: Sequence[State], ctx: LayerContext = LayerContext()) -> tuple[State, ...]:
         """Read one place; return each layer's state behind it."""
         after = []
         for i, (layer, state) in enumerate(zip(self.layers, states, strict=True)):
             h, *c = layer.step(self.dropout(x) if i else x, state)
             x = h[:, None]
-            x = tap(taps, f"layers.{i}.h", x)
+            x = observe(ctx, self, f"layers.{i}.h", x)
             x = x[:, 0]
             after.append((x, *c))
         return tuple(after)

@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple, cast
 
 import torch
@@ -10,10 +11,10 @@ from torch import Tensor, nn
 
 from transom.config.recurrent import Additive, Luong, RecurrentSeq2Seq
 from transom.layers.attention import Terms, pattern
+from transom.layers.context import AttentionContext, LayerContext
 from transom.layers.masks import mask as masks
-from transom.layers.masks.sight import Sight
+from transom.layers.observe import UnrolledObserver, observe
 from transom.layers.recurrent.recurrent import RecurrentStack, State
-from transom.layers.tap import Scope, scope, tap, unrolled
 
 
 class SourceKeys(NamedTuple):
@@ -47,26 +48,28 @@ class SourceAttention(nn.Module, ABC):
         """Compare each query with each key."""
 
     def weights(
-        self, q: Float[Tensor, "batch 1 query d_head"], k: Float[Tensor, "batch 1 key d_head"], sight: Sight
+        self, q: Float[Tensor, "batch 1 query d_head"], k: Float[Tensor, "batch 1 key d_head"], ctx: AttentionContext
     ) -> Float[Tensor, "batch 1 query key"]:
         """Give each query's weights of the keys that are no padding."""
-        return pattern(self.scores(q, k), Terms(sight.mask))
+        return pattern(self.scores(q, k), Terms(ctx.mask))
 
-    def keys(self, memory: Float[Tensor, "batch key d_model"], segments: Int[Tensor, "batch key"], taps: Scope | None = None) -> SourceKeys:
+    def keys(
+        self, memory: Float[Tensor, "batch key d_model"], segments: Int[Tensor, "batch key"], ctx: LayerContext = LayerContext()
+    ) -> SourceKeys:
         """Map the encoder's states, once for all steps."""
         k, v = self.k(memory)[:, None], memory[:, None]
-        k = tap(taps, "k", k)
-        v = tap(taps, "v", v)
+        k = observe(ctx, self, "k", k)
+        v = observe(ctx, self, "v", v)
         return SourceKeys(k, v, masks.not_padding(segments))
 
     def forward(
-        self, h: Float[Tensor, "rows query d_model"], source: SourceKeys, taps: Scope | None = None
+        self, h: Float[Tensor, "rows query d_model"], source: SourceKeys, ctx: LayerContext = LayerContext()
     ) -> Float[Tensor, "rows query d_model"]:
         """Gather a context for each state; ``h`` may hold several rows (beams) for each source."""
         q = self.q(h).view(len(source.k), 1, -1, source.k.shape[-1])
-        q = tap(taps, "q", q)
-        z = self.weights(q, source.k, Sight(source.mask)).to(source.v.dtype) @ source.v
-        z = tap(taps, "z", z)
+        q = observe(ctx, self, "q", q)
+        z = self.weights(q, source.k, AttentionContext(mask=source.mask)).to(source.v.dtype) @ source.v
+        z = observe(ctx, self, "z", z)
         return z.view(h.shape)
 
 
@@ -140,13 +143,13 @@ class PlainDecoder(RecurrentStack):
         return DecoderState(tuple(state.chunk(layer.n_states, -1) for state, layer in zip(states, self.layers, strict=True)))
 
     def keys(
-        self, memory: Float[Tensor, "batch source d_model"], segments: Int[Tensor, "batch source"], taps: Scope | None = None
+        self, memory: Float[Tensor, "batch source d_model"], segments: Int[Tensor, "batch source"], ctx: LayerContext = LayerContext()
     ) -> SourceKeys | None:
         """Prepare the source for all steps."""
         return None
 
     def forward(
-        self, y: Float[Tensor, "rows new d_embedding"], state: DecoderState, source: SourceKeys | None, taps: Scope | None = None
+        self, y: Float[Tensor, "rows new d_embedding"], state: DecoderState, source: SourceKeys | None, ctx: LayerContext = LayerContext()
     ) -> tuple[Float[Tensor, "rows new d_model"], DecoderState]:
         """Read the next tokens of each row; return the last vectors, and the state behind them.
 
@@ -154,9 +157,9 @@ class PlainDecoder(RecurrentStack):
             y: the embedded tokens.
             state: what to go on from.
             source: what ``keys`` gave; ``y`` may hold several rows (beams) for each source.
-            taps: observer.
+            ctx: has the observer.
         """
-        h, layers = self.run(y, state.layers, taps)
+        h, layers = self.run(y, state.layers, ctx)
         return self.dropout(h), DecoderState(layers)
 
 
@@ -170,10 +173,10 @@ class AttendingDecoder(PlainDecoder):
     cross: SourceAttention
 
     def keys(
-        self, memory: Float[Tensor, "batch source d_model"], segments: Int[Tensor, "batch source"], taps: Scope | None = None
+        self, memory: Float[Tensor, "batch source d_model"], segments: Int[Tensor, "batch source"], ctx: LayerContext = LayerContext()
     ) -> SourceKeys | None:
         """Map the source's states to keys."""
-        return self.cross.keys(memory, segments, scope(taps, "cross"))
+        return self.cross.keys(memory, segments, ctx)
 
 
 class LuongDecoder(AttendingDecoder):
@@ -189,18 +192,18 @@ class LuongDecoder(AttendingDecoder):
         self.joined = nn.Linear(2 * d_model, d_model, bias=False)
 
     def forward(
-        self, y: Float[Tensor, "rows new d_embedding"], state: DecoderState, source: SourceKeys | None, taps: Scope | None = None
+        self, y: Float[Tensor, "rows new d_embedding"], state: DecoderState, source: SourceKeys | None, ctx: LayerContext = LayerContext()
     ) -> tuple[Float[Tensor, "rows new d_model"], DecoderState]:
         """Run the recurrence over all tokens, then attend; arguments as in ``PlainDecoder``."""
-        h, layers = self.run(y, state.layers, taps)
-        return self.attentional(h, source, taps), DecoderState(layers)
+        h, layers = self.run(y, state.layers, ctx)
+        return self.attentional(h, source, ctx), DecoderState(layers)
 
     def attentional(
-        self, h: Float[Tensor, "rows new d_model"], source: SourceKeys | None, taps: Scope | None
+        self, h: Float[Tensor, "rows new d_model"], source: SourceKeys | None, ctx: LayerContext
     ) -> Float[Tensor, "rows new d_model"]:
         """Join each state with its context."""
         assert source is not None
-        c = self.cross(h, source, scope(taps, "cross"))
+        c = self.cross(h, source, ctx)
         return self.dropout(torch.tanh(self.joined(torch.cat([c, h.to(c.dtype)], -1))))
 
 
@@ -212,15 +215,15 @@ class InputFeedingDecoder(LuongDecoder):
         return super().begin(ends)._replace(fed=torch.zeros_like(ends[-1]))
 
     def forward(
-        self, y: Float[Tensor, "rows new d_embedding"], state: DecoderState, source: SourceKeys | None, taps: Scope | None = None
+        self, y: Float[Tensor, "rows new d_embedding"], state: DecoderState, source: SourceKeys | None, ctx: LayerContext = LayerContext()
     ) -> tuple[Float[Tensor, "rows new d_model"], DecoderState]:
         """Take a step a token; arguments as in ``PlainDecoder``."""
         (layers, fed), vectors = state, list[Tensor]()
-        taps = unrolled(taps, y.shape[1])
+        ctx = unrolled(ctx, y.shape[1])
         for token in y.unbind(1):
             assert fed is not None
-            layers = self.step(torch.cat([token, fed], -1), layers, taps)
-            fed = self.attentional(layers[-1][0][:, None], source, taps)[:, 0]
+            layers = self.step(torch.cat([token, fed], -1), layers, ctx)
+            fed = self.attentional(layers[-1][0][:, None], source, ctx)[:, 0]
             vectors.append(fed)
         return torch.stack(vectors, 1), DecoderState(layers, fed)
 
@@ -237,20 +240,25 @@ class AdditiveDecoder(AttendingDecoder):
         self.maxout = nn.Linear(2 * d_model + config.width_of_embedding, 2 * d_model)
 
     def forward(
-        self, y: Float[Tensor, "rows new d_embedding"], state: DecoderState, source: SourceKeys | None, taps: Scope | None = None
+        self, y: Float[Tensor, "rows new d_embedding"], state: DecoderState, source: SourceKeys | None, ctx: LayerContext = LayerContext()
     ) -> tuple[Float[Tensor, "rows new d_model"], DecoderState]:
         """Take a step a token; arguments as in ``PlainDecoder``."""
         assert source is not None
         layers, contexts, states = state.layers, list[Tensor](), list[Tensor]()
-        taps = unrolled(taps, y.shape[1])
+        ctx = unrolled(ctx, y.shape[1])
         for token in y.unbind(1):
-            c = self.cross(layers[-1][0][:, None], source, scope(taps, "cross"))[:, 0]
-            layers = self.step(torch.cat([token, c], -1), layers, taps)
+            c = self.cross(layers[-1][0][:, None], source, ctx)[:, 0]
+            layers = self.step(torch.cat([token, c], -1), layers, ctx)
             contexts.append(c)
             states.append(layers[-1][0])
         s, c = torch.stack(states, 1), torch.stack(contexts, 1)
         t = self.maxout(torch.cat([s.to(y.dtype), y, c], -1)).unflatten(-1, (-1, 2)).amax(-1)  # (rows, new, d_model)
         return self.dropout(t), DecoderState(layers)
+
+
+def unrolled(ctx: LayerContext, n_places: int) -> LayerContext:
+    """Enter a loop over places, in which each site has one tensor for all of them."""
+    return ctx if ctx.observer is None else replace(ctx, observer=UnrolledObserver(ctx.observer, n_places))
 
 
 def build_recurrent_decoder(config: RecurrentSeq2Seq) -> PlainDecoder:

@@ -5,10 +5,11 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from transom.config.vision import VisionTransformer
+from transom.layers.context import LayerContext
 from transom.layers.dropout import Dropout
 from transom.layers.embedding import in_autocast_type
+from transom.layers.observe import observe
 from transom.layers.position import build_position
-from transom.layers.tap import Scope, scope, tap
 from transom.layers.vision.stem import Pixels, Stem
 
 
@@ -34,13 +35,13 @@ class PatchEmbedding(nn.Module):
         self.dropout = Dropout(config.dropout)
 
     def forward(
-        self, pixels: Float[Tensor, "batch channels height width"], taps: Scope | None = None
+        self, pixels: Float[Tensor, "batch channels height width"], ctx: LayerContext = LayerContext()
     ) -> Float[Tensor, "batch tokens d_model"]:
         """Embed images."""
-        x = self.patches(patches(self.stem(self.pixels(pixels), scope(taps, "stem")), self.side))
+        x = self.patches(patches(self.stem(self.pixels(pixels), ctx), self.side))
         if self.cls is not None:
             x = torch.cat([self.cls.to(x).expand(len(x), 1, -1), x], 1)
         if (p := self.position(torch.arange(x.shape[1], device=x.device)[None])) is not None:
             x = x + p
-        x = tap(taps, "resid", x)
+        x = observe(ctx, self, "resid", x)
         return self.dropout(in_autocast_type(x))

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from transom.config.vision import Convolutional, ImageClassifier
-from transom.layers.tap import Scope, tap
+from transom.layers.context import LayerContext
+from transom.layers.observe import observe
 from transom.layers.vision.channel_attention import build_channel_attention
 
 GROUPS = 8
@@ -45,14 +46,14 @@ class Stem(nn.Module):
         self.stages = nn.ModuleList(stages)
 
     def forward(
-        self, x: Float[Tensor, "batch channels height width"], taps: Scope | None = None
+        self, x: Float[Tensor, "batch channels height width"], ctx: LayerContext = LayerContext()
     ) -> Float[Tensor, "batch maps map_height map_width"]:
         """Filter an image stage by stage; behind each, the largest number of 3 x 3 places at every second one."""
         last = torch.channels_last  # twice as fast: pooling alone is six times
         for number, stage in enumerate(self.stages):
             x = stage(x.contiguous(memory_format=last)).contiguous(memory_format=last)  # a single channel is last and first
             x = F.max_pool2d(x, 3, 2, 1)
-            x = tap(taps, f"stages.{number}", x)
+            x = observe(ctx, self, f"stages.{number}", x)
         return x
 
 
