@@ -67,6 +67,10 @@ class AttentionContext(LayerContext):
     cache: BlockCache | None = None
 
 
+UNMASKED = AttentionContext()
+"""All queries see all keys, without order."""
+
+
 @dataclass(frozen=True, eq=False)
 class BlockContext(LayerContext):
     """What one block needs.
@@ -76,8 +80,8 @@ class BlockContext(LayerContext):
         cross: for attention to the memory.
     """
 
-    attention: AttentionContext = AttentionContext()
-    cross: AttentionContext = AttentionContext()
+    attention: AttentionContext = UNMASKED
+    cross: AttentionContext = UNMASKED
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,8 +94,8 @@ class StackContext(LayerContext):
         caches: of self-attention, block by block; None where nothing is cached.
     """
 
-    attentions: Sequence[AttentionContext] = (AttentionContext(),)
-    cross: AttentionContext = AttentionContext()
+    attentions: Sequence[AttentionContext] = (UNMASKED,)
+    cross: AttentionContext = UNMASKED
     caches: Sequence[BlockCache] | None = None
 
     def block(self, index: int) -> BlockContext:

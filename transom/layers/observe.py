@@ -63,7 +63,7 @@ class ActivationObserver:
     def __init__(self, recorder: "ActivationRecorder", number: int, stack: str, block: int | None = None) -> None:
         """View ``recorder`` in pass ``number`` from a block of a stack; without a block, from around its blocks."""
         self.prefix = "" if block is None else f"{stack}.blocks.{block}."
-        self.wanted = tuple(dict.fromkeys(rest for pattern in recorder.wanted for rest in _remainders(pattern, self.prefix)))
+        self.wanted = _within(recorder.wanted, self.prefix)
         self.edits = {at.removeprefix(self.prefix): edit for at, edit in recorder.edits.items() if at.startswith(self.prefix)}
         self.activations: dict[str, Tensor] = {}
         self._recorder, self._number, self._stack = recorder, number, stack
@@ -96,6 +96,12 @@ class ActivationObserver:
 def _matches(patterns: tuple[str, ...], address: str) -> bool:
     """Return whether any pattern matches the address."""
     return any(fnmatchcase(address, pattern) for pattern in patterns)
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _within(patterns: tuple[str, ...], prefix: str) -> tuple[str, ...]:
+    """List the patterns of the rest of an address, as ``_remainders`` has them."""
+    return tuple(dict.fromkeys(rest for pattern in patterns for rest in _remainders(pattern, prefix)))
 
 
 def _remainders(pattern: str, prefix: str) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from transom.config.model import Decoder
 from transom.layers.cache import DecoderCache
-from transom.layers.context import AttentionContext, StackContext, open_observer
+from transom.layers.context import UNMASKED, AttentionContext, StackContext, open_observer
 from transom.layers.embedding import Embedding
 from transom.layers.masks.rule import BOTH_WAYS_IN_PREFIX, LOOKING_BACK, Places, build_rules
 from transom.layers.masks.sight import build_contexts, build_decode_contexts, of_block
@@ -55,7 +55,7 @@ class DecoderTransformer(LanguageNetwork):
         """
         places = Places(text.positions, text.segments, text.prefix)
         contexts = build_contexts(self.embedding.position, places, places, self.rules, dense or self.decoder.routed)
-        return StackContext(text.segments > 0, open_observer(observer, "decoder"), contexts)
+        return StackContext(text.segments > 0, open_observer(observer, "decoder"), contexts, UNMASKED)
 
     def attention_context(self, attention: str, batch: TextBatch) -> AttentionContext:
         """Return the context of an attention for a batch, masks and biases dense."""
@@ -126,7 +126,7 @@ class DecoderTransformer(LanguageNetwork):
         read, new = cache.length, tokens.shape[1]
         now = torch.arange(read, read + new, device=tokens.device)[None]
         contexts = build_decode_contexts(self.embedding.position, self.rules, read, tokens, cache.n_prefix, self.decoder.routed)
-        ctx = StackContext(None, open_observer(observer, "decoder"), contexts, caches=cache.blocks)
+        ctx = StackContext(None, open_observer(observer, "decoder"), contexts, UNMASKED, cache.blocks)
         return self.embedding(tokens, now, ctx), ctx
 
     def _read(

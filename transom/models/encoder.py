@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from transom.config.model import Encoder, MaskedEncoder, TextClassifier, TextEmbedder
-from transom.layers.context import AttentionContext, StackContext, open_observer
+from transom.layers.context import UNMASKED, AttentionContext, StackContext, open_observer
 from transom.layers.dropout import Dropout
 from transom.layers.embedding import Embedding
 from transom.layers.masks.rule import SAME_SEGMENT, Places, build_rules
@@ -61,7 +61,7 @@ class EncoderTransformer(Network):
         """Build the context of a pass: tokens see their own text, as each block's pattern has it; ``dense`` gives masks as matrices."""
         places = Places(text.positions, text.segments)
         contexts = build_contexts(self.embedding.position, places, places, self.rules, dense or self.encoder.routed)
-        return StackContext(text.segments > 0, open_observer(observer, "encoder"), contexts)
+        return StackContext(text.segments > 0, open_observer(observer, "encoder"), contexts, UNMASKED)
 
     def attention_context(self, attention: str, batch: Batch) -> AttentionContext:
         """Return the context of an attention for a batch, masks and biases dense."""

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from transom.config.model import Seq2Seq
 from transom.layers.cache import DecoderCache
-from transom.layers.context import AttentionContext, SegmentMask, StackContext, open_observer
+from transom.layers.context import UNMASKED, AttentionContext, SegmentMask, StackContext, open_observer
 from transom.layers.embedding import Embedding
 from transom.layers.masks import mask as masks
 from transom.layers.masks.rule import LOOKING_BACK, SAME_SEGMENT, Places, build_rules
@@ -80,7 +80,7 @@ class Seq2SeqTransformer(Seq2SeqNetwork):
         """Build the encoder's context: tokens see their own sequence, as each block's pattern has it; ``dense`` gives masks as matrices."""
         places = Places(source.positions, source.segments)
         contexts = build_contexts(self.source_embedding.position, places, places, self.source_rules, dense or self.encoder.routed)
-        return StackContext(source.segments > 0, open_observer(observer, "encoder"), contexts)
+        return StackContext(source.segments > 0, open_observer(observer, "encoder"), contexts, UNMASKED)
 
     def target_context(
         self,

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from transom.config import vision
-from transom.layers.context import AttentionContext, LayerContext, StackContext, open_observer
+from transom.layers.context import UNMASKED, AttentionContext, LayerContext, StackContext, open_observer
 from transom.layers.dropout import Dropout
 from transom.layers.embedding import in_autocast_type
 from transom.layers.masks.rule import EVERYWHERE
@@ -63,7 +63,7 @@ class VisionTransformer(Network):
         for rule in self.rules:
             tiles = None if dense or rule == EVERYWHERE else visible_tiles(rule, places, places, n_rows=len(pixels))
             contexts.append(AttentionContext(mask=None if tiles or rule == EVERYWHERE else rule.matrix(places, places), tiles=tiles))
-        return StackContext(None, open_observer(observer, "encoder"), contexts)
+        return StackContext(None, open_observer(observer, "encoder"), contexts, UNMASKED)
 
     def attention_context(self, attention: str, batch: Batch) -> AttentionContext:
         """Return the context of an attention for a batch: what its pattern lets patches see of their image, dense."""
