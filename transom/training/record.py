@@ -73,7 +73,7 @@ class Window:
 
         Args:
             sums: of the steps so far.
-            figures: what a line has of the measurements of the model's components.
+            figures: those of a line that are made of the measurements of the model's components.
         """
         self.sums = dict(sums)
         self._figures = figures

@@ -73,8 +73,7 @@ class _Run:
         self.averaged: list[int] = []
         self.averager = Averager(self.training.average, parts.model)
         model, task = parts.model, parts.task
-        dtype, objective = parts.precision.dtype, task.objective(model)
-        self.stepper = Stepper(model, parts.optimizer, self.training, dtype, task.flops, world, objective)
+        self.stepper = Stepper(model, parts.optimizer, self.training, parts.precision.dtype, task.flops, world, task.objective(model))
         self.window = Window({}, self.stepper.figures)
 
     def tell(self, event: Event) -> None:

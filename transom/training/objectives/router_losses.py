@@ -15,6 +15,9 @@ from transom.models.network import Network
 from transom.parallel.world import World
 from transom.training.objectives.objective import UPDATES, AuxiliaryObjective, ForwardPass, Ratio, forward_pass
 
+_Passes = list[tuple[Float[Tensor, "batch length ..."], Bool[Tensor, "batch length"]]]
+"""The logits of each pass through a router, with the mask of true tokens."""
+
 
 class _RouterObjective(AuxiliaryObjective):
     """Sums over the true tokens at routers, divided once by the whole batch's number of them."""
@@ -30,8 +33,8 @@ class _RouterObjective(AuxiliaryObjective):
             n_tokens = [sum(int(real.sum()) for batch in slices for real in self._model.tokens(site, batch)) for site in self.sites]
             self._n_tokens = dict(zip(self.sites, self._world.totals(*n_tokens), strict=True))
 
-    def _passes(self, site: str, forward: ForwardPass) -> list[tuple[Float[Tensor, "batch length ..."], Bool[Tensor, "batch length"]]]:
-        """Pair the logits of each pass through a router with the mask of true tokens."""
+    def _passes(self, site: str, forward: ForwardPass) -> _Passes:
+        """Pair the logits of each pass with the mask of true tokens."""
         return list(zip(forward.activations[site], self._model.tokens(site, forward.batch), strict=True))
 
 
@@ -58,18 +61,19 @@ class ExpertBalance(_RouterObjective):
             with torch.no_grad(), torch.random.fork_rng([device] if device.type == "cuda" else []):  # what learns draws the same again
                 for batch in slices:
                     forward = forward_pass(self._model, batch, self.sites)
-                    for site in self.sites:
-                        counts[site] += self._count(site, forward)[0]
+                    for site, mixture in self._mixtures.items():
+                        counts[site] += _count(mixture, self._passes(site, forward))[0]
             self._whole = dict(zip(counts, self._world.summed(list(counts.values())), strict=True))
 
     def loss(self, forward: ForwardPass) -> Float[Tensor, ""] | float:
         """Compute a slice's share of the balance losses and z-losses."""
         total: Tensor | float = 0.0
         for site, mixture in self._mixtures.items():
-            counts, dropped = self._count(site, forward)
+            passes = self._passes(site, forward)
+            counts, dropped = _count(mixture, passes)
             self._counts[site] += counts
             self._dropped += dropped
-            brick, logits = mixture.brick, torch.cat([logits[real] for logits, real in self._passes(site, forward)])
+            brick, logits = mixture.brick, torch.cat([logits[real] for logits, real in passes])
             n_tokens = self._n_tokens.get(site, len(logits))
             if brick.z_weight:
                 total = total + brick.z_weight * z_loss_sum(logits) / n_tokens
@@ -92,17 +96,13 @@ class ExpertBalance(_RouterObjective):
         device = self._model.device
         return {site: torch.zeros(len(each.experts), dtype=torch.long, device=device) for site, each in self._mixtures.items()}
 
-    @torch.no_grad()
-    def _count(self, site: str, forward: ForwardPass) -> tuple[Int[Tensor, "n_experts"], int]:
-        """Count how often a forward pass chose each expert of a mixture, and how many choices it dropped because the expert was full."""
-        mixture, dropped = self._mixtures[site], 0
-        counts = torch.zeros_like(self._counts[site])
-        for logits, real in self._passes(site, forward):
-            routing = mixture.route(logits, real)
-            counts += loads(routing.experts, real.flatten(), len(counts))
-            if routing.taken is not None:
-                dropped += int((real.flatten()[:, None] & ~routing.taken).sum())
-        return counts, dropped
+
+@torch.no_grad()
+def _count(mixture: Mixture, passes: _Passes) -> tuple[Int[Tensor, "n_experts"], int]:
+    """Count how often each expert was chosen, and how many choices were dropped because the expert was full."""
+    routed = [(mixture.route(logits, real), real.flatten()) for logits, real in passes]
+    counts = torch.stack([loads(routing.experts, real, len(mixture.experts)) for routing, real in routed]).sum(0)
+    return counts, sum(int((real[:, None] & ~routing.taken).sum()) for routing, real in routed if routing.taken is not None)
 
 
 class DepthAgreement(_RouterObjective):
