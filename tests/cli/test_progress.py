@@ -10,7 +10,7 @@ import pytest
 from tests.cli.conftest import Call, Trained
 from transom.cli import progress
 from transom.cli.training_run import Stop
-from transom.training.events import Foreseen, Load, Started, Stepped
+from transom.training.events import Foreseen, Started, Stepped
 
 
 @pytest.fixture
@@ -77,10 +77,10 @@ def test_skipped_steps_name_their_lines(capsys: pytest.CaptureFixture[str]) -> N
 
 def test_busy_experts_are_told(capsys: pytest.CaptureFixture[str]) -> None:
     with progress.TrainingProgress() as shown:
-        shown(Stepped(4, 2.0, 1.0, 0.1, 1.0, 7, 8.0, 0.1, 9.0, 1.5, load=Load(1.5, 0)))
+        shown(Stepped(4, 2.0, 1.0, 0.1, 1.0, 7, 8.0, 0.1, 9.0, 1.5, measured={"expert_load": 1.5, "dropped": 0}))
     assert "  busiest expert 1.50 x mean  " in capsys.readouterr().err
     with progress.TrainingProgress() as shown:
-        shown(Stepped(4, 2.0, 1.0, 0.1, 1.0, 7, 8.0, 0.1, 9.0, 1.5, load=Load(1.5, 1234)))
+        shown(Stepped(4, 2.0, 1.0, 0.1, 1.0, 7, 8.0, 0.1, 9.0, 1.5, measured={"expert_load": 1.5, "dropped": 1234}))
     assert "x mean, 1,234 dropped  " in capsys.readouterr().err
 
 

@@ -24,7 +24,8 @@ from transom.layers.norm import _RootMeanSquare, _ShortLayerNorm
 from transom.layers.position import Rotation, turn
 from transom.layers.tiles import Tiles, plan
 from transom.training.loss import cross_entropy, linear_cross_entropy
-from transom.training.step import batch_loss
+from transom.training.objectives.cross_entropy import CrossEntropy
+from transom.training.objectives.objective import forward_pass
 
 
 def seeded(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -177,7 +178,7 @@ def test_a_models_second_derivative_along_any_direction(fields: dict[str, Any]) 
 
     def gradient(create_graph: bool = False) -> list[Tensor]:
         torch.manual_seed(5)  # the same elements are dropped
-        value = batch_loss(model, batch, 0.1)[0]
+        value = CrossEntropy(smoothing=0.1).loss(forward_pass(model, batch)).learned
         found = torch.autograd.grad(value, weights, create_graph=create_graph, allow_unused=True)
         return [torch.zeros_like(p) if x is None else x for p, x in zip(weights, found, strict=True)]
 

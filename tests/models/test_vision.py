@@ -46,6 +46,7 @@ from transom.models.build import build_model
 from transom.planning import flops
 from transom.planning.flops import count_flops
 from transom.planning.parameters import count_parameters
+from transom.training.objectives.mixed_images import MixedImages
 from transom.training.optimizer import build_optimizer
 from transom.training.step import Stepper
 
@@ -148,7 +149,8 @@ def test_it_learns_and_is_counted_right(fields: dict[str, Any], mixed: bool) -> 
         model(batch)
     counted = count_flops(config, 3, config.n_positions if isinstance(config, VisionTransformer) else 0, 1)
     assert counted.forward == counter.get_total_flops()
-    stepper = Stepper(model, build_optimizer(model, Adam()), Training(clip_norm=None, label_smoothing=0.0), torch.float32)
+    training = Training(clip_norm=None, label_smoothing=0.0)
+    stepper = Stepper(model, build_optimizer(model, Adam()), training, torch.float32, objective=MixedImages(smoothing=0.0))
     before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     stepper.step([batch], 3e-3)
     model.eval()

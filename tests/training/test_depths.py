@@ -32,7 +32,8 @@ def test_a_batch_gives_the_same_update_however_it_is_sliced(n_slices: int) -> No
     whole, result = stepped(translator(DEPTH), 1)
     sliced, again = stepped(translator(DEPTH), n_slices)
     assert (result.grad_norm, result.loss) == pytest.approx((again.grad_norm, again.loss), abs=1e-9)
-    assert result.passed == again.passed and result.passed.tokens > result.passed.chosen >= 0.5 * result.passed.tokens
+    tokens, chosen, _ = (result.measured[f"routed_{name}"] for name in ("tokens", "chosen", "alone"))
+    assert result.measured == again.measured and tokens > chosen >= 0.5 * tokens
     for a, b in zip(whole.parameters(), sliced.parameters(), strict=True):
         assert torch.allclose(a, b, rtol=0, atol=1e-8)
     assert result.grad_norm != pytest.approx(stepped(translator(DEPTH | {"weight": 0.0}), 1)[1].grad_norm, rel=1e-6), "the loss is in it"
@@ -49,10 +50,10 @@ def test_it_learns_and_tokens_learn_to_decide_alone() -> None:
     batch = LanguageBatch(Sequences.pad([[2, *row[:-1]] for row in rows.tolist()]), rows, tuple(range(40)))
     stepper = Stepper(model, build_optimizer(model, TRAINING.optimizer), TRAINING, torch.float32)
     results = [stepper.step([batch], 3e-3) for _ in range(200)]
-    shares = [result.passed.alone / result.passed.tokens for result in results]
+    shares = [result.measured["routed_alone"] / result.measured["routed_tokens"] for result in results]
     assert results[-1].nll < 0.95 * results[0].nll
     assert shares[0] > 0.8 and 0.15 < shares[-1] < 0.35
-    assert all(result.passed.chosen == 40 * 4 for result in results)
+    assert all(result.measured["routed_chosen"] == 40 * 4 for result in results)
 
 
 def test_two_processes_make_the_steps_of_one_and_the_record_has_the_shares(tmp_path: Path) -> None:

@@ -18,8 +18,9 @@ from transom.decoding.predictors.embedder import Embedder
 from transom.decoding.predictors.filler import Filler
 from transom.errors import DataError
 from transom.models.build import build_model
+from transom.training.objectives.cross_entropy import CrossEntropy
+from transom.training.objectives.objective import forward_pass
 from transom.training.setup import set_up
-from transom.training.step import batch_loss
 from transom.training.tasks.classification import ClassificationTask
 
 
@@ -117,6 +118,6 @@ def test_the_loss_of_pairs_is_that_of_the_paper(pairs: EmbeddingRecipe) -> None:
     u, v = (model.vectors(side) for side in (batch.source, batch.target))  # type: ignore[operator]
     cosines = torch.tensor([[torch.cosine_similarity(a, b, dim=0).item() for b in v] for a in u], dtype=torch.float64)
     expected = sum(-math.log(math.exp(cosines[i, i] / 0.05) / sum(math.exp(c / 0.05) for c in cosines[i])) for i in range(3))
-    loss, nll = batch_loss(model, batch, 0.0)
+    loss, _, nll = CrossEntropy(0.0).loss(forward_pass(model, batch))
     assert loss.item() == pytest.approx(expected, rel=1e-6) and nll.item() == pytest.approx(expected, rel=1e-6)
     assert torch.allclose(model(batch), cosines / 0.05, atol=1e-5)

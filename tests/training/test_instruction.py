@@ -16,8 +16,9 @@ from transom.decoding.load import load
 from transom.decoding.predictors.generator import Generator
 from transom.errors import DataError
 from transom.training.events import Started, Validated
+from transom.training.objectives.cross_entropy import CrossEntropy
+from transom.training.objectives.objective import forward_pass
 from transom.training.setup import set_up
-from transom.training.step import batch_loss
 from transom.training.tasks.instruction import InstructionTask
 
 
@@ -52,7 +53,7 @@ def test_the_loss_is_that_of_each_answer_read_alone(mask: str, tmp_path: Path) -
     assert isinstance(task, InstructionTask)
     read = task.loader.instructions
     with torch.no_grad():
-        _, nll = batch_loss(model, packed := read.batch([[0, 1], [2, 3]]), smoothing=0.0)
+        nll = CrossEntropy(smoothing=0.0).loss(forward_pass(model, packed := read.batch([[0, 1], [2, 3]]))).nll
         total = 0.0
         for i in range(4):
             alone = read.batch([[i]])

@@ -23,7 +23,7 @@ from transom.errors import CheckpointError, DataError
 from transom.files.durable import json_bytes, write_folder
 from transom.parallel.world import World
 from transom.training.optimizer import state_specs
-from transom.training.record import read_history
+from transom.training.record import SUMS, read_history
 from transom.training.resume import _check_generators, read_run
 from transom.training.run import train
 from transom.training.setup import Parts, set_up
@@ -154,6 +154,12 @@ WRONG: list[tuple[str, object]] = [
 def test_a_state_that_does_not_fit_is_passed_over_with_a_reason(run: Path, path: str, value: object) -> None:
     alter(RunFolder.open(run).checkpoints, NEWER, path, value)
     assert resumed(run)[0] == "older"  # attempt() asserts that there is a reason
+
+
+@pytest.mark.parametrize(("measured", "used"), [((), "newer"), (("expert_load", "dropped"), "older")])
+def test_a_window_has_the_measurements_of_the_models_own_components(run: Path, measured: tuple[str, ...], used: str) -> None:
+    alter(RunFolder.open(run).checkpoints, NEWER, "state.progress.window", dict.fromkeys((*SUMS, *measured), 1))
+    assert resumed(run)[0] == used
 
 
 def test_a_state_of_other_data_ends_the_run(run: Path) -> None:

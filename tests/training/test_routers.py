@@ -17,12 +17,13 @@ from transom.config.training import Adam, Training
 from transom.data.batch import LanguageBatch, Sequences, matched_batch
 from transom.data.pairs.loader import translation_batch
 from transom.layers.mixture import Mixture
-from transom.layers.observe import ActivationRecorder
 from transom.models.build import build_model
 from transom.models.network import Network
 from transom.training.events import Event, Saved, Stepped
+from transom.training.objectives.cross_entropy import CrossEntropy
+from transom.training.objectives.objective import forward_pass
 from transom.training.optimizer import build_optimizer
-from transom.training.step import Stepper, batch_loss
+from transom.training.step import Stepper
 
 SIZES = {"d_model": 8, "n_heads": 2, "d_ff": 6, "max_seq_len": 16, "dropout": 0.0}
 TRAINING = Training(optimizer=Adam(), label_smoothing=0.1, clip_norm=None)
@@ -54,7 +55,7 @@ def test_a_batch_gives_the_same_update_however_it_is_sliced(fields: dict[str, An
     whole, result = stepped(translator(**fields), 1)
     sliced, again = stepped(translator(**fields), n_slices)
     assert (result.grad_norm, result.loss) == pytest.approx((again.grad_norm, again.loss), abs=1e-9)
-    assert result.load == again.load and result.load.most > 1
+    assert result.measured == again.measured and result.measured["expert_load"] > 1
     for a, b in zip(whole.parameters(), sliced.parameters(), strict=True):
         assert torch.allclose(a, b, rtol=0, atol=1e-8)
     for a, b in zip(mixtures(whole), mixtures(sliced), strict=True):
@@ -63,18 +64,19 @@ def test_a_batch_gives_the_same_update_however_it_is_sliced(fields: dict[str, An
 
 def test_what_is_dropped_counts_once_also_where_a_batch_is_read_twice() -> None:
     results = [stepped(translator(**LOSS | {"balance": balance, "capacity": 0.5}), 4)[1] for balance in ("loss", "none")]
-    assert results[0].load == results[1].load and results[0].load.dropped > 0
+    assert results[0].measured == results[1].measured and results[0].measured["dropped"] > 0
 
 
 def test_the_gradient_is_that_of_the_losses_written_out() -> None:
     model, batch = translator(**LOSS), translation_batch(SOURCES, TARGETS, range(N))
-    recorder = ActivationRecorder(["*.router"])
-    loss = batch_loss(model, batch, 0.1, recorder)[0] / batch.n_target_tokens
-    heard = recorder.activations
-    for address, side in (("encoder.blocks.0.ff.router", batch.source), ("decoder.blocks.0.ff.router", batch.target)):
-        p = heard[address][side.segments > 0].softmax(-1)
+    sides = {"encoder.blocks.0.ff.router": batch.source, "decoder.blocks.0.ff.router": batch.target}
+    forward = forward_pass(model, batch, list(sides))
+    loss = CrossEntropy(0.1).loss(forward).learned / batch.n_target_tokens
+    for address, side in sides.items():
+        (logits,) = forward.activations[address]
+        p = logits[side.segments > 0].softmax(-1)
         f = torch.nn.functional.one_hot(p.topk(2).indices, 4).double().mean((0, 1))
-        loss = loss + 0.7 * 4 * (f * p.mean(0)).sum() + 0.3 * heard[address][side.segments > 0].exp().sum(-1).log().square().mean()
+        loss = loss + 0.7 * 4 * (f * p.mean(0)).sum() + 0.3 * logits[side.segments > 0].exp().sum(-1).log().square().mean()
     expected = torch.autograd.grad(loss, list(model.parameters()))
     norm = torch.cat([g.flatten() for g in expected]).norm().item()
     assert stepped(translator(**LOSS), 1)[1].grad_norm == pytest.approx(norm, rel=1e-9)
@@ -94,7 +96,7 @@ def test_padding_counts_neither_for_the_losses_nor_for_capacity() -> None:
 
         only = type(batch)(cut(batch.source), cut(batch.target), batch.labels, batch.samples)
         results.append(stepper.step([only], 0.01))
-    assert results[0].load == results[1].load and results[0].load.dropped > 0
+    assert results[0].measured == results[1].measured and results[0].measured["dropped"] > 0
     assert results[0].grad_norm == pytest.approx(results[1].grad_norm, rel=1e-9)
 
 
@@ -103,9 +105,9 @@ def test_both_sides_of_pairs_are_balanced() -> None:
     model = build_model(TextEmbedder.model_validate(SIZES | {"n_layers": 1, "vocab_size": 12, "feed_forward": LOSS})).double()
     steppers = [Stepper(model, build_optimizer(model, TRAINING.optimizer), TRAINING, torch.float32) for _ in range(2)]
     left_right, right_left = (matched_batch(a[:6], b[:6], range(6)) for a, b in ((SOURCES, TARGETS), (TARGETS, SOURCES)))
-    loads = [stepper.step([batch], 0.0).load for stepper, batch in zip(steppers, (left_right, right_left), strict=True)]
-    assert loads[0] == loads[1]
-    assert steppers[0].step([matched_batch(SOURCES[:6], SOURCES[:6], range(6))], 0.0).load != loads[0]
+    loads = [stepper.step([batch], 0.0).measured for stepper, batch in zip(steppers, (left_right, right_left), strict=True)]
+    assert loads[0] == loads[1] and loads[0]
+    assert steppers[0].step([matched_batch(SOURCES[:6], SOURCES[:6], range(6))], 0.0).measured != loads[0]
 
 
 def test_a_skipped_step_moves_no_bias() -> None:
@@ -132,8 +134,8 @@ def test_it_learns_and_either_way_makes_the_experts_equally_busy(balance: dict[s
     stepper = Stepper(model, build_optimizer(model, TRAINING.optimizer), TRAINING, torch.float32)
     results = [stepper.step([batch], 3e-3) for _ in range(150)]
     assert results[-1].nll < 0.5 * results[0].nll
-    assert results[0].load.most > 1.6
-    late = sum(result.load.most for result in results[-10:]) / 10
+    assert results[0].measured["expert_load"] > 1.6
+    late = sum(result.measured["expert_load"] for result in results[-10:]) / 10
     assert late > 1.5 if balance["kind"] == "none" else late < 1.4
 
 
@@ -160,7 +162,7 @@ def test_two_processes_make_the_steps_of_one(tmp_path: Path, fields: dict[str, A
         runs.append([event for event in seen if isinstance(event, Stepped)])
     for one, two in zip(*runs, strict=True):
         assert (one.loss, one.grad_norm) == pytest.approx((two.loss, two.grad_norm), rel=2e-4)
-        assert one.load == two.load
+        assert one.measured == two.measured and one.measured["expert_load"] >= 1
     alone, together = (traces(tmp_path / str(n))[0] for n in (1, 2))
     biases = [name for name in alone if name.startswith("model/") and name.endswith("ff.bias")]
     assert len(biases) == (2 if fields is BIAS else 0) and all(torch.equal(alone[name], together[name]) for name in biases)

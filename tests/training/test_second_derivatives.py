@@ -22,7 +22,8 @@ from transom.layers.masks import sight
 from transom.models.network import Network
 from transom.training import loss
 from transom.training.loss import cross_entropy
-from transom.training.step import batch_loss
+from transom.training.objectives.cross_entropy import CrossEntropy
+from transom.training.objectives.objective import forward_pass
 
 
 def dropped(x: Tensor, p: float) -> Tensor:
@@ -65,7 +66,7 @@ def derivatives(model: Network, batch: Any) -> list[Tensor]:
     """Give the squared norm of the loss's gradient, its own gradient, and the product of the Hessian with drawn numbers."""
     torch.manual_seed(4)
     weights = [p for p in model.parameters() if p.requires_grad]
-    value, _ = batch_loss(model, batch, smoothing=0.1)
+    value = CrossEntropy(smoothing=0.1).loss(forward_pass(model, batch)).learned
     grads = torch.autograd.grad(value, weights, create_graph=True, allow_unused=True, materialize_grads=True)
     penalty = torch.stack([grad.square().sum() for grad in grads]).sum()
     along = torch.stack([(grad * torch.randn_like(grad)).sum() for grad in grads]).sum()

@@ -11,8 +11,11 @@ from transom.config.training import Adam, Muon, Optimizer, Sgd, Training, Transl
 from transom.data.batch import translation_batch, twice
 from transom.models.build import build_model
 from transom.models.seq2seq import Seq2SeqTransformer
+from transom.training.objectives.cross_entropy import CrossEntropy
+from transom.training.objectives.objective import forward_pass
+from transom.training.objectives.r_drop import text_objective
 from transom.training.optimizer import build_optimizer
-from transom.training.step import Stepper, batch_loss
+from transom.training.step import Stepper
 
 N = 32
 TRAINING = Training(optimizer=Adam(), label_smoothing=0.1, clip_norm=1.0)
@@ -78,10 +81,12 @@ def test_an_update_is_no_longer_than_the_clipped_gradient(clip_norm: float | Non
 def test_padding_counts_nothing() -> None:
     model = tiny()
     together = translation_batch(SOURCES, TARGETS, range(N))
-    loss, nll = batch_loss(model, together, 0.1)
-    alone = [batch_loss(model, translation_batch([s], [t], [0]), 0.1) for s, t in zip(SOURCES, TARGETS, strict=True)]
-    assert loss.item() == pytest.approx(sum(a.item() for a, _ in alone), abs=1e-9)
-    assert nll.item() == pytest.approx(sum(b.item() for _, b in alone), abs=1e-9)
+    whole, *alone = (
+        CrossEntropy(0.1).loss(forward_pass(model, batch))
+        for batch in (together, *(translation_batch([s], [t], [0]) for s, t in zip(SOURCES, TARGETS, strict=True)))
+    )
+    assert whole.learned.item() == pytest.approx(sum(each.learned.item() for each in alone), abs=1e-9)
+    assert whole.nll.item() == pytest.approx(sum(each.nll.item() for each in alone), abs=1e-9)
 
 
 def test_a_non_finite_gradient_skips_the_step_and_names_the_sample() -> None:
@@ -143,7 +148,8 @@ def test_a_batch_read_twice_without_dropout_gives_the_update_of_one_read_once() 
         once, again = tiny(), tiny()
         training = TranslationTraining(optimizer=Sgd(momentum=0.0), r_drop=5.0)
         first = Stepper(once, build_optimizer(once, Sgd(momentum=0.0)), TRAINING, torch.float32).step(slices, 0.5)
-        second = Stepper(again, build_optimizer(again, training.optimizer), training, torch.float32).step(slices, 0.5)
+        optimizer, objective = build_optimizer(again, training.optimizer), text_objective(training)
+        second = Stepper(again, optimizer, training, torch.float32, objective=objective).step(slices, 0.5)
         assert (second.loss, second.nll) == pytest.approx((first.loss, first.nll), abs=1e-9)
         assert second.n_target_tokens == first.n_target_tokens
         for a, b in zip(once.parameters(), again.parameters(), strict=True):
@@ -154,7 +160,8 @@ def test_two_readings_are_drawn_together_by_the_paper_s_loss() -> None:
     """-log p - log q + alpha / 2 (KL(p || q) + KL(q || p)) a token (Liang et al. 2021, eq. 4), halved: the mean of two readings."""
     model, alpha = tiny(dropout=0.3), 3.0
     batch = translation_batch(SOURCES, TARGETS, range(N))
-    stepper = Stepper(model, build_optimizer(model, Sgd()), TranslationTraining(label_smoothing=0.0, r_drop=alpha), torch.float32)
+    training = TranslationTraining(label_smoothing=0.0, r_drop=alpha)
+    stepper = Stepper(model, build_optimizer(model, Sgd()), training, torch.float32, objective=text_objective(training))
     torch.manual_seed(3)
     with torch.no_grad():
         log_f = model(twice(batch)).log_softmax(-1)[twice(batch).counted]

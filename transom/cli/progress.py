@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from types import TracebackType
 from typing import Any
@@ -86,7 +86,7 @@ class TrainingProgress(AbstractContextManager["TrainingProgress"]):
             return
         figures = (
             f"epoch {event.epochs:.1f}  loss {event.loss:.3f}  {whole(event.target_tokens_per_second)} {self._counted}/s"
-            f"  {percent(event.peak_share)} of peak{_load(event)}  {duration(event.seconds_left)} left"
+            f"  {percent(event.peak_share)} of peak{_load(event.measured)}  {duration(event.seconds_left)} left"
         )
         if self._bar is not None:
             self._bar.update(self._task, completed=event.step, figures=figures)
@@ -103,11 +103,12 @@ _ENDS = {
 }
 
 
-def _load(event: Stepped) -> str:
-    """Say how busy the busiest expert is, where there are any, and what was dropped."""
-    if event.load is None:
+def _load(measured: Mapping[str, float]) -> str:
+    """Return the load of the busiest expert and the number of dropped choices, where there are any."""
+    if "expert_load" not in measured:
         return ""
-    return f"  busiest expert {event.load.most:.2f} x mean" + (f", {whole(event.load.dropped)} dropped" if event.load.dropped else "")
+    dropped = f", {whole(measured['dropped'])} dropped" if measured["dropped"] else ""
+    return f"  busiest expert {measured['expert_load']:.2f} x mean{dropped}"
 
 
 def _validation(event: Validated) -> str:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 Reason = Literal["max_steps", "max_minutes", "patience", "stopped"]
 """Why a run ended: its steps or minutes are over, validation improves no more, or somebody stopped it."""
@@ -28,32 +28,6 @@ class Started:
     notes: tuple[str, ...] = ()
 
 
-class Load(NamedTuple):
-    """How busy the experts were in a step.
-
-    Attributes:
-        most: the most that an expert was chosen, over the mean of its layer: the worst layer's, 1 where all are even.
-        dropped: choices that fell on an expert whose capacity was used up.
-    """
-
-    most: float
-    dropped: int
-
-
-class Passed(NamedTuple):
-    """How many tokens passed the blocks that only chosen ones pass, added up over these blocks.
-
-    Attributes:
-        tokens: all true tokens.
-        chosen: those that training chose.
-        alone: those that would choose themselves, as they do in evaluation.
-    """
-
-    tokens: int
-    chosen: int
-    alone: int
-
-
 @dataclass(frozen=True)
 class Stepped:
     """One optimizer step is done.
@@ -70,7 +44,7 @@ class Stepped:
         seconds_left: estimate to the end of the run.
         epochs: passes over the training data so far.
         skipped: places in the training data for whose sake the step was skipped; empty when it was taken.
-        load: how busy the experts were, where the model has a mixture of them.
+        measured: what the objectives of the model's components measured, such as the load of its experts.
     """
 
     step: int
@@ -84,7 +58,7 @@ class Stepped:
     seconds_left: float
     epochs: float
     skipped: tuple[str, ...] = ()
-    load: Load | None = None
+    measured: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -57,7 +57,7 @@ class Follower:
     def follow(self, world: World) -> None:
         """Do what the first process says until it says that this is the end."""
         training = self.recipe.training
-        stepper = Stepper(self.model, self.optimizer, training, self.dtype, self.task.flops, world)
+        stepper = Stepper(self.model, self.optimizer, training, self.dtype, self.task.flops, world, self.task.objective(self.model))
         step = position = 0
         if (newest := world.from_first()) != NOTHING:
             saved = read_run(self.folder.checkpoints, newest, stepper, self.task)

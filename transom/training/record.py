@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from transom.checkpoints.metrics import Metrics
 from transom.errors import CheckpointError
 from transom.files.checked import explain
+from transom.training.objectives.objective import UPDATES, Ratio
 from transom.training.step import StepResult
 
 
@@ -57,63 +58,44 @@ def read_history(metrics: Metrics) -> list[dict[str, Any]]:
     return records
 
 
-_PASSED = ("routed_tokens", "routed_chosen", "routed_alone")
-"""Sums of ``training.events.Passed``."""
+SUMS = ("steps", "skipped", "seconds", "flops", "n_target_tokens", "loss", "nll", "grad_norm")
+"""Sums of every run's window; objectives of the model's components add theirs."""
 
-_SUMS = ("steps", "skipped", "seconds", "flops", "n_target_tokens", "loss", "nll", "grad_norm")
-"""Sums of every run's window."""
-
-_LOADS = ("expert_load", "dropped")
-"""Sums of ``training.events.Load``."""
-
-
-def complete(sums: Mapping[str, float]) -> bool:
-    """Return whether ``sums`` are those of a window: none yet, or all of them, with those of routed blocks where there are any."""
-    extra = sums.keys() - {*_SUMS}
-    parts = [{*part} for part in (_LOADS, _PASSED) if part[0] in extra]
-    return not sums or (sums.keys() >= {*_SUMS} and extra == set().union(*parts) and sums["steps"] >= 1)
+_FIGURES = {"loss": Ratio("loss", "n_target_tokens"), "nll": Ratio("nll", "n_target_tokens"), "grad_norm": Ratio("grad_norm", UPDATES)}
+"""Figures of every run's lines."""
 
 
 class Window:
     """Sums over the steps since the last line, so that a line holds means over true target tokens, never means of means."""
 
-    def __init__(self, sums: Mapping[str, float]) -> None:
-        """Go on from ``sums``, which a checkpoint keeps."""
+    def __init__(self, sums: Mapping[str, float], figures: Mapping[str, Ratio]) -> None:
+        """Go on from ``sums``, which a checkpoint keeps.
+
+        Args:
+            sums: of the steps so far.
+            figures: those of a line that are made of the measurements of the model's components.
+        """
         self.sums = dict(sums)
+        self._figures = figures
 
     def add(self, result: StepResult, seconds: float) -> None:
-        """Take in one step that lasted ``seconds``."""
-        taken = not result.skipped
-        gains = {
-            "steps": 1,
-            "skipped": not taken,
-            "seconds": seconds,
-            "flops": result.flops,
-            "n_target_tokens": result.n_target_tokens * taken,
-            "loss": result.loss if taken else 0.0,
-            "nll": result.nll if taken else 0.0,
-            "grad_norm": result.grad_norm if taken else 0.0,
-        }
-        if result.load is not None:
-            gains |= {"expert_load": result.load.most * taken, "dropped": result.load.dropped * taken}
-        if result.passed is not None:
-            gains |= {name: count * taken for name, count in zip(_PASSED, result.passed, strict=True)}
+        """Take in one step that lasted ``seconds``; one that was skipped contributes its time only."""
+        gains = {"steps": 1, "skipped": bool(result.skipped), "seconds": seconds, "flops": result.flops}
+        measured = {"n_target_tokens": result.n_target_tokens, "loss": result.loss, "nll": result.nll, "grad_norm": result.grad_norm}
+        gains |= {name: 0.0 if result.skipped else value for name, value in (measured | {**result.measured}).items()}
         self.sums = {name: self.sums.get(name, 0.0) + gain for name, gain in gains.items()}
 
     def close(self, peak: float) -> dict[str, float]:
         """Return the line's figures and start anew; ``peak`` is the machine's measured FLOP/s."""
-        s, self.sums = self.sums, {}
-        n_tokens, taken = max(s["n_target_tokens"], 1), max(s["steps"] - s["skipped"], 1)
-        experts = {"expert_load": s["expert_load"] / taken, "dropped": s["dropped"]} if "expert_load" in s else {}
-        n_passing, chosen, alone = (s.get(name, 0.0) for name in _PASSED)
-        depths = {"depth_share": chosen / max(n_passing, 1), "depth_alone": alone / max(n_passing, 1)} if _PASSED[0] in s else {}
+        s, self.sums = self.sums | {UPDATES: self.sums["steps"] - self.sums["skipped"]}, {}
+
+        def values(figures: Mapping[str, Ratio]) -> dict[str, float]:
+            return {key: s[total] if per is None else s[total] / max(s[per], 1) for key, (total, per) in figures.items()}
+
         return {
-            "loss": s["loss"] / n_tokens,
-            "nll": s["nll"] / n_tokens,
-            "grad_norm": s["grad_norm"] / taken,
+            **values(_FIGURES),
             "target_tokens_per_second": s["n_target_tokens"] / s["seconds"],
             "peak_share": s["flops"] / s["seconds"] / peak,
             "skipped": s["skipped"],
-            **experts,
-            **depths,
+            **values(self._figures),
         }

@@ -13,7 +13,9 @@ from transom.checkpoints.tensors import Spec, require_finite
 from transom.config.training import Ema
 from transom.errors import CheckpointError, DataError
 from transom.files.checked import explain
+from transom.training.objectives.objective import UPDATES
 from transom.training.optimizer import state_specs
+from transom.training.record import SUMS
 from transom.training.state import SavedState, learned_tensors, optimizer_names
 from transom.training.step import Stepper
 from transom.training.tasks.task import Task
@@ -85,7 +87,7 @@ def read_run(checkpoints: Checkpoints, step: int, stepper: Stepper, task: Task) 
 
 
 def _check_state(folder: Path, step: int, state: SavedState, stepper: Stepper, task: Task) -> None:
-    """Compare steps, position, loss scaler and best figures with the run's."""
+    """Compare steps, position, loss scaler, best figures and measurements with the run's."""
     file, progress, n_samples = folder / "state.json", state.progress, task.loader.n_samples
     if progress.step != step:
         raise CheckpointError(f"{file}: expected progress.step = {step}, found {progress.step}")
@@ -101,6 +103,9 @@ def _check_state(folder: Path, step: int, state: SavedState, stepper: Stepper, t
         raise CheckpointError(
             f"{file}: expected {stepper.training.select_by!r} among the best validation's figures, found {sorted(progress.best)}"
         )
+    measured = {name for ratio in stepper.figures.values() for name in ratio if name not in (None, UPDATES)}
+    if (found := progress.window.keys() - {*SUMS}) not in (set(), measured):
+        raise CheckpointError(f"{file}: expected progress.window with the sums {sorted(map(str, measured))}, found {sorted(found)}")
     if state.data not in (task.data, None):
         raise DataError(
             f"{folder.parent.parent}: expected the data that the run was begun with, found others in the same files;"

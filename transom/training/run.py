@@ -69,11 +69,12 @@ class _Run:
         self.observers = observers
         self.progress = Progress()
         self.notes: tuple[str, ...] = ()
-        self.window = Window({})
         self.pace = Pace()
         self.averaged: list[int] = []
         self.averager = Averager(self.training.average, parts.model)
-        self.stepper = Stepper(parts.model, parts.optimizer, self.training, parts.precision.dtype, parts.task.flops, world)
+        model, task = parts.model, parts.task
+        self.stepper = Stepper(model, parts.optimizer, self.training, parts.precision.dtype, task.flops, world, task.objective(model))
+        self.window = Window({}, self.stepper.figures)
 
     def tell(self, event: Event) -> None:
         for observer in self.observers:
@@ -103,7 +104,7 @@ class _Run:
         renewed = self.averager.restore(self.progress.n_averaged, saved.ema, saved.snapshots)
         if saved.state.scaler is not None:
             self.stepper.scaler.load_state_dict(saved.state.scaler.model_dump(by_alias=True))
-        self.window = Window(self.progress.window)
+        self.window = Window(self.progress.window, self.stepper.figures)
         self.notes = (*newest.passed_over, *renewed)
 
     def fit(self, should_stop: Callable[[], bool]) -> Finished:
@@ -150,7 +151,7 @@ class _Run:
         share = result.flops / seconds / self.parts.peak
         places = tuple(map(self.parts.task.place, result.skipped))
         rates = rate, result.grad_norm, n, n / seconds, share, left, self.epochs
-        self.tell(Stepped(p.step, result.loss / n, result.nll / n, *rates, places, result.load))
+        self.tell(Stepped(p.step, result.loss / n, result.nll / n, *rates, places, result.measured))
         if places:
             self.parts.folder.metrics.append({"step": p.step, "kind": "skipped", "places": list(places)})
         if p.step % t.log_every == 0:

@@ -1,25 +1,22 @@
 """One optimizer step: forward and backward over the slices of a batch, clipping, and the update."""
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from transom.config.training import ConsistentTraining, Training
-from transom.data.batch import Batch, ImageBatch, twice
-from transom.layers.norm import BatchNorm
-from transom.layers.observe import ActivationRecorder
+from transom.config.training import Training
+from transom.data.batch import Batch
 from transom.models.network import Network
 from transom.parallel.world import ALONE, World
 from transom.planning.flops import OF_FROZEN_MAPS
-from transom.training.events import Load, Passed
-from transom.training.exits import Exits
-from transom.training.loss import linear_cross_entropy, mixed_cross_entropy
-from transom.training.routers import Routers
+from transom.training.objectives.components import auxiliary_objectives
+from transom.training.objectives.cross_entropy import CrossEntropy
+from transom.training.objectives.objective import Objective, Ratio, forward_pass
 
 
 @dataclass(frozen=True)
@@ -34,8 +31,7 @@ class StepResult:
         grad_norm: norm of the gradient of the mean loss, before clipping.
         flops: floating-point operations of forward and backward, padding included.
         skipped: samples that made loss or gradient non-finite; empty when the update was made.
-        load: how busy the experts were, where the model has a mixture of them; the loss above is without what balances them.
-        passed: how many tokens passed the blocks that only chosen ones pass, where there are such blocks.
+        measured: what the objectives of the model's components measured; the loss above is without what they add to it.
     """
 
     loss: float
@@ -44,25 +40,7 @@ class StepResult:
     grad_norm: float
     flops: float
     skipped: tuple[int, ...] = ()
-    load: Load | None = None
-    passed: Passed | None = None
-
-
-def batch_loss(
-    model: Network, batch: Batch, smoothing: float, observer: ActivationRecorder | None = None, r_drop: float = 0.0
-) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
-    """Return a batch's smoothed loss and negative log-likelihood, in nats, summed over the labels that count; padding counts nothing.
-
-    With ``r_drop``, the batch is one that was repeated by ``twice``, and its two answers are drawn together.
-    """
-    (hidden, weight), counted = model.output(batch, observer), batch.counted
-    if isinstance(batch, ImageBatch) and batch.mixed is not None:
-        logits = hidden @ weight.T.to(hidden)
-        return mixed_cross_entropy(logits, (batch.labels, batch.mixed.labels), batch.mixed.share, smoothing)
-    hidden, labels = hidden[counted], batch.labels[counted]
-    if r_drop:
-        hidden, labels = (x.unflatten(0, (2, -1)).transpose(0, 1).flatten(0, 1) for x in (hidden, labels))
-    return linear_cross_entropy(hidden, weight, labels, smoothing, r_drop)
+    measured: Mapping[str, float] = field(default_factory=dict)
 
 
 class Stepper:
@@ -70,6 +48,11 @@ class Stepper:
 
     The loss is summed over the slices of a batch and divided once by the batch's true number of target tokens, so that a batch
     gives the same update however it is sliced, and however its slices are dealt out to processes: gradients are summed over them.
+
+    Attributes:
+        objective: what the task is learned from.
+        auxiliary: what the model's components add to it.
+        figures: by their keys in ``metrics.jsonl``, the figures made of what these measure.
     """
 
     def __init__(
@@ -80,6 +63,7 @@ class Stepper:
         dtype: torch.dtype,
         flops: Callable[[Any], float] = lambda _: 0.0,
         world: World = ALONE,
+        objective: Objective | None = None,
     ) -> None:
         """Hold the model and its optimizer.
 
@@ -90,6 +74,7 @@ class Stepper:
             dtype: of the matrix products.
             flops: counts a slice's floating-point operations, forward and backward; left out, they are not counted.
             world: the processes that the batch is dealt out to.
+            objective: what the task is learned from; left out, cross-entropy with the recipe's label smoothing.
         """
         self.model = model
         self.optimizer = optimizer
@@ -99,10 +84,10 @@ class Stepper:
         self.share = 1.0 if all(p.requires_grad for p in model.parameters()) else OF_FROZEN_MAPS
         self.world = world
         self.device = model.device
-        self.routers = Routers(model, world)
-        self.exits = Exits(model, training)
-        self.r_drop = training.r_drop if isinstance(training, ConsistentTraining) else 0.0
-        self.batch_norms = [module for module in model.modules() if isinstance(module, BatchNorm)]
+        self.objective = objective or CrossEntropy(training.label_smoothing)
+        self.auxiliary = auxiliary_objectives(model, world)
+        self.figures: dict[str, Ratio] = {key: ratio for each in self.auxiliary for key, ratio in each.figures.items()}
+        self.sites = [*self.objective.sites, *(site for each in self.auxiliary for site in each.sites)]
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=dtype == torch.float16)
 
     def step(self, slices: Sequence[Batch], learning_rate: float) -> StepResult:
@@ -110,42 +95,48 @@ class Stepper:
 
         A non-finite loss or gradient leaves weights and optimizer as they were, and the samples that caused it are named.
         """
-        n_passes = 2 if self.r_drop else 1
-        flops = n_passes * self.share * sum(map(self.flops, slices))
+        flops = self.objective.n_readings * self.share * sum(map(self.flops, slices))
         n_target_tokens, flops = self.world.totals(sum(batch.n_target_tokens for batch in slices), flops)
-        for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate
+        slices = [self.objective.prepare(batch.to(self.device)) for batch in slices]
+        with self.autocast():
+            for each in self.auxiliary:
+                each.prepare(slices)
         loss = nll = 0.0
-        slices = [batch.to(self.device) for batch in (map(twice, slices) if self.r_drop else slices)]
-        self.routers.begin(slices, self.autocast())
         for batch in slices:
-            with self.autocast():
-                recorder = ActivationRecorder([*self.routers.sites, *self.exits.sites])
-                observer = recorder if recorder.wanted else None
-                slice_loss, slice_nll = batch_loss(self.model, batch, self.training.label_smoothing, observer, self.r_drop)
-                learnt = self.exits.loss(slice_loss, batch, self.training.label_smoothing, recorder)
-            self.scaler.scale(learnt / (n_passes * n_target_tokens) + self.routers.loss(batch, recorder)).backward()
-            loss, nll = loss + slice_loss.item() / n_passes, nll + slice_nll.item() / n_passes
-        loss, nll = self.world.totals(loss, nll)
-        self._share_gradients()
+            mean_loss, slice_loss, slice_nll = self._forward(batch, self.objective.n_readings * n_target_tokens)
+            self.scaler.scale(mean_loss).backward()
+            loss, nll = loss + slice_loss.item(), nll + slice_nll.item()
+        loss, nll = (total / self.objective.n_readings for total in self.world.totals(loss, nll))
+        self._all_reduce_gradients()
         self.scaler.unscale_(self.optimizer)
         grad_norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.training.clip_norm or float("inf")).item()
         finite = math.isfinite(loss) and math.isfinite(grad_norm)
+        self._update(finite, learning_rate)
+        measured = {name: value for each in self.auxiliary for name, value in each.after_update(finite).items()}
+        return StepResult(loss, nll, int(n_target_tokens), grad_norm, flops, () if finite else self._culprits(slices), measured)
+
+    def _forward(self, batch: Batch, n_target_tokens: float) -> tuple[Float[Tensor, ""], Float[Tensor, ""], Float[Tensor, ""]]:
+        """Compute what a slice contributes to the mean loss of the whole batch, and its loss and negative log-likelihood."""
+        with self.autocast():
+            forward = forward_pass(self.model, batch, self.sites)
+            learned, loss, nll = self.objective.loss(forward)
+            return learned / n_target_tokens + sum(each.loss(forward) for each in self.auxiliary), loss, nll
+
+    def _update(self, finite: bool, learning_rate: float) -> None:
+        """Let the optimizer take its step; a scaler is told of steps that are not finite too, and skips them itself."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate
         if finite or self.scaler.is_enabled():
             self.scaler.step(self.optimizer)
             self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
-        load, passed = self.routers.end(updated=finite), self.routers.passed()
-        for norm in self.batch_norms:
-            norm.end_step(updated=finite)
-        return StepResult(loss, nll, int(n_target_tokens), grad_norm, flops, () if finite else self._culprits(slices), load, passed)
 
     def autocast(self) -> torch.autocast:
         """Run matrix products in ``dtype``; weights, residual stream and statistics stay in float32."""
         return torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32)
 
-    def _share_gradients(self) -> None:
-        """Sum the gradients over all processes; one whose share of the batch is empty adds nothing."""
+    def _all_reduce_gradients(self) -> None:
+        """Sum the gradients over all processes; one whose part of the batch is empty contributes zeros."""
         if self.world.size > 1:
             parameters = [p for p in self.model.parameters() if p.requires_grad]
             gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]

@@ -14,7 +14,8 @@ from transom.decoding.backends.searcher import searcher_of
 from transom.decoding.predictors.translator import Translator
 from transom.models.network import Network, Seq2SeqNetwork
 from transom.training.evaluation import corpus_scores
-from transom.training.step import batch_loss
+from transom.training.objectives.cross_entropy import CrossEntropy
+from transom.training.objectives.objective import forward_pass
 
 SHOWN = 5
 """Translations that a validation shows, into each language."""
@@ -39,7 +40,7 @@ def _nll(model: Network, batches: Sequence[Batch], autocast: torch.autocast) -> 
     total, n_tokens = 0.0, 0
     for batch in batches:
         with autocast:
-            total += batch_loss(model, batch.to(model.device), smoothing=0.0)[1].item()
+            total += CrossEntropy(smoothing=0.0).loss(forward_pass(model, batch.to(model.device))).nll.item()
         n_tokens += batch.n_target_tokens
     return total, n_tokens
 

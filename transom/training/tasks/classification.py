@@ -20,6 +20,8 @@ from transom.models.encoder import TextClassifierTransformer
 from transom.models.network import Network
 from transom.planning.flops import count_flops
 from transom.planning.precision import Precision
+from transom.training.objectives.objective import Objective
+from transom.training.objectives.r_drop import text_objective
 from transom.training.start import tokenizer_of
 from transom.training.tasks.task import Answers, Reader
 from transom.training.validation import validation_accuracy, validation_loss
@@ -91,6 +93,10 @@ class ClassificationTask:
     def place(self, sample: int) -> str:
         """Name a training text by its line."""
         return f"line {self.loader.texts.line(sample)}"
+
+    def objective(self, model: Network) -> Objective:
+        """Return the loss that a model is learned from."""
+        return text_objective(self.recipe.training)
 
     def flops(self, batch: LabelledBatch) -> float:
         """Count the floating-point operations of learning from a batch, forward and backward, padding included."""

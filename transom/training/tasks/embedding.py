@@ -19,6 +19,8 @@ from transom.models.encoder import TextEmbedderTransformer
 from transom.models.network import Network
 from transom.planning.flops import count_flops
 from transom.planning.precision import Precision
+from transom.training.objectives.cross_entropy import CrossEntropy
+from transom.training.objectives.objective import Objective
 from transom.training.tasks.pairs import read_pairs
 from transom.training.tasks.task import Answers, Reader
 from transom.training.validation import validation_loss
@@ -77,6 +79,10 @@ class EmbeddingTask:
     def place(self, sample: int) -> str:
         """Name a training pair by its line."""
         return self.loader.place(sample)
+
+    def objective(self, model: Network) -> Objective:
+        """Return the loss that a model is learned from."""
+        return CrossEntropy(self.recipe.training.label_smoothing)
 
     def flops(self, batch: MatchedBatch) -> float:
         """Count the floating-point operations of learning from a batch, forward and backward, padding included."""

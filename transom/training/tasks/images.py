@@ -23,6 +23,8 @@ from transom.models.network import Network
 from transom.models.vision import ConvolutionalNetwork, VisionTransformer
 from transom.planning.flops import count_flops
 from transom.planning.precision import Precision
+from transom.training.objectives.mixed_images import MixedImages
+from transom.training.objectives.objective import Objective
 from transom.training.tasks.task import Answers, Reader
 from transom.training.validation import validation_accuracy, validation_loss
 
@@ -88,6 +90,10 @@ class ImageTask:
     def place(self, sample: int) -> str:
         """Name a training image by its file."""
         return self.loader.images.names[sample]
+
+    def objective(self, model: Network) -> Objective:
+        """Return the loss that a model is learned from."""
+        return MixedImages(self.recipe.training.label_smoothing)
 
     def flops(self, batch: ImageBatch) -> float:
         """Count the floating-point operations of learning from a batch, forward and backward."""

@@ -19,6 +19,8 @@ from transom.decoding.predictors.generator import Generator
 from transom.models.network import LanguageNetwork, Network
 from transom.planning.flops import count_flops
 from transom.planning.precision import Precision
+from transom.training.objectives.cross_entropy import CrossEntropy
+from transom.training.objectives.objective import Objective
 from transom.training.start import tokenizer_of
 from transom.training.tasks.task import Answers, Reader
 from transom.training.validation import validation_accuracy, validation_loss
@@ -85,6 +87,10 @@ class InstructionTask:
     def place(self, sample: int) -> str:
         """Name the first instruction of a row by its line."""
         return self.loader.place(sample)
+
+    def objective(self, model: Network) -> Objective:
+        """Return the loss that a model is learned from."""
+        return CrossEntropy(self.recipe.training.label_smoothing)
 
     def flops(self, batch: LanguageBatch) -> float:
         """Count the floating-point operations of learning from a batch, forward and backward; of logits, those of the answers only."""

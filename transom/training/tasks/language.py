@@ -20,6 +20,9 @@ from transom.decoding.predictors.generator import Generator
 from transom.models.network import LanguageNetwork, Network
 from transom.planning.flops import count_flops
 from transom.planning.precision import Precision
+from transom.training.objectives.early_exit import with_exits
+from transom.training.objectives.objective import Objective
+from transom.training.objectives.r_drop import text_objective
 from transom.training.tasks.task import Answers, Reader
 from transom.training.tasks.text import read_text
 from transom.training.validation import validation_loss
@@ -77,6 +80,10 @@ class LanguageTask:
     def place(self, sample: int) -> str:
         """Name the document that a window begins in."""
         return self.loader.place(sample)
+
+    def objective(self, model: Network) -> Objective:
+        """Return the loss that a model is learned from."""
+        return with_exits(text_objective(self.recipe.training), model, self.recipe.training.exits)
 
     def flops(self, batch: LanguageBatch) -> float:
         """Count the floating-point operations of learning from a batch, forward and backward, padding included."""

@@ -20,6 +20,8 @@ from transom.models.encoder import MaskedEncoderTransformer
 from transom.models.network import Network
 from transom.planning.flops import count_flops
 from transom.planning.precision import Precision
+from transom.training.objectives.cross_entropy import CrossEntropy
+from transom.training.objectives.objective import Objective
 from transom.training.tasks.task import Answers, Reader
 from transom.training.tasks.text import read_text
 from transom.training.validation import validation_accuracy, validation_loss
@@ -81,6 +83,10 @@ class MaskedTask:
     def place(self, sample: int) -> str:
         """Name the document that a window begins in."""
         return self.loader.windows.place(sample)
+
+    def objective(self, model: Network) -> Objective:
+        """Return the loss that a model is learned from."""
+        return CrossEntropy(self.recipe.training.label_smoothing)
 
     def flops(self, batch: MaskedBatch) -> float:
         """Count the floating-point operations of learning from a batch, forward and backward, padding included."""

@@ -14,6 +14,7 @@ from transom.data.reports.report import Report
 from transom.data.sampler import Slicing
 from transom.models.network import Network
 from transom.planning.precision import Precision
+from transom.training.objectives.objective import Objective
 
 Answers = tuple[dict[str, float], tuple[Mapping[str, Any], ...]]
 """Scores of a model's answers to validation data, if the task has any, and a few of the answers with what they answer to."""
@@ -85,6 +86,10 @@ class Task(Protocol):
 
     def place(self, sample: int) -> str:
         """Name a training sample by its place in the data, for people."""
+        ...
+
+    def objective(self, model: Network) -> Objective:
+        """Return the loss that a model is learned from."""
         ...
 
     def flops(self, batch: Any) -> float:

@@ -18,6 +18,8 @@ from transom.data.tokenizer.tokenizer import Tokenizers
 from transom.models.network import Network, Seq2SeqNetwork
 from transom.planning.flops import count_flops
 from transom.planning.precision import Precision
+from transom.training.objectives.objective import Objective
+from transom.training.objectives.r_drop import text_objective
 from transom.training.tasks.pairs import read_pairs
 from transom.training.tasks.task import Answers, Reader
 from transom.training.validation import validation_losses, validation_scores
@@ -79,6 +81,10 @@ class TranslationTask:
     def place(self, sample: int) -> str:
         """Name a training pair by its line, and its language where there are several."""
         return self.loader.place(sample)
+
+    def objective(self, model: Network) -> Objective:
+        """Return the loss that a model is learned from."""
+        return text_objective(self.recipe.training)
 
     def flops(self, batch: TranslationBatch) -> float:
         """Count the floating-point operations of learning from a batch, forward and backward, padding included."""

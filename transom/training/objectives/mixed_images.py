@@ -1,0 +1,22 @@
+"""Mixup and CutMix: images that show a share of one class and the rest of another."""
+
+from dataclasses import dataclass
+
+from transom.data.batch import ImageBatch
+from transom.training.loss import mixed_cross_entropy
+from transom.training.objectives.cross_entropy import CrossEntropy
+from transom.training.objectives.objective import ForwardPass, SliceLoss
+
+
+@dataclass
+class MixedImages(CrossEntropy):
+    """The cross-entropy of both labels of a mixed image, each weighted by its share (Zhang et al. 2018; Yun et al. 2019)."""
+
+    def loss(self, forward: ForwardPass) -> SliceLoss:
+        """Compute it from whole logits, which are few; images that are not mixed have one label."""
+        batch = forward.batch
+        if not isinstance(batch, ImageBatch) or batch.mixed is None:
+            return super().loss(forward)
+        logits = forward.hidden @ forward.weight.T.to(forward.hidden)
+        loss, nll = mixed_cross_entropy(logits, (batch.labels, batch.mixed.labels), batch.mixed.share, self.smoothing)
+        return SliceLoss(loss, loss, nll)
