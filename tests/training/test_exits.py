@@ -45,7 +45,7 @@ def test_the_gradient_is_that_of_the_losses_written_out(kind: str, weights: list
     network, all_of = model(norm_placement=placement), batch(ROWS)
     heard: list[Tensor] = []
     for block in network.get_submodule("decoder.blocks").children():
-        block.register_forward_hook(lambda _, given, out: heard.append(out))
+        block.register_forward_hook(lambda _, given, out: heard.append(out[0]))
     network(all_of)
     norm = network.get_submodule("decoder").norm or (lambda x: x)
     losses = [cross_entropy(network.unembedding(norm(x))[all_of.counted], all_of.labels[all_of.counted], 0.1) for x in heard]
