@@ -12,9 +12,8 @@ from transom.layers.approximations.approximate import ApproximateAttention, buil
 from transom.layers.approximations.approximation import Approximation
 from transom.layers.approximations.linear_attention import BOUND, CHUNK, KernelAttention
 from transom.layers.approximations.linear_attention import Performer as PerformerLayer
-from transom.layers.attention import Attention
+from transom.layers.attention import Attention, per_query_head
 from transom.layers.cache import KeyValues, Sums, SumsCache
-from transom.layers.lean import per_query_head
 from transom.layers.masks.sight import Reach, Sight
 
 LONG = 2 * CHUNK + 22

@@ -10,7 +10,7 @@ from tests.models.combinations import described
 from transom.data.batch import LanguageBatch, Sequences, TranslationBatch
 from transom.inspection.names import Recorder
 from transom.inspection.recompute import attention_pattern
-from transom.layers.lean import per_query_head
+from transom.layers.attention import per_query_head
 from transom.layers.masks import sight
 from transom.models.build import build_model
 from transom.models.decoder import DecoderTransformer

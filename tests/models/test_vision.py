@@ -37,7 +37,7 @@ from transom.config.vision import ConvolutionalNetwork, ImageClassifier, VisionT
 from transom.data.batch import ImageBatch, Mixed
 from transom.inspection.names import Recorder, sites
 from transom.inspection.recompute import attention_pattern
-from transom.layers.lean import per_query_head
+from transom.layers.attention import per_query_head
 from transom.layers.masks import sight
 from transom.layers.position import build_position, resized_grid, sinusoids
 from transom.layers.vision.patches import patches

@@ -9,8 +9,8 @@ from torch.nn import functional as F
 
 from transom.config import approximations
 from transom.layers.approximations.approximation import Approximation, visible
+from transom.layers.attention import per_query_head
 from transom.layers.cache import Sums
-from transom.layers.lean import per_query_head
 from transom.layers.masks.sight import EVERYTHING, Sight
 
 CHUNK = 64

@@ -1,16 +1,16 @@
 """What the queries of a pass may see, and from where: computed once a stack, used by all its blocks."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from transom.layers.flex import Blocks, available, plan_blocks
+from transom.layers.dispatch import operation
 from transom.layers.masks.rule import BOTH_WAYS_IN_PREFIX, LOOKING_BACK, Places, Rule, Unwritten
 from transom.layers.position import Position, Rotation
-from transom.layers.tiles import Tiles, plan
 from transom.layers.values import Values
 
 LONG = 1024
@@ -25,6 +25,42 @@ JOINED = 1.5
 
 RARE = 0.5
 """Most keys of a step, as a share of all, with which to gather them pays."""
+
+
+@dataclass(frozen=True)
+class VisibleTiles:
+    """A mask of long sequences by the tiles of it that are visible, planned by a kernel.
+
+    Attributes:
+        parts: disjoint parts of the mask, as the kernel lays them out; each counts its pairs.
+        rule: the mask.
+        queries: where the queries stand.
+        keys: where the keys stand.
+        position: the brick whose bias is added to the scores; None for no bias.
+    """
+
+    parts: Sequence[Any]
+    rule: Rule
+    queries: Places
+    keys: Places
+    position: Position | None = None
+
+    @property
+    def pairs(self) -> int:
+        """Scores that are computed per head."""
+        return sum(part.pairs for part in self.parts)
+
+    def written_out(self) -> tuple[Bool[Tensor, "#batch 1 query key"], Float[Tensor, "#batch n_heads query key"] | None]:
+        """Return mask and bias as matrices."""
+        positions = self.queries.positions, self.keys.positions
+        bias = None if self.position is None else self.position.bias(*positions, *self.position.learned)
+        return self.rule.matrix(self.queries, self.keys), bias
+
+
+@operation("visible_tiles")
+def plan_visible(rule: Rule, queries: Places, keys: Places, position: Position | None) -> VisibleTiles | None:
+    """Plan attention over the visible tiles of a mask; without a kernel there is no such path, and the mask is written out."""
+    return None
 
 
 class Reach(NamedTuple):
@@ -59,7 +95,7 @@ class Sight(NamedTuple):
     bias: Float[Tensor, "..."] | None = None
     rotation: Rotation | None = None
     real: Bool[Tensor, "#batch query"] | None = None
-    tiles: Tiles | Blocks | None = None
+    tiles: VisibleTiles | None = None
     seen: Int[Tensor, "seen"] | None = None
     reach: Reach | None = None
     values: Values | None = None
@@ -140,7 +176,7 @@ def _last(position: Position, rule: Rule, new: Places, every: Places, rotation: 
     return Sight(mask, position.bias(new.positions, keys, *position.learned), rotation, seen=seen)
 
 
-def visible_tiles(rule: Rule, queries: Places, keys: Places, position: Position | None = None, n_rows: int = 1) -> Tiles | Blocks | None:
+def visible_tiles(rule: Rule, queries: Places, keys: Places, position: Position | None = None, n_rows: int = 1) -> VisibleTiles | None:
     """Find the visible tiles of a mask, if to leave out the others pays.
 
     Args:
@@ -150,17 +186,11 @@ def visible_tiles(rule: Rule, queries: Places, keys: Places, position: Position 
         position: the brick whose bias is added to the scores there.
         n_rows: sequences that share places of one row.
     """
-    device = queries.segments.device
     if queries.segments.shape[1] < LONG or torch.compiler.is_compiling():
         return None
     if n_rows > 1:
         queries, keys = (places.each(lambda x: x.expand(n_rows, -1)) for places in (queries, keys))
-    found: Tiles | Blocks
-    if available(device):
-        found = plan_blocks(rule, queries, keys, position)
-    elif device.type == "cpu":
-        found = Tiles(plan(rule, queries, keys), *(() if position is None else (position.bias, position.learned)))
-    else:
+    if (found := plan_visible(rule, queries, keys, position)) is None:
         return None
     whole = queries.segments.numel() * keys.segments.shape[1]
     cost = found.pairs * (JOINED if len(found.parts) > 1 else 1)
