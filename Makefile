@@ -77,7 +77,7 @@ chaos: $(VENV)/dev.stamp
 	$(TEST) $(PLAIN) -m chaos -s tests
 
 sanitize: $(VENV)/dev.stamp
-	$(BIN)/python -m tests.decoding.sanitize
+	$(BIN)/python -m tests.kernels.sanitize
 
 soak: $(VENV)/dev.stamp
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.bad_input --count $(SOAK) --jobs $(JOBS)

@@ -12,10 +12,10 @@ from benchmarks.shapes import FIRST, LEARNING_RATE, TRAINING, Shape, Task, symbo
 from transom.data.batch import Sequences, TranslationBatch
 from transom.data.sampler import Indices, cut_batches
 from transom.data.tokenizer.special import EOS, PAD, SOS
+from transom.decoding.backends.compiled import engine
 from transom.decoding.backends.deal import deal_out
 from transom.decoding.backends.flat import FlatSeq2Seq
 from transom.decoding.backends.searcher import searcher_of
-from transom.decoding.native import native
 from transom.decoding.search.beam import Beam
 from transom.decoding.search.filters import Forbid
 from transom.decoding.search.greedy import Greedy
@@ -56,7 +56,7 @@ def translators(tasks: list[Task], threads: int) -> dict[tuple[str, str], Callab
     """Give searches by task and mode, dealt out to the threads as a translator deals them; they return each row's new symbols."""
     model = fresh_model(tasks[0].shape).eval()
     searchers: dict[str, StepModel[Any, Any]] = {"bf16": searcher_of(model, torch.bfloat16), "fp32": searcher_of(model)}
-    if native().library is not None:
+    if engine()[0] is not None:
         searchers["int8"] = searcher_of(model, torch.bfloat16, eight_bits=True)
         searchers["bf16, not compiled"] = FlatSeq2Seq(copy.deepcopy(model).bfloat16())
     return {(task.name, mode): partial(_translate, searcher, task, threads) for task in tasks for mode, searcher in searchers.items()}

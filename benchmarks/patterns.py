@@ -19,9 +19,9 @@ from torch.nn import functional as F
 from benchmarks.measure import facts, interleave, timed
 from transom.config.bricks import MultiHead
 from transom.config.patterns import patterns_of
-from transom.layers.attention import Terms, attend_explicit, attend_tiles
+from transom.kernels.block_sparse import attend_tiles, plan, plan_tiles, visible_pairs
+from transom.layers.attention import Terms, attend_explicit
 from transom.layers.masks.rule import LOOKING_BACK, Places, Rule, rule_of
-from transom.layers.tiles import Tiles, plan, visible_pairs
 from transom.planning.machine import measure_peak
 from transom.planning.memory import give_back_freed_memory
 from transom.planning.precision import choose_threads
@@ -74,7 +74,7 @@ def ways(length: int) -> dict[tuple[str, str], Callable[[Tensor, Tensor, Tensor]
     for name, rule in found.items():
         if rule is full and length > LONGEST_MASKED:
             continue  # minutes, and never taken: all of it is seen
-        tiles = Tiles(plan(rule, places, places), lambda *_: None)
+        tiles = plan_tiles(rule, places, places)
         systems[name, "tiles"] = lambda q, k, v, tiles=tiles: attend_tiles(q, k, v, tiles)  # type: ignore[misc]
     return systems
 

@@ -14,12 +14,16 @@ from transom.config.model import Decoder, Seq2Seq
 from transom.config.recurrent import RecurrentDecoder
 from transom.decoding import products
 from transom.inspection import names
-from transom.layers import lean, norm
+from transom.kernels import attention_cpu, norm, packed_linear
+from transom.layers import dispatch
 from transom.training import average
 
 PACKING = {"_is_mkldnn_bf16_supported", "_reorder_linear_weight", "_linear_pointwise"}
 KNOWN = {
     "_softmax_backward_data",
+    "_are_functorch_transforms_active",
+    "_dynamo_marked_constant",
+    "torch._C",
     "native_layer_norm",
     "native_layer_norm_backward",
     "torch._subclasses.fake_tensor",
@@ -31,7 +35,7 @@ KNOWN = {
 ROOTS = ("torch", "nn", "F")
 """Names by which the package knows torch and its modules."""
 
-PRIVATE = re.compile(r"torch\.(?:\w+\.)*_\w+(?:\.\w+)*|(?:_softmax|native|_foreach)_\w+")
+PRIVATE = re.compile(r"torch\.(?:\w+\.)*_\w+(?:\.\w+)*|(?:_softmax|native|_foreach|_dynamo|_are_functorch)_\w+")
 """Names of torch in strings."""
 
 
@@ -95,26 +99,26 @@ def gone(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     def without(holder: Any, wanted: str, *default: Any) -> Any:
         return default[0] if wanted == name else kept(holder, wanted, *default)
 
-    for module in (lean, norm, names, products, average):
+    for module in (attention_cpu, dispatch, norm, names, packed_linear, average):
         monkeypatch.setattr(module, "getattr", without, raising=False)
 
 
 def test_the_softmax_gradient_without_its_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     grad, p = torch.randn(2, 3, 5, dtype=torch.float64), torch.randn(2, 3, 5, dtype=torch.float64).softmax(-1)
-    expected = lean.softmax_gradient(grad, p)
+    expected = attention_cpu.softmax_gradient(grad, p)
     gone(monkeypatch, "_softmax_backward_data")
-    assert torch.allclose(lean.softmax_gradient(grad, p), expected, rtol=0, atol=1e-14)
+    assert torch.allclose(attention_cpu.softmax_gradient(grad, p), expected, rtol=0, atol=1e-14)
 
 
 @pytest.mark.parametrize("name", ["native_layer_norm", "native_layer_norm_backward"])
-@pytest.mark.parametrize("function", [norm._ShortLayerNorm, norm._RootMeanSquare])
+@pytest.mark.parametrize("function", [norm.short_layer_norm, norm.written_out_rms_norm])
 def test_norms_without_their_kernels(monkeypatch: pytest.MonkeyPatch, name: str, function: Any) -> None:
     x = torch.randn(4, 6, dtype=torch.float64, requires_grad=True)
     weight, bias = (torch.randn(6, dtype=torch.float64, requires_grad=True) for _ in range(2))
-    inputs = (x, weight, bias) if function is norm._ShortLayerNorm else (x, weight)
+    inputs = (x, weight, bias) if function is norm.short_layer_norm else (x, weight)
 
     def results() -> list[torch.Tensor]:
-        y = function.apply(*inputs, 1e-5)
+        y = function(*inputs, 1e-5)
         return [y, *torch.autograd.grad(y.sin().sum(), inputs)]
 
     expected = results()
@@ -128,18 +132,17 @@ def test_products_without_their_kernels(monkeypatch: pytest.MonkeyPatch, name: s
     draw = torch.Generator().manual_seed(1)
     weight, bias, x = (torch.randn(*shape, generator=draw).bfloat16() for shape in ((6, 4), (6,), (3, 4)))
     gone(monkeypatch, name)
-    make, dtype = products.arithmetic_of(weight)
-    product = make(weight, bias, None)
-    assert isinstance(product, products.Plain) and dtype == torch.bfloat16
+    product = products.Arithmetic(4, torch.bfloat16).make(weight, bias)
+    assert isinstance(product, products.Plain)
     assert torch.equal(product(x), torch.nn.functional.linear(x, weight, bias))
 
 
 def test_products_are_packed_where_pytorch_and_the_processor_can(monkeypatch: pytest.MonkeyPatch) -> None:
-    found, weight = products.kernels(), torch.randn(6, 4).bfloat16()
+    found, weight = packed_linear.kernels(), torch.randn(6, 4).bfloat16()
     assert found is not None
     for supported in (True, False):
-        monkeypatch.setattr(products, "kernels", lambda supported=supported: found._replace(supported=lambda: supported))
-        assert isinstance(products.arithmetic_of(weight).make(weight, None, None), products.Packed if supported else products.Plain)
+        monkeypatch.setattr(packed_linear, "kernels", lambda supported=supported: found._replace(supported=lambda: supported))
+        assert isinstance(products.Arithmetic(4, torch.bfloat16).make(weight, None), packed_linear.Packed if supported else products.Plain)
 
 
 def test_the_moving_average_without_its_kernel(monkeypatch: pytest.MonkeyPatch) -> None:

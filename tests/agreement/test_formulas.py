@@ -10,8 +10,8 @@ from torch import Tensor
 
 from transom.config.model import Decoder
 from transom.layers.attention import Attention, Terms, attend, attend_explicit
+from transom.layers.masks.contexts import build_contexts
 from transom.layers.masks.rule import LOOKING_BACK, Places
-from transom.layers.masks.sight import build_contexts
 from transom.layers.position import Rotary, build_position, sinusoids
 
 SEEN = torch.ones(5, 5, dtype=torch.bool).tril()

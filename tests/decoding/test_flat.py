@@ -14,13 +14,14 @@ from transom.data.batch import Sequences
 from transom.decoding.backends.flat import FlatSeq2Seq
 from transom.decoding.backends.searcher import searcher_of
 from transom.decoding.predictors.translator import Translator
-from transom.decoding.products import FUSED, Activation, Packed, Plain
+from transom.decoding.products import STEP_ROWS, Activation, Plain
 from transom.decoding.search.beam import Beam
 from transom.decoding.search.filters import Forbid
 from transom.decoding.search.greedy import Greedy
 from transom.decoding.search.limits import Limits
 from transom.decoding.search.loop import Search, search
 from transom.decoding.search.roles import Strategy
+from transom.kernels.packed_linear import FUSED, Packed
 from transom.layers.activation import relu
 from transom.layers.context import LayerContext
 from transom.layers.feed_forward import FeedForward
@@ -112,7 +113,8 @@ def test_packed_products_are_near_the_plain_one(after: Activation | None, biased
     draw = torch.Generator().manual_seed(1)
     weight, bias, x, plus = (torch.randn(*shape, generator=draw).bfloat16() for shape in ((24, 16), (24,), (3, 5, 16), (3, 5, 24)))
     weight[3] = 0
-    expected, found = (make(weight, bias if biased else None, after) for make in (Plain, Packed))
+    given = weight, bias if biased else None, after
+    expected, found = Plain(*given), Packed(*given, STEP_ROWS)
     for added in (None, plus) if after is None else (None,):
         assert (expected(x, added) - found(x, added)).abs().max().item() < 0.02 * expected(x, added).abs().max().item()
     assert (found(x) < 0).any().item() == (after is not relu)

@@ -13,10 +13,9 @@ from transom.layers.approximations.approximate import ApproximateAttention, buil
 from transom.layers.approximations.approximation import Approximation
 from transom.layers.approximations.linear_attention import BOUND, CHUNK, KernelAttention
 from transom.layers.approximations.linear_attention import Performer as PerformerLayer
-from transom.layers.attention import Attention
+from transom.layers.attention import Attention, per_query_head
 from transom.layers.cache import KeyValues, Sums, SumsCache
 from transom.layers.context import AttentionContext, SegmentMask
-from transom.layers.lean import per_query_head
 
 LONG = 2 * CHUNK + 22
 CLOSE = {"rtol": 0, "atol": 1e-10}

@@ -10,12 +10,14 @@ from torch import Tensor
 
 from transom.config.model import Decoder, Seq2Seq
 from transom.decoding.backends.compiled import is_plain
-from transom.layers import attention as attentions
-from transom.layers.attention import Attention, Terms, attend, attend_explicit, attend_fused, attend_short, attend_visible, pattern, scores
+from transom.kernels.attention_cpu import SHORT, attend_short
+from transom.kernels.attention_fused import attend_fused
+from transom.kernels.block_sparse import plan_tiles
+from transom.layers.attention import Attention, Terms, attend, attend_explicit, pattern, scores
 from transom.layers.cache import KeyValueCache, KeyValues
 from transom.layers.context import AttentionContext
+from transom.layers.dispatch import path_of
 from transom.layers.masks.rule import LOOKING_BACK, Places
-from transom.layers.tiles import Tiles, plan
 
 
 def draw(*shape: int, grad: bool = False) -> Tensor:
@@ -148,24 +150,16 @@ def test_bf16_stays_near_float32(path) -> None:  # type: ignore[no-untyped-def]
 
 
 @pytest.mark.parametrize("softcap, sinks", [(None, False), (1.5, False), (None, True), (1.5, True)])
-def test_bounded_scores_and_sinks_keep_the_fast_paths_that_the_schema_names(
-    softcap: float | None, sinks: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bounded_scores_and_sinks_keep_the_fast_paths_that_the_schema_names(softcap: float | None, sinks: bool) -> None:
     """Which path each case takes; the descriptions and costs in ``config/bricks.py`` say the same."""
-    taken = list[str]()
-    for path in ("attend_explicit", "attend_fused", "attend_short", "over_tiles"):
-        function = getattr(attentions, path)
-        monkeypatch.setattr(attentions, path, lambda *args, path=path, function=function: (taken.append(path), function(*args))[1])
     terms = Terms(softcap=softcap, sinks=torch.zeros(2) if sinks else None)
-    q, bias, long = torch.randn(1, 2, 4, 4), torch.zeros(1, 2, 4, 4, requires_grad=True), torch.randn(1, 2, attentions.SHORT + 1, 4)
-    attend(q, q, q, terms)
-    attend(q, q, q, terms._replace(bias=bias))
-    attend(q, long, long, terms)
-    with torch.no_grad():
-        attend(q, q, q, terms)
+    q, bias, long = torch.randn(1, 2, 4, 4), torch.zeros(1, 2, 4, 4, requires_grad=True), torch.randn(1, 2, SHORT + 1, 4)
     places = Places.of_text(4)
-    attend_visible(q, q, q, Tiles(plan(LOOKING_BACK, places, places)), terms)
-    dense = "attend_fused" if softcap is None and not sinks else "attend_explicit"
-    assert taken == ["attend_explicit" if sinks else "attend_short", dense, dense, dense, "over_tiles"]
+    taken = [path_of("attention", *args) for args in ((q, q, q, terms), (q, q, q, terms._replace(bias=bias)), (q, long, long, terms))]
+    with torch.no_grad():
+        taken.append(path_of("attention", q, q, q, terms))
+    taken.append(path_of("visible_attention", q, q, q, plan_tiles(LOOKING_BACK, places, places), terms))
+    dense = "fused" if softcap is None and not sinks else "reference"
+    assert taken == ["reference" if sinks else "short", dense, dense, dense, "tiles"]
     layer = Attention(Decoder.model_validate({"d_model": 8, "n_heads": 2, "attention": {"softcap": softcap, "sinks": sinks}}))
     assert is_plain(layer) == (softcap is None and not sinks)  # what the flat and the compiled decoder ask

@@ -11,8 +11,10 @@ from torch.nn import functional as F
 from transom.config import bricks
 from transom.config.model import Seq2Seq
 from transom.data.batch import translation_batch
-from transom.layers import dropout, lean
-from transom.layers.attention import Attention, Terms, attend_fused
+from transom.kernels import attention_cpu
+from transom.kernels.attention_fused import attend_fused
+from transom.layers import dropout
+from transom.layers.attention import Attention, Terms
 from transom.layers.block import ParallelBlock, build_block
 from transom.layers.embedding import Embedding
 from transom.layers.feed_forward import FeedForward, GatedFeedForward
@@ -38,7 +40,7 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list[tuple[float, torch.Size]]:
         return mask(x, p)
 
     monkeypatch.setattr(dropout, "keep_mask", known)
-    monkeypatch.setattr(lean, "keep_mask", known)
+    monkeypatch.setattr(attention_cpu, "keep_mask", known)
     return draws
 
 

@@ -31,8 +31,8 @@ from transom.layers.dropout import Dropout
 from transom.layers.embedding import Embedding
 from transom.layers.feed_forward import build_feed_forward
 from transom.layers.lora import LowRank
+from transom.layers.masks.contexts import build_contexts
 from transom.layers.masks.rule import LOOKING_BACK, Places
-from transom.layers.masks.sight import build_contexts
 from transom.layers.norm import build_norm
 from transom.layers.position import build_position
 from transom.layers.recurrent.recurrent import EncoderLayer, Recurrence, RecurrentEncoder, RecurrentStack, backwards

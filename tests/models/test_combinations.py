@@ -44,8 +44,7 @@ from transom.decoding.backends.searcher import searcher_of
 from transom.decoding.search.roles import StepModel
 from transom.inspection.names import sites
 from transom.inspection.recompute import attention_pattern
-from transom.layers.attention import Attends
-from transom.layers.lean import per_query_head
+from transom.layers.attention import Attends, per_query_head
 from transom.layers.norm import BatchNorm
 from transom.layers.observe import ActivationRecorder
 from transom.models.build import build_model

@@ -9,8 +9,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from tests.models.combinations import described
 from transom.data.batch import LanguageBatch, Sequences, TranslationBatch
 from transom.inspection.recompute import attention_pattern
-from transom.layers.lean import per_query_head
-from transom.layers.masks import sight
+from transom.layers.attention import per_query_head
+from transom.layers.masks import visible_tiles as tiles_planning
 from transom.layers.observe import ActivationRecorder
 from transom.models.build import build_model
 from transom.models.decoder import DecoderTransformer
@@ -30,9 +30,9 @@ PATTERNS: dict[str, Any] = {
 @pytest.fixture(autouse=True)
 def _long_at_once(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Take rows for long that are not, and masks for sparse; forget what was counted of others."""
-    monkeypatch.setattr(sight, "LONG", 128)
-    monkeypatch.setattr(sight, "MOST", 0.9)
-    monkeypatch.setattr(sight, "JOINED", 1.0)
+    monkeypatch.setattr(tiles_planning, "LONG", 128)
+    monkeypatch.setattr(tiles_planning, "MOST", 0.9)
+    monkeypatch.setattr(tiles_planning, "JOINED", 1.0)
     flops._pairs.cache_clear()
     yield
     flops._pairs.cache_clear()
@@ -85,7 +85,7 @@ def test_tiles_change_nothing(kind: str, pattern: str, position: str, monkeypatc
         name = f"decoder.blocks.{layer}.attn"
         z = attention_pattern(model, name, recorder.activations, batch) @ per_query_head(recorder.activations[f"{name}.v"], 6)
         assert torch.allclose(z, recorder.activations[f"{name}.z"], rtol=0, atol=1e-10)
-    monkeypatch.setattr(sight, "LONG", 10**6)
+    monkeypatch.setattr(tiles_planning, "LONG", 10**6)
     written_out = model(batch)
     assert torch.allclose(by_tiles, written_out, rtol=0, atol=1e-10)
     for a, b in zip(gradients, torch.autograd.grad(written_out.square().mean(), list(model.parameters())), strict=True):

@@ -15,9 +15,9 @@ from tests.models.test_combinations import CLOSE, built
 from tests.models.test_patterns import LENGTH, fields, text
 from transom.data.batch import LanguageBatch, Sequences
 from transom.layers.context import AttentionContext, StackContext
-from transom.layers.masks import sight
+from transom.layers.masks import visible_tiles as tiles_planning
+from transom.layers.masks.contexts import build_contexts
 from transom.layers.masks.rule import Places
-from transom.layers.masks.sight import build_contexts
 from transom.models.decoder import DecoderTransformer
 from transom.models.seq2seq import Seq2SeqTransformer
 
@@ -120,8 +120,8 @@ PATTERNS: dict[str, Any] = {
 @pytest.mark.parametrize("position", ["rotary", "relative"])
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_tiles_change_nothing(pattern: str, position: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sight, "LONG", 128)
-    monkeypatch.setattr(sight, "MOST", 0.95)
+    monkeypatch.setattr(tiles_planning, "LONG", 128)
+    monkeypatch.setattr(tiles_planning, "MOST", 0.95)
     model = built(described(fields("decoder", PATTERNS[pattern], position=position, mask="prefix")))
     side = text(LENGTH)
     batch = batch_of([row[:n] for row, n in zip(side.tokens.tolist(), side.lengths.tolist(), strict=True)], [40, 25])
@@ -129,7 +129,7 @@ def test_tiles_change_nothing(pattern: str, position: str, monkeypatch: pytest.M
     real = batch.target.segments > 0
     by_tiles = model(batch)
     gradients = torch.autograd.grad(by_tiles[real].square().mean(), list(model.parameters()))
-    monkeypatch.setattr(sight, "LONG", 10**6)
+    monkeypatch.setattr(tiles_planning, "LONG", 10**6)
     written_out = model(batch)
     assert torch.allclose(by_tiles[real], written_out[real], **CLOSE)
     for a, b in zip(gradients, torch.autograd.grad(written_out[real].square().mean(), list(model.parameters())), strict=True):

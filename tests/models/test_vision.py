@@ -37,8 +37,8 @@ from transom.config.vision import ConvolutionalNetwork, ImageClassifier, VisionT
 from transom.data.batch import ImageBatch, Mixed
 from transom.inspection.names import sites
 from transom.inspection.recompute import attention_pattern
-from transom.layers.lean import per_query_head
-from transom.layers.masks import sight
+from transom.layers.attention import per_query_head
+from transom.layers.masks import visible_tiles as tiles_planning
 from transom.layers.observe import ActivationRecorder
 from transom.layers.position import build_position, resized_grid, sinusoids
 from transom.layers.vision.patches import patches
@@ -314,9 +314,9 @@ def test_tiles_of_large_images_change_nothing(pattern: Any, pool: str, monkeypat
     fields = {"kind": "vision-transformer", "image_size": 24, "patch_size": 1, "n_layers": 2, "n_heads": 4, "d_ff": 9, "pool": pool}
     config = described(fields | {"attention": {"pattern": pattern}})
     model, batch = built(config), batch_of(config, 2)
-    monkeypatch.setattr(sight, "LONG", 128)
-    monkeypatch.setattr(sight, "MOST", 0.9)
-    monkeypatch.setattr(sight, "JOINED", 1.0)
+    monkeypatch.setattr(tiles_planning, "LONG", 128)
+    monkeypatch.setattr(tiles_planning, "MOST", 0.9)
+    monkeypatch.setattr(tiles_planning, "JOINED", 1.0)
     flops._pairs.cache_clear()
     assert any(each.tiles for each in model.context(batch.pixels).attentions)  # type: ignore[operator]
     by_tiles = model(batch)
@@ -325,7 +325,7 @@ def test_tiles_of_large_images_change_nothing(pattern: Any, pool: str, monkeypat
         model(batch_of(config, 1))  # tiles of several images are laid together in other ways
     assert count_flops(config, 1, config.n_positions, 1).forward == counter.get_total_flops()  # type: ignore[attr-defined]
     flops._pairs.cache_clear()
-    monkeypatch.setattr(sight, "LONG", 10**6)
+    monkeypatch.setattr(tiles_planning, "LONG", 10**6)
     written_out = model(batch)
     assert torch.allclose(by_tiles, written_out, **CLOSE)
     for a, b in zip(gradients, torch.autograd.grad(written_out.square().mean(), list(model.parameters())), strict=True):

@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from transom.errors import ConfigError
+from transom.files.processor import processor_flags
 from transom.planning import precision
-from transom.planning.machine import best_seconds, matmul_rate, measure_peak, processor_flags
+from transom.planning.machine import best_seconds, matmul_rate, measure_peak
 from transom.planning.precision import Precision, Processes, Threads, choose_precision, choose_threads, share_processors, using_threads
 
 CPU = torch.device("cpu")

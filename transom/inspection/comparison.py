@@ -18,11 +18,12 @@ from transom.layers.approximations.approximation import Approximation
 from transom.layers.approximations.linear_attention import Performer as PerformerLayer
 from transom.layers.approximations.low_rank import Linformer as LinformerLayer
 from transom.layers.approximations.low_rank import runs
-from transom.layers.attention import Attention, Terms, attend, attend_explicit, attend_fused, attend_visible, pattern, scores
+from transom.layers.attention import Attention, Terms, attend, attend_explicit, attend_visible, pattern, scores
 from transom.layers.block import Block
 from transom.layers.context import AttentionContext, SegmentMask
+from transom.layers.dispatch import path_of
 from transom.layers.masks.rule import LOOKING_BACK, SAME_SEGMENT, Distance, Places
-from transom.layers.masks.sight import visible_tiles
+from transom.layers.masks.visible_tiles import visible_tiles
 from transom.layers.observe import ActivationRecorder
 from transom.models.network import Network
 from transom.planning.process import environment_with
@@ -52,11 +53,6 @@ class Tapped(NamedTuple):
     terms: Terms
     causal: bool
     own: bool
-
-    @property
-    def exact(self) -> Callable[..., Tensor]:
-        """The fastest exact way: fused, unless scores are bounded or sunk."""
-        return attend_fused if self.terms.softcap is None and self.terms.sinks is None else attend_explicit
 
 
 class System(NamedTuple):
@@ -114,6 +110,7 @@ def stretched(of: Tapped, length: int) -> Tapped:
     return of._replace(q=q, k=k, v=v, terms=of.terms._replace(mask=mask, bias=None))
 
 
+@torch.no_grad()
 def systems(of: Tapped, windows: Sequence[int], bricks: Mapping[str, AnyApproximation], seed: int) -> dict[str, System]:
     """Name every way to attend that fits a place.
 
@@ -125,8 +122,8 @@ def systems(of: Tapped, windows: Sequence[int], bricks: Mapping[str, AnyApproxim
     """
     q, k, v, terms = of.q, of.k, of.v, of.terms
     ways = {}
-    if of.exact is attend_fused:
-        ways["exact, fused"] = System(lambda: attend_fused(q, k, v, terms))
+    if path_of("attention", q, k, v, terms) == "fused":
+        ways["exact, fused"] = System(lambda: attend(q, k, v, terms))
     if k.shape[2] <= LONGEST_EXPLICIT:
         ways[EXPLICIT] = System(lambda: attend_explicit(q, k, v, terms))
     for size in windows if of.own else ():
@@ -183,7 +180,7 @@ def costs(of: Tapped, ways: Mapping[str, System], rounds: int, with_weights: boo
         rounds: how often each is timed, after once to warm up.
         with_weights: compare the weights too, a number a pair of tokens.
     """
-    exact = of.exact(of.q, of.k, of.v, of.terms)
+    exact = attend(of.q, of.k, of.v, of.terms)
     weights = pattern(scores(of.q, of.k, of.terms), of.terms) if with_weights else None
     outputs = {name: way.gather() for name, way in ways.items()}
     seconds: dict[str, list[float]] = {name: [] for name in ways}

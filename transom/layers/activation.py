@@ -1,37 +1,19 @@
 """Activations of the feed-forward network."""
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from transom.layers.second_order import wants_graph
+from transom.layers.dispatch import operation
 
 
-class _Relu(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        y = x.clamp_min(0)
-        ctx.save_for_backward(y)
-        return y
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        (y,) = ctx.saved_tensors
-        if wants_graph():
-            return grad * (y > 0)
-        return torch.gt(y, 0, out=torch.empty_like(y)).mul_(grad)
-
-
+@operation("relu")
 def relu(x: Float[Tensor, "*axes"]) -> Float[Tensor, "*axes"]:
-    """Rectify: max(0, x). On a CPU the gradient is a product with a 0/1 mask, which is several times faster than PyTorch's in bf16."""
-    if x.device.type != "cpu":
-        return F.relu(x)
-    y: Tensor = _Relu.apply(x)  # type: ignore[no-untyped-call]
-    return y
+    """Rectify: max(0, x)."""
+    return F.relu(x)
 
 
 def squared_relu(x: Float[Tensor, "*axes"]) -> Float[Tensor, "*axes"]:

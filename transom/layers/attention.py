@@ -1,28 +1,21 @@
-"""Attention: one scores function, a readable reference, fast paths, and the multi-head module around them."""
+"""Attention: its scores, its weights, the equation, and the multi-head module around them."""
 
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from transom.config.architecture import Transformer
 from transom.layers.cache import BlockCache, KeyValueCache, KeyValues, ProjectedMemory, RoutedCache, SumsCache
 from transom.layers.context import AttentionContext
+from transom.layers.dispatch import operation
 from transom.layers.dropout import dropout as dropped
-from transom.layers.dropout import rounded
-from transom.layers.flex import NARROWEST, Blocks, over_blocks
-from transom.layers.lean import Lean, attend_lean, per_query_head
+from transom.layers.masks.visible_tiles import VisibleTiles
 from transom.layers.norm import build_norm
 from transom.layers.observe import observe
 from transom.layers.position import turn
-from transom.layers.tiles import Tiles, over_tiles
 from transom.layers.value_residual import FirstValues
-
-SHORT = 1024
-"""Up to this many keys, training on a CPU computes attention explicitly: the fused kernel is 1.4 to 8 times slower there, forward and back.
-Behind it the weights that are kept for the gradient, a number a pair of tokens, take more memory than that is worth."""
 
 
 class Terms(NamedTuple):
@@ -45,6 +38,11 @@ class Terms(NamedTuple):
 
 PLAIN = Terms()
 """Nothing beside them."""
+
+
+def per_query_head(x: Float[Tensor, "batch kv_heads *places width"], n_heads: int) -> Float[Tensor, "batch n_heads *places width"]:
+    """Give each query head the key or value head of its group: heads 0 to g - 1 the first, and so on (Ainslie et al. 2023)."""
+    return x if x.shape[1] == n_heads else x.repeat_interleave(n_heads // x.shape[1], 1)
 
 
 def scores(
@@ -87,93 +85,28 @@ def attend_explicit(
     return dropped(pattern(scores(q, k, terms), terms), terms.dropout, True).to(v.dtype) @ per_query_head(v, q.shape[1])
 
 
-def attend_fused(
-    q: Float[Tensor, "batch n_heads query d_head"],
-    k: Float[Tensor, "batch kv_heads key d_head"],
-    v: Float[Tensor, "batch kv_heads key d_value"],
-    terms: Terms = PLAIN,
-) -> Float[Tensor, "batch n_heads query d_value"]:
-    """Attend by PyTorch's fused kernel; the same function as ``attend_explicit`` where scores are neither bounded nor sunk."""
-    assert terms.softcap is None and terms.sinks is None, "the fused kernel knows no softcap and no sinks"
-    mask = terms.mask
-    if terms.bias is not None:
-        bias = terms.bias.to(q.dtype)
-        mask = bias if mask is None else bias.masked_fill(~mask, float("-inf"))
-    if k.shape[1] < q.shape[1] and q.shape[2] == 1 and (mask is None or mask.shape[-3] == 1):  # a step: no copy of the cache
-        grouped = q.view(len(q), k.shape[1], -1, q.shape[3])  # the heads of a group are queries of one key head
-        z = F.scaled_dot_product_attention(grouped, k, v, attn_mask=mask, dropout_p=terms.dropout)
-        return z.reshape(len(q), q.shape[1], 1, -1)
-    k, v = per_query_head(k, q.shape[1]), per_query_head(v, q.shape[1])
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=terms.dropout)
-
-
-def attend_short(
-    q: Float[Tensor, "batch n_heads query d_head"],
-    k: Float[Tensor, "batch kv_heads key d_head"],
-    v: Float[Tensor, "batch kv_heads key d_value"],
-    terms: Terms = PLAIN,
-) -> Float[Tensor, "batch n_heads query d_value"]:
-    """Attend explicitly with a lean gradient: the fastest way to train on short sequences on a CPU.
-
-    The same function as ``attend_explicit`` where scores are not sunk; the bias gets no gradient.
-    """
-    assert terms.sinks is None, "the lean gradient of short sequences knows no sinks"
-    return attend_lean(q, k, v, terms.mask, terms.bias, lean(terms))
-
-
-def attend_tiles(
-    q: Float[Tensor, "batch n_heads query d_head"],
-    k: Float[Tensor, "batch kv_heads key d_head"],
-    v: Float[Tensor, "batch kv_heads key d_value"],
-    tiles: Tiles,
-    terms: Terms = PLAIN,
-) -> Float[Tensor, "batch n_heads query d_value"]:
-    """Attend over the visible tiles of a mask: the same function as ``attend_explicit`` with its mask and bias written out."""
-    return over_tiles(q, k, v, tiles, lean(terms), terms.sinks)
-
-
-def lean(terms: Terms) -> Lean:
-    """Give the lean gradient what it needs of the terms."""
-    return Lean(rounded(terms.dropout), terms.softcap)
-
-
-def attend_blocks(
-    q: Float[Tensor, "batch n_heads query d_head"],
-    k: Float[Tensor, "batch kv_heads key d_head"],
-    v: Float[Tensor, "batch kv_heads key d_value"],
-    blocks: Blocks,
-    terms: Terms = PLAIN,
-) -> Float[Tensor, "batch n_heads query d_value"]:
-    """Attend over the visible blocks of a mask; all pairs where FlexAttention cannot: dropped weights, narrow heads, float64."""
-    if not terms.dropout and min(q.shape[3], v.shape[3]) >= NARROWEST and q.dtype != torch.float64:
-        return over_blocks(q, k, v, blocks, terms.softcap, terms.sinks)
-    mask, bias = blocks.written_out()
-    return attend(q, k, v, terms._replace(mask=mask, bias=bias))
-
-
-def attend_visible(
-    q: Float[Tensor, "batch n_heads query d_head"],
-    k: Float[Tensor, "batch kv_heads key d_head"],
-    v: Float[Tensor, "batch kv_heads key d_value"],
-    tiles: Tiles | Blocks,
-    terms: Terms = PLAIN,
-) -> Float[Tensor, "batch n_heads query d_value"]:
-    """Attend over the visible tiles of a mask, as the device has them."""
-    return attend_tiles(q, k, v, tiles, terms) if isinstance(tiles, Tiles) else attend_blocks(q, k, v, tiles, terms)
-
-
+@operation("attention")
 def attend(
     q: Float[Tensor, "batch n_heads query d_head"],
     k: Float[Tensor, "batch kv_heads key d_head"],
     v: Float[Tensor, "batch kv_heads key d_value"],
     terms: Terms = PLAIN,
 ) -> Float[Tensor, "batch n_heads query d_value"]:
-    """Attend by the fastest of the equal ways: written out for short training, by the equation where only it can, otherwise fused."""
-    learned_bias = terms.bias is not None and terms.bias.requires_grad
-    short = q.device.type == "cpu" and k.shape[2] <= SHORT and torch.is_grad_enabled() and not learned_bias
-    if short and terms.sinks is None:
-        return attend_short(q, k, v, terms)
-    return (attend_fused if terms.softcap is None and terms.sinks is None else attend_explicit)(q, k, v, terms)
+    """Attend by the fastest path of the dispatch table; its reference is ``attend_explicit``."""
+    return attend_explicit(q, k, v, terms)
+
+
+@operation("visible_attention")
+def attend_visible(
+    q: Float[Tensor, "batch n_heads query d_head"],
+    k: Float[Tensor, "batch kv_heads key d_head"],
+    v: Float[Tensor, "batch kv_heads key d_value"],
+    tiles: VisibleTiles,
+    terms: Terms = PLAIN,
+) -> Float[Tensor, "batch n_heads query d_value"]:
+    """Attend where a mask lets tokens see; the reference writes mask and bias out, the kernels compute the visible tiles only."""
+    mask, bias = tiles.written_out()
+    return attend(q, k, v, terms._replace(mask=mask, bias=bias))
 
 
 @runtime_checkable

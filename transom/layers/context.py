@@ -11,10 +11,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from transom.layers.cache import BlockCache
-from transom.layers.flex import Blocks
+from transom.layers.masks.visible_tiles import VisibleTiles
 from transom.layers.observe import ActivationObserver, ActivationRecorder
 from transom.layers.position import Rotation
-from transom.layers.tiles import Tiles
 
 
 class SegmentMask(NamedTuple):
@@ -52,7 +51,7 @@ class AttentionContext(LayerContext):
         mask: True where a query may attend to a key, broadcastable to (batch, n_heads, query, key); None for everywhere.
         bias: added to the scores.
         rotation: rotary tables of the queries and of those keys that are new in this pass.
-        tiles: mask and bias by visible tiles, in place of both; on a GPU by visible blocks.
+        tiles: mask and bias by visible tiles, in place of both.
         visible_keys: numbers of the only keys that any query sees; None for all.
         segments: in place of a mask, for attention that needs no matrix; None for everywhere.
         cache: keys and values of earlier tokens, to which the new ones are appended; the only thing that a layer writes to.
@@ -61,7 +60,7 @@ class AttentionContext(LayerContext):
     mask: Bool[Tensor, "..."] | None = None
     bias: Float[Tensor, "..."] | None = None
     rotation: Rotation | None = None
-    tiles: Tiles | Blocks | None = None
+    tiles: VisibleTiles | None = None
     visible_keys: Int[Tensor, "keys"] | None = None
     segments: SegmentMask | None = None
     cache: BlockCache | None = None

@@ -1,11 +1,11 @@
 """Dropout from random bytes: on a CPU, drawing the numbers is otherwise what costs."""
 
-from typing import Any
-
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from transom.layers.dispatch import operation
 
 BYTE, WORD = 2**8, 2**32
 """Number of values of a random byte, and of the four bytes that probabilities too small for one byte take."""
@@ -29,30 +29,10 @@ def keep_mask(x: Float[Tensor, "*axes"], p: float) -> Float[Tensor, "*axes"]:
     return keep.to(x.dtype).mul_(1 / (1 - p)).view(x.shape)
 
 
-class _DropoutAdd(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, residual: Tensor, x: Tensor, p: float) -> Tensor:
-        mask = keep_mask(x, p)
-        ctx.save_for_backward(mask)
-        return torch.addcmul(residual, x, mask)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
-        (mask,) = ctx.saved_tensors
-        return grad, grad * mask, None
-
-
-class _Dropout(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, p: float) -> Tensor:
-        mask = keep_mask(x, p)
-        ctx.save_for_backward(mask)
-        return x * mask
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        (mask,) = ctx.saved_tensors
-        return grad * mask, None
+@operation("dropout_add")
+def masked_add(residual: Float[Tensor, "*axes"], x: Float[Tensor, "*axes"], mask: Float[Tensor, "*axes"]) -> Float[Tensor, "*axes"]:
+    """Compute residual + x * mask."""
+    return residual + x * mask
 
 
 def dropout(x: Float[Tensor, "*axes"], p: float, training: bool) -> Float[Tensor, "*axes"]:
@@ -64,16 +44,14 @@ def dropout(x: Float[Tensor, "*axes"], p: float, training: bool) -> Float[Tensor
         return x
     if x.device.type != "cpu":
         return F.dropout(x, p)
-    out: Tensor = _Dropout.apply(x, rounded(p))  # type: ignore[no-untyped-call]
-    return out
+    return x * keep_mask(x, rounded(p))
 
 
 def dropout_add(residual: Float[Tensor, "*axes"], x: Float[Tensor, "*axes"], p: float, training: bool) -> Float[Tensor, "*axes"]:
-    """Compute ``residual + dropout(x, p, training)``, on a CPU in one pass."""
-    if not training or rounded(p) == 0 or x.device.type != "cpu" or residual.dtype != x.dtype:
+    """Compute ``residual + dropout(x, p, training)``."""
+    if not training or rounded(p) == 0 or x.device.type != "cpu":
         return residual + dropout(x, p, training)
-    out: Tensor = _DropoutAdd.apply(residual, x, rounded(p))  # type: ignore[no-untyped-call]
-    return out
+    return masked_add(residual, x, keep_mask(x, rounded(p)))
 
 
 class Dropout(nn.Module):

@@ -6,12 +6,11 @@ from typing import Any, NamedTuple
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from transom.config import bricks
 from transom.layers.context import LayerContext
+from transom.layers.dispatch import operation
 from transom.layers.observe import observe
-from transom.layers.second_order import differentiable_gradients, wants_graph
 
 
 class Norm(nn.Module):
@@ -25,6 +24,24 @@ class Norm(nn.Module):
         """Return each vector as it is."""
         x = observe(ctx, self, "x", x)
         return x
+
+
+@operation("layer_norm")
+def layer_norm(
+    x: Float[Tensor, "*axes d_model"], weight: Float[Tensor, "d_model"], bias: Float[Tensor, "d_model"] | None, eps: float
+) -> Float[Tensor, "*axes d_model"]:
+    """Compute gamma * (x - mean) / sqrt(variance + eps) + beta, in float32 at least (Ba et al. 2016, eq. 4)."""
+    exact = x.to(torch.promote_types(x.dtype, torch.float32))
+    centered = exact - exact.mean(-1, keepdim=True)
+    y = centered * (centered.square().mean(-1, keepdim=True) + eps).rsqrt() * weight
+    return (y if bias is None else y + bias).to(x.dtype)
+
+
+@operation("rms_norm")
+def rms_norm(x: Float[Tensor, "*axes d_model"], weight: Float[Tensor, "d_model"], eps: float) -> Float[Tensor, "*axes d_model"]:
+    """Compute gamma * x / sqrt(mean(x^2) + eps), in float32 at least (Zhang & Sennrich 2019, eq. 4)."""
+    exact = x.to(torch.promote_types(x.dtype, torch.float32))
+    return (exact * (exact.square().mean(-1, keepdim=True) + eps).rsqrt() * weight).to(x.dtype)
 
 
 class LayerNorm(Norm):
@@ -43,10 +60,7 @@ class LayerNorm(Norm):
     def forward(self, x: Float[Tensor, "*axes d_model"], ctx: LayerContext = LayerContext()) -> Float[Tensor, "*axes d_model"]:
         """Normalise each vector."""
         x = observe(ctx, self, "x", x)
-        if x.device.type != "cpu" or x.dtype.itemsize >= torch.float32.itemsize or not torch.is_grad_enabled():
-            return F.layer_norm(x, x.shape[-1:], self.weight, self.bias, self.eps)
-        out: Tensor = _ShortLayerNorm.apply(x, self.weight, self.bias, self.eps)  # type: ignore[no-untyped-call]
-        return out
+        return layer_norm(x, self.weight, self.bias, self.eps)
 
 
 class RmsNorm(Norm):
@@ -64,101 +78,7 @@ class RmsNorm(Norm):
     def forward(self, x: Float[Tensor, "*axes d_model"], ctx: LayerContext = LayerContext()) -> Float[Tensor, "*axes d_model"]:
         """Normalise each vector."""
         x = observe(ctx, self, "x", x)
-        if x.device.type != "cpu":
-            return F.rms_norm(x, x.shape[-1:], self.weight.to(x.dtype), self.eps)
-        out: Tensor = _RootMeanSquare.apply(x, self.weight, self.eps)  # type: ignore[no-untyped-call]
-        return out
-
-
-def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
-    """Compute gamma (x - mean) / sqrt(variance + eps) + beta in plain operations, in float32 at least."""
-    exact = x.to(torch.promote_types(x.dtype, torch.float32))
-    centered = exact - exact.mean(-1, keepdim=True)
-    y = centered * (centered.square().mean(-1, keepdim=True) + eps).rsqrt() * weight
-    return (y if bias is None else y + bias).to(x.dtype)
-
-
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Compute gamma x / sqrt(mean(x^2) + eps) in plain operations, in float32 at least."""
-    exact = x.to(torch.promote_types(x.dtype, torch.float32))
-    return (exact * (exact.square().mean(-1, keepdim=True) + eps).rsqrt() * weight).to(x.dtype)
-
-
-class _ShortLayerNorm(torch.autograd.Function):
-    """Layer normalisation of bfloat16 with PyTorch's kernels, but for the gradients of gamma and beta.
-
-    On a CPU these are added up in bfloat16 there, which puts them off by 8 % over 4,096 tokens. With n = (x - mean) / sigma and G the
-    gradient: dbeta = sum(G), dgamma = sum(G * n) = sum(G * x / sigma) - sum(G * mean / sigma), as products that add up in float32.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
-        out, mean, r = _normalize(x, weight, bias, eps)
-        ctx.save_for_backward(x, weight, bias, mean, r)
-        ctx.eps = eps
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, bias, mean, r = ctx.saved_tensors
-        if wants_graph():
-            return *differentiable_gradients(layer_norm, (x, weight, bias, ctx.eps), grad)[:3], None
-        grad_x = _gradient_of_input(grad, x, mean, r, weight)
-        flat = grad.reshape(-1, x.shape[-1])
-        sums = torch.stack([torch.ones_like(r).flatten(), (mean * r).flatten()]).to(x.dtype) @ flat
-        grad_weight = _weighted_sum(r, grad * x) - sums[1]
-        return grad_x, grad_weight.to(weight.dtype), None if bias is None else sums[0].to(bias.dtype), None
-
-
-def _gradient_of_input(grad: Tensor, x: Tensor, mean: Tensor, r: Tensor, weight: Tensor) -> Tensor:
-    """Return (u - mean(u) - n mean(u n)) r for u = weight * grad, n = (x - mean) r: the kernel of layer normalisation."""
-    kernel = getattr(torch.ops.aten, "native_layer_norm_backward", None)  # undocumented
-    if kernel is None:
-        u, n = grad.to(r.dtype) * weight, (x.to(r.dtype) - mean) * r
-        return ((u - u.mean(-1, keepdim=True) - n * (u * n).mean(-1, keepdim=True)) * r).to(x.dtype)
-    out: Tensor = kernel(grad.contiguous(), x.contiguous(), x.shape[-1:], mean, r, weight, None, [True, False, False])[0]
-    return out
-
-
-def _normalize(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the normalised vectors, and the mean and 1 / sigma of each."""
-    kernel = getattr(torch, "native_layer_norm", None)  # undocumented
-    if kernel is None:
-        variance, mean = torch.var_mean(x.to(torch.promote_types(x.dtype, torch.float32)), -1, correction=0, keepdim=True)
-        return F.layer_norm(x, x.shape[-1:], weight, bias, eps), mean, (variance + eps).rsqrt()
-    found: tuple[Tensor, Tensor, Tensor] = kernel(x, x.shape[-1:], weight, bias, eps)
-    return found
-
-
-def _weighted_sum(r: Tensor, rows: Tensor) -> Tensor:
-    """Add up rows, each times its number."""
-    return (r.to(rows.dtype).reshape(1, -1) @ rows.reshape(-1, rows.shape[-1]))[0]
-
-
-class _RootMeanSquare(torch.autograd.Function):
-    """RMS normalisation with its gradient written out; on a CPU PyTorch composes both of a dozen passes over memory.
-
-    With n = x / r, r = sqrt(mean(x^2) + eps), u = gamma * G and G the gradient of gamma * n: dgamma = sum(G * n),
-    dx = (u - n mean(u n)) / r. The kernel of layer normalisation's gradient, told that the mean is 0, gives that less mean(u) / r.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        exact = torch.promote_types(x.dtype, torch.float32)
-        mean_square = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=exact).square_().div_(x.shape[-1])
-        r = mean_square.add_(eps).rsqrt_()
-        ctx.save_for_backward(x, weight, r)
-        ctx.eps = eps
-        return (x.to(exact) * r).mul_(weight).to(x.dtype)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, r = ctx.saved_tensors
-        if wants_graph():
-            return differentiable_gradients(rms_norm, (x, weight, ctx.eps), grad)
-        mean = (grad @ weight.to(grad.dtype))[..., None].to(r.dtype) / x.shape[-1]
-        grad_x = _gradient_of_input(grad, x, torch.zeros_like(r), r, weight).add_((mean * r).to(x.dtype))
-        return grad_x, _weighted_sum(r, grad * x).to(weight.dtype), None
+        return rms_norm(x, self.weight, self.eps)
 
 
 class DynamicTanh(Norm):

@@ -92,13 +92,11 @@ class ActivationObserver:
             self.activations[address] = x
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _matches(patterns: tuple[str, ...], address: str) -> bool:
     """Return whether any pattern matches the address."""
     return any(fnmatchcase(address, pattern) for pattern in patterns)
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _within(patterns: tuple[str, ...], prefix: str) -> tuple[str, ...]:
     """List the patterns of the rest of an address, as ``_remainders`` has them."""
     return tuple(dict.fromkeys(rest for pattern in patterns for rest in _remainders(pattern, prefix)))
@@ -121,6 +119,10 @@ def _remainders(pattern: str, prefix: str) -> tuple[str, ...]:
                 after.append(state[1:])
         states = list(dict.fromkeys(after))
     return tuple(sorted(states))[::-1] if prefix else (pattern,)
+
+
+for _constant in (_matches, _within):
+    vars(_constant)["_dynamo_marked_constant"] = True  # as torch.compiler.assume_constant_result does, after a second of imports
 
 
 class ActivationRecorder:

@@ -6,7 +6,7 @@ bias on the scores (``bias``). Each kind has its own and is silent at the others
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -17,6 +17,7 @@ from transom.config import bricks
 from transom.config.architecture import Architecture, Transformer
 from transom.config.vision import Sinusoidal2d as Sinusoidal2dBrick
 from transom.config.vision import VisionTransformer
+from transom.layers.dispatch import operation
 
 OneBias = Callable[[Tensor, Tensor, Tensor], Tensor]
 """The bias of a head between the positions of a query and a key, each a single number; it holds tensors and no module."""
@@ -214,36 +215,22 @@ class Rotary(Position):
         return Rotation(self.cos[positions][:, None], self.sin[positions][:, None])
 
 
-def turn(x: Float[Tensor, "batch heads length d_head"], rotation: Rotation | None) -> Float[Tensor, "batch heads length d_head"]:
-    """Turn the pairs (x_k, x_{k + d/2}) of each vector; columns behind the turned ones stay (after Su et al. 2021, eq. 34)."""
-    if rotation is None:
-        return x
-    turned: Tensor = _Turn.apply(x, *rotation)  # type: ignore[no-untyped-call]
-    return turned
+@operation("rotary")
+def rotate(
+    x: Float[Tensor, "batch heads length d_head"], cos: Float[Tensor, "#batch 1 length pairs"], sin: Float[Tensor, "#batch 1 length pairs"]
+) -> Float[Tensor, "batch heads length d_head"]:
+    """Rotate the pairs (x_k, x_{k + d/2}) of each vector; further columns stay (after Su et al. 2021, eq. 34).
 
-
-class _Turn(torch.autograd.Function):
-    """The turn by an angle, and of gradients the turn back, each in few passes over memory; products are in the angles' type."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        ctx.save_for_backward(cos, sin)
-        return _turned(x, cos, sin)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        cos, sin = ctx.saved_tensors
-        return turn(grad, Rotation(cos, -sin)), None, None
-
-
-def _turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    Products are in the angles' type.
+    """
     pairs = cos.shape[-1]
-    exact = x.to(torch.promote_types(x.dtype, cos.dtype))
-    a, b, _ = exact.split([pairs, pairs, x.shape[-1] - 2 * pairs], -1)
-    out = exact.clone()
-    out[..., :pairs].mul_(cos).addcmul_(b, sin, value=-1)
-    out[..., pairs : 2 * pairs].mul_(cos).addcmul_(a, sin)
-    return out.to(x.dtype)
+    a, b, rest = x.to(torch.promote_types(x.dtype, cos.dtype)).split([pairs, pairs, x.shape[-1] - 2 * pairs], -1)
+    return torch.cat([a * cos - b * sin, b * cos + a * sin, rest], -1).to(x.dtype)
+
+
+def turn(x: Float[Tensor, "batch heads length d_head"], rotation: Rotation | None) -> Float[Tensor, "batch heads length d_head"]:
+    """Rotate each vector by the angles of its position; None leaves it as it is."""
+    return x if rotation is None else rotate(x, *rotation)
 
 
 def slopes(n_heads: int) -> list[float]:

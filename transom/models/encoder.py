@@ -11,8 +11,8 @@ from transom.config.model import Encoder, MaskedEncoder, TextClassifier, TextEmb
 from transom.layers.context import UNMASKED, AttentionContext, StackContext, open_observer
 from transom.layers.dropout import Dropout
 from transom.layers.embedding import Embedding
+from transom.layers.masks.contexts import build_contexts, of_block
 from transom.layers.masks.rule import SAME_SEGMENT, Places, build_rules
-from transom.layers.masks.sight import build_contexts, of_block
 from transom.layers.norm import build_norm
 from transom.layers.observe import ActivationRecorder, observe
 from transom.layers.position import build_position

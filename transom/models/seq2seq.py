@@ -11,8 +11,8 @@ from transom.layers.cache import DecoderCache
 from transom.layers.context import UNMASKED, AttentionContext, SegmentMask, StackContext, open_observer
 from transom.layers.embedding import Embedding
 from transom.layers.masks import mask as masks
+from transom.layers.masks.contexts import build_contexts, build_decode_contexts, of_block
 from transom.layers.masks.rule import LOOKING_BACK, SAME_SEGMENT, Places, build_rules
-from transom.layers.masks.sight import build_contexts, build_decode_contexts, of_block
 from transom.layers.observe import ActivationRecorder
 from transom.layers.position import build_position
 from transom.layers.stack import Stack

@@ -11,8 +11,9 @@ from transom.config import vision
 from transom.layers.context import UNMASKED, AttentionContext, LayerContext, StackContext, open_observer
 from transom.layers.dropout import Dropout
 from transom.layers.embedding import in_autocast_type
+from transom.layers.masks.contexts import of_block
 from transom.layers.masks.rule import EVERYWHERE
-from transom.layers.masks.sight import of_block, visible_tiles
+from transom.layers.masks.visible_tiles import visible_tiles
 from transom.layers.observe import ActivationRecorder, observe
 from transom.layers.stack import Stack
 from transom.layers.vision.grid import image_places, image_rules

@@ -8,7 +8,7 @@ from transom.config.model import Decoder, Encoder, MaskedEncoder, Seq2Seq, TextC
 from transom.config.recurrent import RecurrentDecoder, RecurrentSeq2Seq
 from transom.config.vision import ConvolutionalNetwork, ImageClassifier, VisionTransformer
 from transom.layers.masks.rule import LOOKING_BACK, SAME_SEGMENT, Places, Rule, build_rules
-from transom.layers.masks.sight import visible_tiles
+from transom.layers.masks.visible_tiles import visible_tiles
 from transom.layers.vision.grid import image_places, image_rules
 from transom.planning.approximations import approximate
 

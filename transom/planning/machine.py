@@ -1,10 +1,9 @@
-"""What the machine can do: its processor's instructions, and its best measured speed, the yardstick that speeds are reported against."""
+"""The machine's best measured speed, the yardstick that speeds are reported against."""
 
 import functools
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
@@ -29,16 +28,6 @@ class MachinePeak:
 
     flops: dict[torch.dtype, float]
     bandwidth: float
-
-
-def processor_flags(cpuinfo: Path = Path("/proc/cpuinfo")) -> set[str]:
-    """Return the names of the processor's instruction sets, as Linux spells them; none on other systems."""
-    try:
-        lines = cpuinfo.read_text(encoding="ascii", errors="replace").splitlines()
-    except OSError:
-        return set()
-    flags = (line.partition(":")[2] for line in lines if line.startswith(("flags", "Features")))  # of x86, of ARM
-    return set(next(flags, "").split())
 
 
 @functools.cache

@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 
 from transom.errors import ConfigError
-from transom.planning.machine import processor_flags
+from transom.files.processor import processor_flags
 
 BFLOAT16_UNITS = ("amx_bf16", "avx512_bf16", "bf16")
 """Processor flags of instructions that multiply bfloat16, as Linux spells them on x86 and on ARM; any other processor emulates it.

@@ -1,33 +1,17 @@
-"""The training loss: cross-entropy with label smoothing, over true target tokens, without ever holding all logits."""
-
-from typing import Any
+"""The training loss: cross-entropy with label smoothing, over true target tokens."""
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
-from transom.layers.second_order import differentiable_gradients, wants_graph
-
-CHUNK_ELEMENTS = 1 << 25
-"""Logits held at a time: enough to keep the matrix units busy and to add up the output map's gradient only a few times."""
-
-SLICE_ELEMENTS = 1 << 19
-"""Of these, how many are exponentiated at a time in float32: few enough to stay in a core's cache through all passes."""
-
-ROUND = 64
-"""Rows of logits are filled up to a multiple of this, so that batches of any number of tokens share a few shapes of products: the first
-product of a shape makes its kernel, which for a wide vocabulary takes as long as dozens of products."""
-
-
-TINY = 1e-30
-"""Probabilities are taken for no smaller than this where their quotient is."""
+from transom.layers.dispatch import operation
 
 
 def cross_entropy(
     logits: Float[Tensor, "tokens vocab"], labels: Int[Tensor, "tokens"], smoothing: float
 ) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
-    """Compute the loss from whole logits; the readable reference of ``linear_cross_entropy``.
+    """Compute the loss from whole logits.
 
     Loss = sum_i [-(1 - e) log f_i,y_i - e / |V| sum_j log f_ij], f_i = softmax(z_i), with e the smoothing (Szegedy et al. 2016, section 7).
 
@@ -59,7 +43,7 @@ def mixed_cross_entropy(
 
 
 def divergence(logits: Float[Tensor, "readings vocab"]) -> Float[Tensor, ""]:
-    """Compute how far two answers for each token are apart, from whole logits; the readable reference of ``linear_cross_entropy``'s.
+    """Compute how far two answers for each token are apart, from whole logits.
 
     Sum over rows 2i and 2i + 1 of [KL(p || q) + KL(q || p)] / 2, p and q their softmax (Liang et al. 2021, eq. 2).
     """
@@ -67,6 +51,7 @@ def divergence(logits: Float[Tensor, "readings vocab"]) -> Float[Tensor, ""]:
     return ((log_p.exp() - log_q.exp()) * (log_p - log_q)).sum() / 2
 
 
+@operation("linear_cross_entropy")
 def linear_cross_entropy(
     hidden: Float[Tensor, "tokens d_model"],
     weight: Float[Tensor, "vocab d_model"],
@@ -74,15 +59,13 @@ def linear_cross_entropy(
     smoothing: float,
     r_drop: float = 0.0,
 ) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
-    """Compute ``cross_entropy(hidden @ weight.T, labels, smoothing)`` a few rows at a time, gradients included.
+    """Compute ``cross_entropy(hidden @ weight.T, labels, smoothing)``; the kernel never holds all logits.
 
     With ``r_drop``, each two rows are one token read twice, and ``r_drop * divergence(hidden @ weight.T)`` is added to the loss.
-
-    The logits of a chunk live only while their loss and their gradient, softmax minus target, are computed. Products are taken
-    in autocast's type where it is on, the softmax and its sums in float32 at least.
+    Products are taken in autocast's type where it is on, the softmax and its sums in float32 at least.
 
     Args:
-        hidden: the model's last vectors, one a true target token (no padding).
+        hidden: the model's last vectors, one per true target token (no padding).
         weight: the output map.
         labels: the tokens to predict.
         smoothing: probability spread evenly over the vocabulary.
@@ -91,106 +74,9 @@ def linear_cross_entropy(
     Returns:
         The smoothed loss, which carries the gradient, and the plain negative log-likelihood, in nats, summed over tokens.
     """
-    loss: Tensor
-    nll: Tensor
-    loss, nll = _LinearCrossEntropy.apply(hidden, weight, labels, smoothing, r_drop)  # type: ignore[no-untyped-call]
-    return loss, nll
-
-
-class _LinearCrossEntropy(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, smoothing: float, r_drop: float) -> tuple[Tensor, Tensor]:
-        device = hidden.device.type
-        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
-        wanted = any(ctx.needs_input_grad[:2])
-        with torch.autocast(device, enabled=False):
-            loss, nll, *gradients = _chunked(hidden, weight, labels, smoothing, r_drop, dtype, wanted, frozen=not ctx.needs_input_grad[1])
-        if wanted:
-            ctx.save_for_backward(hidden, weight, *gradients)
-            ctx.rest = labels, smoothing, r_drop, dtype
-        ctx.mark_non_differentiable(nll)
-        return loss, nll
-
-    @staticmethod
-    def backward(ctx: Any, grad_loss: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        hidden, weight, *gradients = ctx.saved_tensors
-        if wants_graph():
-            return *differentiable_gradients(_whole, (hidden, weight, *ctx.rest), grad_loss)[:2], None, None, None
-        gradients = [grad * grad_loss.to(grad.dtype) for grad in gradients]
-        return gradients[0], gradients[1] if len(gradients) > 1 else None, None, None, None
-
-
-def _whole(hidden: Tensor, weight: Tensor, labels: Tensor, smoothing: float, r_drop: float, dtype: torch.dtype) -> Tensor:
-    """Compute the loss from whole logits, in plain operations."""
-    with torch.autocast(hidden.device.type, enabled=False):
+    device = hidden.device.type
+    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
+    with torch.autocast(device, enabled=False):
         logits = hidden.to(dtype) @ weight.to(dtype).T
-        loss, _ = cross_entropy(logits, labels, smoothing)
-        return loss + r_drop * divergence(logits) if r_drop else loss
-
-
-def _chunked(
-    hidden: Tensor, weight: Tensor, labels: Tensor, smoothing: float, r_drop: float, dtype: torch.dtype, wanted: bool, frozen: bool
-) -> tuple[Tensor, ...]:
-    """Compute the loss and, where wanted, its gradients, that of a frozen map left out, reusing one buffer for all chunks' logits.
-
-    The smoothing's share of loss and gradient is the same for every vocabulary entry, so it needs sums of the map's rows, not of logits:
-    sum_j z_j = h . sum_j w_j. The target's share touches one row a token.
-    """
-    exact = torch.promote_types(dtype, torch.float32)
-    (n_tokens, d_model), vocab = hidden.shape, weight.shape[0]
-    w, h_all = weight.to(dtype), F.pad(hidden.to(dtype), (0, 0, 0, -len(hidden) % ROUND))  # a row of zeros adds nothing to z^T h
-    w_sum, w_target = w.sum(0, dtype=exact), w[labels]
-    log_sums = hidden.new_empty(len(h_all), dtype=exact)
-    grad_hidden = hidden.new_empty(len(h_all), d_model, dtype=dtype)
-    grad_weight: Tensor | None = None
-    rows, slice_rows = (2 * max(1, min(len(h_all), elements // vocab) // 2) for elements in (CHUNK_ELEMENTS, SLICE_ELEMENTS))
-    apart = hidden.new_zeros((), dtype=exact)
-    product, buffer = hidden.new_empty(rows, vocab, dtype=dtype), hidden.new_empty(slice_rows, vocab, dtype=exact)
-    for start in range(0, len(h_all), rows):
-        h = h_all[start : start + rows]
-        z = torch.mm(h, w.T, out=product[: len(h)])
-        for part, log_sum in zip(z.split(slice_rows), log_sums[start : start + rows].split(slice_rows), strict=True):
-            e = buffer[: len(part)]
-            _softmax_(part, e, log_sum)
-            if r_drop:
-                apart += _draw_together_(part, e, r_drop)
-        if wanted:
-            torch.mm(z, w, out=grad_hidden[start : start + rows])
-        if wanted and not frozen:
-            chunk_grad = (z.T @ h).to(exact)
-            grad_weight = chunk_grad if grad_weight is None else grad_weight.add_(chunk_grad)
-    h_all, log_sums, grad_hidden = h_all[:n_tokens], log_sums[:n_tokens], grad_hidden[:n_tokens]
-    target = (h_all.to(exact) * w_target.to(exact)).sum(-1)
-    nll = (log_sums - target).sum()
-    loss = (1 - smoothing) * nll + smoothing * (log_sums - h_all.to(exact) @ w_sum / vocab).sum() + r_drop * apart
-    if not wanted:
-        return loss, nll
-    grad_hidden = grad_hidden.to(exact) - (1 - smoothing) * w_target - smoothing / vocab * w_sum
-    if frozen:
-        return loss, nll, grad_hidden.to(hidden.dtype)
-    if grad_weight is None:  # there is no token
-        grad_weight = torch.zeros_like(weight, dtype=exact)
-    grad_weight.index_add_(0, labels, h_all.to(exact), alpha=smoothing - 1)
-    grad_weight -= smoothing / vocab * h_all.sum(0, dtype=exact)
-    return loss, nll, grad_hidden.to(hidden.dtype), grad_weight.to(weight.dtype)
-
-
-def _softmax_(z: Tensor, e: Tensor, log_sum: Tensor) -> None:
-    """Replace logits ``z`` by their softmax and fill in ``log_sum``, working in the wider type of the buffer ``e``."""
-    largest = e.copy_(z).amax(-1, keepdim=True)
-    total = e.sub_(largest).exp_().sum(-1, keepdim=True)
-    log_sum.copy_((total.log() + largest)[:, 0])
-    z.copy_(e.mul_(total.reciprocal_()))
-
-
-def _draw_together_(z: Tensor, e: Tensor, r_drop: float) -> Tensor:
-    """Return the divergence of softmaxes ``e``, each two rows a token's, and add ``r_drop`` times its gradient by the logits to ``z``.
-
-    With r = log p - log q, d KL(p || q) / d logits of p = p (r - KL(p || q)) and d KL(q || p) / d logits of p = p - q.
-    """
-    p, q = e.unflatten(0, (-1, 2)).unbind(1)
-    r = (p.clamp_min(TINY) / q.clamp_min(TINY)).log_()
-    p_from_q, q_from_p = (p * r).sum(-1, keepdim=True), -(q * r).sum(-1, keepdim=True)
-    by_p, by_q = p * (r - p_from_q) + (p - q), q * (-r - q_from_p) + (q - p)
-    z.add_(torch.stack([by_p, by_q], 1).flatten(0, 1), alpha=r_drop / 2)
-    return (p_from_q + q_from_p).sum() / 2
+        loss, nll = cross_entropy(logits, labels, smoothing)
+        return loss + r_drop * divergence(logits) if r_drop else loss, nll.detach()

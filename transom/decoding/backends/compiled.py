@@ -11,12 +11,12 @@ from torch import Tensor, nn
 
 from transom.config.patterns import Full
 from transom.data.batch import Sequences
-from transom.decoding.native import native
 from transom.decoding.products import Activation
 from transom.layers.activation import ACTIVATIONS, GATES
 from transom.layers.attention import Attention
 from transom.layers.block import PostNormBlock, PreNormBlock, SequentialBlock
 from transom.layers.cache import KeyValueCache, KeyValues
+from transom.layers.dispatch import operation
 from transom.layers.dropout import Dropout
 from transom.layers.embedding import Embedding
 from transom.layers.feed_forward import FeedForward, GatedFeedForward
@@ -52,6 +52,12 @@ POSITIONS = {Position, Sinusoidal, Learned, Rotary}
 """The positions that it knows: those that add nothing to scores."""
 
 
+@operation("decoder_step")
+def engine() -> tuple[ctypes.CDLL | None, str]:
+    """Return the compiled step and where it lies, or None and the reason why there is none."""
+    return None, "there are no kernels (TRANSOM_KERNELS=reference, or transom/kernels is missing)"
+
+
 def why_not(model: Network) -> str | None:
     """Tell why the decoder of ``model`` cannot be compiled here; None where it can."""
     if not isinstance(model, Seq2SeqTransformer | DecoderTransformer):
@@ -68,7 +74,8 @@ def why_not(model: Network) -> str | None:
         return f"it takes heads whose width is a multiple of {LANES}, found d_head {d_head} and d_value {d_value}"
     if not isinstance(attentions[0].o, nn.Linear):
         return "it takes attention with an output map"
-    return None if native().library is not None else native().reason
+    library, reason = engine()
+    return None if library is not None else reason
 
 
 def is_plain(attention: Attention) -> bool:

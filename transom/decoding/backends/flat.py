@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from transom.data.batch import Sequences
-from transom.decoding.products import READING_ROWS, Activation, Arithmetic, Product, arithmetic_of
+from transom.decoding.products import READING_ROWS, STEP_ROWS, Activation, Arithmetic, Product
 from transom.layers.attention import Attention, Terms, attend_explicit
 from transom.layers.block import Block, PostNormBlock, SequentialBlock
 from transom.layers.context import StackContext
@@ -73,7 +73,7 @@ class FlatEncoder:
 
     def __init__(self, model: Seq2SeqTransformer) -> None:
         """Lay out the weights of ``model``."""
-        arithmetic = arithmetic_of(model.unembedding.weight, READING_ROWS)
+        arithmetic = Arithmetic(READING_ROWS, model.unembedding.weight.dtype)
         self._embed, self._encoder = _Embedding(model.source_embedding, arithmetic.dtype), _Stack(model.encoder, arithmetic)
 
     @torch.inference_mode()
@@ -120,11 +120,11 @@ class FlatDecoder:
     """Symbols to logits, in one type."""
 
     def __init__(self, model: Seq2SeqTransformer) -> None:
-        arithmetic = arithmetic_of(model.unembedding.weight)
+        arithmetic = Arithmetic(STEP_ROWS, model.unembedding.weight.dtype)
         self.dtype = arithmetic.dtype
         self.embed = _Embedding(model.target_embedding, arithmetic.dtype)
         self.stack = _Stack(model.decoder, arithmetic)
-        self.unembed = arithmetic.make(model.unembedding.weight.detach(), None, None)
+        self.unembed = arithmetic.make(model.unembedding.weight.detach(), None)
 
 
 class _Embedding:
@@ -173,7 +173,7 @@ class FlatStack(nn.Module):
     def __init__(self, stack: Stack, like: Tensor) -> None:
         """Lay out the weights of ``stack``, of the type and on the device of ``like``; later changes are not seen."""
         super().__init__()
-        self._stack = _Stack(stack, arithmetic_of(like, READING_ROWS))
+        self._stack = _Stack(stack, Arithmetic(READING_ROWS, like.dtype))
 
     def forward(self, x: Float[Tensor, "rows query d_model"], ctx: StackContext) -> Float[Tensor, "rows query d_model"]:
         """Pass the residual stream through the blocks, all of which see the same."""

@@ -8,10 +8,8 @@ from torch import nn
 
 from transom.config.architecture import Transformer
 from transom.config.patterns import Full
-from transom.decoding.backends.compiled import CompiledLanguageModel, CompiledSeq2Seq, Kind, is_plain, why_not
+from transom.decoding.backends.compiled import CompiledLanguageModel, CompiledSeq2Seq, Kind, engine, is_plain, why_not
 from transom.decoding.backends.flat import FlatEncoder, FlatSeq2Seq, FlatStack
-from transom.decoding.native import native
-from transom.decoding.products import FUSED
 from transom.decoding.search.roles import StepModel
 from transom.errors import ConfigError
 from transom.layers.attention import Attention
@@ -57,7 +55,7 @@ def searcher_of(model: Network, dtype: torch.dtype | None = None, eight_bits: bo
         model = copy.deepcopy(model).to(dtype).eval()
     wanted: Kind | None = "int8" if eight_bits else "bf16" if model.unembedding.weight.dtype == torch.bfloat16 else None
     reason = why_not(model) if wanted is not None else None  # asking compiles the library
-    library = native().library if wanted is not None and reason is None else None
+    library = engine()[0] if wanted is not None and reason is None else None
     if wanted is not None and library is not None:
         if isinstance(model, DecoderTransformer):
             return CompiledLanguageModel(library, model, wanted)
@@ -88,12 +86,6 @@ def _is_flat(module: nn.Module, config: Transformer) -> bool:
 
 
 def _has_flat_form(module: nn.Module) -> bool:
-    if type(module) not in KNOWN:
+    if isinstance(module, Attention) and not (is_plain(module) and module.n_kv_heads == module.n_heads):
         return False
-    match module:
-        case Attention():
-            return is_plain(module) and module.n_kv_heads == module.n_heads
-        case FeedForward():
-            return module.activation in FUSED
-        case _:
-            return True
+    return type(module) in KNOWN

@@ -9,9 +9,9 @@ from torch.nn import functional as F
 
 from transom.config import approximations
 from transom.layers.approximations.approximation import Approximation, visible
+from transom.layers.attention import per_query_head
 from transom.layers.cache import Sums
 from transom.layers.context import AttentionContext
-from transom.layers.lean import per_query_head
 
 CHUNK = 64
 """Tokens among which a causal pass makes scores; what lies before a chunk enters it as sums."""

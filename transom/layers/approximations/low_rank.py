@@ -6,8 +6,7 @@ from torch import Tensor, nn
 
 from transom.config import approximations
 from transom.layers.approximations.approximation import Approximation
-from transom.layers.attention import Terms, pattern, scores
-from transom.layers.lean import per_query_head
+from transom.layers.attention import Terms, pattern, per_query_head, scores
 
 
 class Linformer(Approximation):

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.decoding.test_compiled import needs_library
+from tests.kernels.test_compiled import needs_library
 
 ROOT = Path(__file__).parents[2]
 pytestmark = [needs_library, pytest.mark.long]
 
 
 def sanitize(*arguments: str) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-m", "tests.decoding.sanitize", *arguments]
+    command = [sys.executable, "-m", "tests.kernels.sanitize", *arguments]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=900)
 
 

@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 import torch
 
-from tests.decoding.test_compiled import model_of, needs_library
-from transom.decoding import native_build
+from tests.kernels.test_compiled import model_of, needs_library
 from transom.decoding.backends.flat import FlatSeq2Seq
 from transom.decoding.backends.searcher import searcher_of
-from transom.decoding.native import SWITCH, native
-from transom.decoding.native_build import REMEMBERED, BuildError, cache_folder, find_compiler
 from transom.errors import ConfigError
+from transom.kernels import native_build
+from transom.kernels.native import SWITCH, native
+from transom.kernels.native_build import REMEMBERED, BuildError, cache_folder, find_compiler
 
 
 @pytest.fixture(scope="session")
@@ -31,8 +31,7 @@ def built() -> bytes:
 
 @pytest.fixture
 def uncached(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    monkeypatch.setattr("transom.decoding.backends.searcher.native", native.__wrapped__)
-    monkeypatch.setattr("transom.decoding.backends.compiled.native", native.__wrapped__)
+    monkeypatch.setattr("transom.kernels.native.native", native.__wrapped__)
     return monkeypatch
 
 
@@ -240,7 +239,7 @@ def test_another_compiler_version_is_another_library(uncached: pytest.MonkeyPatc
     uncached.setenv("XDG_CACHE_HOME", str(tmp_path))
     first = native.__wrapped__().reason
     compiler = find_compiler()
-    uncached.setattr("transom.decoding.native.find_compiler", lambda: compiler._replace(version=b"another"))
+    uncached.setattr("transom.kernels.native.find_compiler", lambda: compiler._replace(version=b"another"))
     assert native.__wrapped__().reason != first
 
 

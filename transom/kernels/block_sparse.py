@@ -17,9 +17,12 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
-from transom.layers.lean import Lean, gradients
+from transom.kernels.attention_cpu import Lean, gradients, lean
+from transom.kernels.second_order import differentiable_gradients, wants_graph
+from transom.layers.attention import PLAIN, Terms
 from transom.layers.masks.rule import TILE, And, Or, Places, Rule
-from transom.layers.second_order import differentiable_gradients, wants_graph
+from transom.layers.masks.visible_tiles import VisibleTiles
+from transom.layers.position import Position
 
 PAIRS_AT_ONCE = 2**15
 """Most scores a head that are held at once, unless one tile of queries has more: more take no less time, and memory."""
@@ -204,36 +207,37 @@ def _cuts(counts: list[int]) -> Iterator[tuple[int, int]]:
         yield first, len(counts)
 
 
-class Tiles(NamedTuple):
-    """A mask by its visible tiles, and what is added to the scores there.
+class Tiles(VisibleTiles):
+    """A mask by its visible tiles, each gathered on a CPU; its parts are of ``Part``."""
 
-    Attributes:
-        parts: disjoint parts of the mask.
-        bias: gives what is added to the scores between positions, from what is learned.
-        learned: what the bias is learned from.
+    def bias(self, queries: Tensor, keys: Tensor, *learned: Tensor) -> Tensor | None:
+        """Return what is added to the scores between positions."""
+        return None if self.position is None else self.position.bias(queries, keys, *learned)
+
+
+def plan_tiles(rule: Rule, queries: Places, keys: Places, position: Position | None = None) -> Tiles:
+    """Find the visible tiles of a mask.
+
+    Args:
+        rule: the mask.
+        queries: where the queries stand.
+        keys: where the keys stand.
+        position: the brick whose bias is added to the scores.
     """
-
-    parts: list[Part]
-    bias: Bias = lambda *_: None
-    learned: Sequence[Tensor] = ()
-
-    @property
-    def pairs(self) -> int:
-        """Scores that are computed a head."""
-        return sum(part.pairs for part in self.parts)
+    return Tiles(plan(rule, queries, keys), rule, queries, keys, position)
 
 
-def over_tiles(
+def attend_tiles(
     q: Float[Tensor, "batch n_heads query d_head"],
     k: Float[Tensor, "batch kv_heads key d_head"],
     v: Float[Tensor, "batch kv_heads key d_value"],
-    tiles: Tiles,
-    lean: Lean,
-    sinks: Float[Tensor, "n_heads"] | None = None,
+    tiles: VisibleTiles,
+    terms: Terms = PLAIN,
 ) -> Float[Tensor, "batch n_heads query d_value"]:
-    """Attend over the visible tiles."""
+    """Attend over the visible tiles of a mask: equal to ``attend_explicit`` with its mask and bias written out."""
     assert tiles.parts, "something is seen"
-    z: Tensor = _OverTiles.apply(tiles, lean, q, k, v, sinks, *tiles.learned)  # type: ignore[no-untyped-call]
+    learned = () if tiles.position is None else tiles.position.learned
+    z: Tensor = _OverTiles.apply(tiles, lean(terms), q, k, v, terms.sinks, *learned)  # type: ignore[no-untyped-call]
     return z
 
 

@@ -8,20 +8,9 @@ from jaxtyping import Int
 from torch import Tensor
 
 from transom.layers.context import AttentionContext, SegmentMask
-from transom.layers.flex import Blocks, available, plan_blocks
 from transom.layers.masks.rule import BOTH_WAYS_IN_PREFIX, LOOKING_BACK, Places, Rule, Unwritten
+from transom.layers.masks.visible_tiles import visible_tiles
 from transom.layers.position import Position, Rotation
-from transom.layers.tiles import Tiles, plan
-
-LONG = 1024
-"""From this many queries on, tiles are looked for that need not be computed: below, all of them take less time than a choice."""
-
-MOST = 0.4
-"""Most tiles of a mask, as a share of all, with which to leave out the others pays: what is gathered takes 2.2 times a dense kernel's time
-a pair. A causal mask alone has half of all."""
-
-JOINED = 1.5
-"""What a pair costs where parts of a mask are joined, beside one of a mask of one part."""
 
 RARE = 0.5
 """Most keys of a step, as a share of all, with which to gather them pays."""
@@ -100,33 +89,6 @@ def _of_last(position: Position, rule: Rule, new: Places, every: Places, rotatio
             mask, keys, visible = None, keys[:, places], places
     bias = position.bias(new.positions, keys, *position.learned)
     return AttentionContext(mask=mask, bias=bias, rotation=rotation, visible_keys=visible)
-
-
-def visible_tiles(rule: Rule, queries: Places, keys: Places, position: Position | None = None, n_rows: int = 1) -> Tiles | Blocks | None:
-    """Find the visible tiles of a mask, if to leave out the others pays.
-
-    Args:
-        rule: the mask.
-        queries: where the queries stand.
-        keys: where the keys stand.
-        position: the brick whose bias is added to the scores there.
-        n_rows: sequences that share places of one row.
-    """
-    device = queries.segments.device
-    if queries.segments.shape[1] < LONG or torch.compiler.is_compiling():
-        return None
-    if n_rows > 1:
-        queries, keys = (places.each(lambda x: x.expand(n_rows, -1)) for places in (queries, keys))
-    found: Tiles | Blocks
-    if available(device):
-        found = plan_blocks(rule, queries, keys, position)
-    elif device.type == "cpu":
-        found = Tiles(plan(rule, queries, keys), *(() if position is None else (position.bias, position.learned)))
-    else:
-        return None
-    whole = queries.segments.numel() * keys.segments.shape[1]
-    cost = found.pairs * (JOINED if len(found.parts) > 1 else 1)
-    return found if 0 < cost <= MOST * whole else None
 
 
 def of_block(contexts: Sequence[AttentionContext], attention: str) -> AttentionContext:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.decoding.test_compiled import library, model_of, needs_library
+from tests.kernels.test_compiled import library, model_of, needs_library
 from transom.data.batch import Sequences
 from transom.decoding.backends.compiled import CompiledCache, CompiledDecoder, CompiledSeq2Seq, _Decoder, _State, check
 from transom.layers.cache import KeyValues
@@ -80,7 +80,7 @@ def test_too_many_threads_are_reported_and_none_is_left(monkeypatch: pytest.Monk
     """Limit the processes of a child, so that its third thread cannot begin."""
     program = """
 import resource, threading
-from transom.decoding.native import native
+from transom.kernels.native import native
 library = native().library
 soft, hard = resource.getrlimit(resource.RLIMIT_AS)
 in_use = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
@@ -96,7 +96,7 @@ library.transom_close(workspace)
 def test_bounds_hold_without_assertions() -> None:
     program = """
 import torch
-from tests.decoding.test_compiled_bounds import searching
+from tests.kernels.test_compiled_bounds import searching
 assert False, "assertions are off"
 found, cache = searching([[3, 4, 2]], 1, 1)
 tokens = torch.ones(1, 1, dtype=torch.long)

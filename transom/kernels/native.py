@@ -2,11 +2,11 @@
 
 import ctypes
 import os
-from dataclasses import dataclass
 from functools import cache
+from typing import NamedTuple
 
-from transom.decoding.native_build import BuildError, find_compiler, load
-from transom.planning.machine import processor_flags
+from transom.files.processor import processor_flags
+from transom.kernels.native_build import BuildError, find_compiler, load
 
 SWITCH = "TRANSOM_NATIVE"
 """Environment variable; 0 keeps to PyTorch's operations."""
@@ -25,8 +25,7 @@ _FUNCTIONS: dict[str, tuple[list[type], type | None]] = {
 """Arguments and result of each function of ``step.cpp``."""
 
 
-@dataclass(frozen=True)
-class Native:
+class Native(NamedTuple):
     """What became of the library.
 
     Attributes:

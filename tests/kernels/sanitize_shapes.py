@@ -1,4 +1,4 @@
-"""Search with a library that was built by sanitizers: ``python -m tests.decoding.sanitize_shapes LIBRARY``, under their runtime.
+"""Search with a library that was built by sanitizers: ``python -m tests.kernels.sanitize_shapes LIBRARY``, under their runtime.
 
 Every shape of ``SHAPES`` in bfloat16 and in 8 bits, by one thread and by several; each logit must be finite.
 """
@@ -8,10 +8,10 @@ import sys
 
 import torch
 
-from tests.decoding.test_compiled import LANGUAGE_VARIANTS, VARIANTS, language_model, model_of
+from tests.kernels.test_compiled import LANGUAGE_VARIANTS, VARIANTS, language_model, model_of
 from transom.data.batch import Sequences
-from transom.decoding import native as natives
 from transom.decoding.backends.compiled import KINDS, CompiledLanguageModel, CompiledSeq2Seq, Tiled
+from transom.kernels import native as natives
 
 SHAPES = [
     ([[5, 6, 7, 2]], 1, 4),

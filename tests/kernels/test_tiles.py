@@ -10,13 +10,13 @@ from torch import Tensor
 
 from tests.layers.test_rule import FAMILIES, packed, pattern, patterns
 from transom.config.model import Decoder
-from transom.layers.attention import Attention, Terms, attend_explicit, attend_tiles
+from transom.kernels.block_sparse import attend_tiles, joined, plan, plan_tiles, visible_pairs
+from transom.layers.attention import Attention, Terms, attend_explicit
 from transom.layers.context import AttentionContext
-from transom.layers.masks import sight as sights
-from transom.layers.masks.rule import LOOKING_BACK, SAME_SEGMENT, Places, Rule
-from transom.layers.masks.sight import build_contexts, build_decode_contexts
+from transom.layers.masks import visible_tiles as tiles_planning
+from transom.layers.masks.contexts import build_contexts, build_decode_contexts
+from transom.layers.masks.rule import LOOKING_BACK, SAME_SEGMENT, TILE, Places, Rule
 from transom.layers.position import Position, build_position
-from transom.layers.tiles import TILE, Tiles, joined, plan, visible_pairs
 
 BIGBIRD = {
     "kind": "any",
@@ -43,7 +43,7 @@ def both_ways(
     sinks = drawn(4) if fields.get("sinks") else None
     terms = Terms(softcap=fields.get("softcap"), sinks=sinks)
     written = terms._replace(mask=rule.matrix(queries, keys), bias=position.bias(queries.positions, keys.positions, *position.learned))
-    tiles = Tiles(plan(rule, queries, keys), position.bias, position.learned)
+    tiles = plan_tiles(rule, queries, keys, position)
     inputs = [x for x in (q, k, v, sinks, *position.learned) if x is not None]
     results = []
     for path, given_terms in ((attend_explicit, (written,)), (attend_tiles, (tiles, terms))):
@@ -97,7 +97,7 @@ def test_in_short_types_too(fields: dict[str, Any], dtype: torch.dtype, toleranc
     q, k, v = drawn(1, 4, 300, 8), drawn(1, 2, 300, 8), drawn(1, 2, 300, 8)
     short = [x.detach().to(dtype).requires_grad_() for x in (q, k, v)]
     z = attend_explicit(q, k, v, Terms(rule.matrix(places, places)))
-    by_tiles = attend_tiles(*short, Tiles(plan(rule, places, places), position_of("none").bias))
+    by_tiles = attend_tiles(*short, plan_tiles(rule, places, places))
     assert by_tiles.dtype == dtype
     exact, rough = (
         [out, *torch.autograd.grad((out * torch.linspace(-1, 1, 8)).sum(), inputs)] for out, inputs in ((z, (q, k, v)), (by_tiles, short))
@@ -110,7 +110,7 @@ def test_in_short_types_too(fields: dict[str, Any], dtype: torch.dtype, toleranc
 def test_what_is_dropped_forward_is_dropped_backward(fields: dict[str, Any]) -> None:
     """Values linear in z: the gradient of V is that of the very weights that were kept."""
     places = packed([200], 0)
-    tiles = Tiles(plan(LOOKING_BACK & pattern(fields), places, places), position_of("none").bias)
+    tiles = plan_tiles(LOOKING_BACK & pattern(fields), places, places)
     q, k, v = drawn(1, 2, 200, 4), drawn(1, 2, 200, 4), drawn(1, 2, 200, 4)
     torch.manual_seed(7)
     z = attend_tiles(q, k, v, tiles, Terms(dropout=0.5))
@@ -149,7 +149,7 @@ def test_a_strided_pattern_costs_what_is_seen_of_it() -> None:
 
 
 def test_sight_takes_tiles_where_they_are_few_and_rows_are_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sights, "LONG", 256)
+    monkeypatch.setattr(tiles_planning, "LONG", 256)
     window, full = (LOOKING_BACK & pattern({"kind": kind}) for kind in ("window", "full"))
     narrow = LOOKING_BACK & pattern({"kind": "window", "size": 10})
     long, short = packed([512], 0), packed([255], 0)
@@ -182,7 +182,7 @@ def test_gradients_by_finite_differences() -> None:
     torch.manual_seed(3)
     places = packed([70, 20], 3)
     position = position_of("relative")
-    tiles = Tiles(plan(SAME_SEGMENT & pattern(SPARSE), places, places), position.bias, position.learned)
+    tiles = plan_tiles(SAME_SEGMENT & pattern(SPARSE), places, places, position)
     q, k, v, sinks = drawn(1, 4, 93, 2), drawn(1, 4, 93, 2), drawn(1, 4, 93, 2), drawn(4)
 
     def whole(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor) -> Tensor:
@@ -196,7 +196,7 @@ def test_the_layer_attends_by_tiles_or_seen_keys_alike() -> None:
     layer = Attention(Decoder.model_validate({"d_model": 8, "n_heads": 4, "n_kv_heads": 2})).double()
     x, places = drawn(2, 200, 8), packed([120, 80], 0, rows=2)
     rule = LOOKING_BACK & pattern(SPARSE)
-    tiles = Tiles(plan(rule, places, places), position_of("none").bias)
+    tiles = plan_tiles(rule, places, places)
     mask = rule.matrix(places, places)
     assert torch.allclose(layer(x, AttentionContext(tiles=tiles))[0], layer(x, AttentionContext(mask=mask))[0], rtol=0, atol=1e-10)
     seen = torch.tensor([3, 5, 190])

@@ -11,8 +11,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from transom.decoding.native_build import SOURCE, find_compiler
-from transom.planning.machine import processor_flags
+from transom.files.processor import processor_flags
+from transom.kernels.native_build import SOURCE, find_compiler
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -62,7 +62,7 @@ def main() -> int:
             library = Path(work) / "step.so"
             build(SOURCE, ADDRESS, library)
             codes["address and undefined behavior"] = in_python(
-                ["-m", "tests.decoding.sanitize_shapes", str(library), *(["planted"] if planted else [])]
+                ["-m", "tests.kernels.sanitize_shapes", str(library), *(["planted"] if planted else [])]
             )
         if planted != "overrun":
             driver = Path(work) / "driver"

@@ -13,16 +13,17 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn.attention import flex_attention as flex
 
+from tests.kernels.test_tiles import BIGBIRD, SEQUENCES, SPARSE, TERMS, drawn, position_of, same
 from tests.layers.test_rule import FAMILIES, packed, pattern, patterns
-from tests.layers.test_tiles import BIGBIRD, SEQUENCES, SPARSE, TERMS, drawn, position_of, same
 from transom.config.model import Decoder
-from transom.layers import attention as attentions
-from transom.layers.attention import Attention, Terms, attend_blocks, attend_explicit
+from transom.kernels import flex as kernel
+from transom.kernels.flex import BLOCK, attend_blocks, available, plan_blocks
+from transom.layers.attention import Attention, Terms, attend_explicit, attend_visible
 from transom.layers.context import AttentionContext
-from transom.layers.flex import BLOCK, available, over_blocks, plan_blocks
-from transom.layers.masks import sight as sights
+from transom.layers.dispatch import ROWS, rows_of
+from transom.layers.masks import visible_tiles as tiles_planning
+from transom.layers.masks.contexts import build_contexts
 from transom.layers.masks.rule import LOOKING_BACK, SAME_SEGMENT, Places, Rule
-from transom.layers.masks.sight import build_contexts
 
 
 @pytest.fixture(autouse=True)
@@ -48,7 +49,7 @@ def both_ways(rule: Rule, places: Places, position: str, fields: dict[str, Any])
     inputs = [x for x in (q, k, v, sinks, *brick.learned) if x is not None]
     ways = (
         lambda: attend_explicit(q, k, v, Terms(mask, bias, 0.0, fields["softcap"], sinks)),
-        lambda: over_blocks(q, k, v, blocks, fields["softcap"], sinks),
+        lambda: attend_blocks(q, k, v, blocks, Terms(softcap=fields["softcap"], sinks=sinks)),
     )
     results = []
     for way in ways:
@@ -116,7 +117,7 @@ def test_places_of_one_row_are_those_of_all() -> None:
     q, k, v = drawn(3, 4, 200, 16), drawn(3, 4, 200, 16), drawn(3, 4, 200, 16)
     one = packed([150], 50)
     rule = LOOKING_BACK & pattern(SPARSE)
-    z = over_blocks(q, k, v, plan_blocks(rule, one, one, position_of("alibi")))
+    z = attend_blocks(q, k, v, plan_blocks(rule, one, one, position_of("alibi")))
     mask, bias = plan_blocks(rule, one, one, position_of("alibi")).written_out()
     assert torch.allclose(z, attend_explicit(q, k, v, Terms(mask, bias)), rtol=0, atol=1e-10)
 
@@ -132,10 +133,11 @@ def test_what_the_kernel_cannot_is_written_out(why: str | None, monkeypatch: pyt
 
     def noted(*arguments: Any) -> Tensor:
         taken.append(True)
-        return over_blocks(*arguments)
+        return attend_blocks(*arguments)
 
-    monkeypatch.setattr(attentions, "over_blocks", noted)
-    z = attend_blocks(q, q, q, blocks, Terms(dropout=0.5 if why == "dropout" else 0.0))
+    rows = [row._replace(implementation=noted) if row.path == "FlexAttention" else row for row in rows_of("visible_attention")]
+    monkeypatch.setitem(ROWS, "visible_attention", rows)
+    z = attend_visible(q, q, q, blocks, Terms(dropout=0.5 if why == "dropout" else 0.0))
     assert bool(taken) == (why is None)
     if why != "dropout":
         mask, bias = blocks.written_out()
@@ -144,13 +146,13 @@ def test_what_the_kernel_cannot_is_written_out(why: str | None, monkeypatch: pyt
 
 def test_models_take_blocks_where_the_device_has_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """A layer whose contexts have blocks, tiles and matrices gathers the same."""
-    monkeypatch.setattr(sights, "LONG", 256)
+    monkeypatch.setattr(tiles_planning, "LONG", 256)
     layer = Attention(Decoder.model_validate({"d_model": 64, "n_heads": 4, "n_kv_heads": 2, "attention": {"softcap": 5.0, "sinks": True}}))
     x, places, position = torch.randn(2, 1024, 64), packed([1024], 0, rows=2), position_of("relative").float()
     rules = [LOOKING_BACK & pattern({"kind": "window", "size": 20}), SAME_SEGMENT]
     found: list[list[AttentionContext]] = []
     for with_blocks in (True, False):
-        monkeypatch.setattr(sights, "available", lambda device, with_blocks=with_blocks: with_blocks)
+        monkeypatch.setattr(kernel, "available", lambda device, with_blocks=with_blocks: with_blocks)
         found.append(build_contexts(position, places, places, rules))
     blocks, tiles = (contexts[0] for contexts in found)
     assert type(blocks.tiles).__name__ == "Blocks" and type(tiles.tiles).__name__ == "Tiles" and found[0][1].tiles is None
@@ -177,7 +179,10 @@ def test_the_compiled_kernel_equals_the_reference(position: str) -> None:
         q, k, v = (torch.randn(2, heads, 1280, 64, device=device, requires_grad=True) for heads in (4, 2, 2))
         sinks = torch.randn(4, device=device, requires_grad=True)
         inputs, results = [q, k, v, sinks, *brick.learned], []
-        for z in (over_blocks(q, k, v, blocks, 5.0, sinks), attend_explicit(q, k, v, Terms(mask, bias, 0.0, 5.0, sinks))):
+        for z in (
+            attend_blocks(q, k, v, blocks, Terms(softcap=5.0, sinks=sinks)),
+            attend_explicit(q, k, v, Terms(mask, bias, 0.0, 5.0, sinks)),
+        ):
             results.append([z, *torch.autograd.grad(z.square().sum(), inputs)])
         for a, b in zip(*results, strict=True):
             assert (a - b).abs().max() <= 0.01 * b.abs().max()  # products of float32 may be of TensorFloat-32 there

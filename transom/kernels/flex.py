@@ -14,9 +14,11 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
 
+from transom.kernels.block_sparse import Side, joined, parts_of, side_of
+from transom.layers.attention import PLAIN, Terms
 from transom.layers.masks.rule import Places, Rule
+from transom.layers.masks.visible_tiles import VisibleTiles
 from transom.layers.position import Position
-from transom.layers.tiles import Side, joined, parts_of, side_of
 
 BLOCK = 128
 """Tokens of a block: the kernel's own tiles divide it."""
@@ -34,33 +36,8 @@ class BlockPart(NamedTuple):
     pairs: int
 
 
-class Blocks(NamedTuple):
-    """A mask by its visible blocks, and the position brick whose bias is added to the scores there.
-
-    Attributes:
-        parts: disjoint parts of the mask.
-        position: the brick; None for no bias.
-        rule: the mask.
-        queries: where the queries stand.
-        keys: where the keys stand.
-    """
-
-    parts: list[BlockPart]
-    position: Position | None
-    rule: Rule
-    queries: Places
-    keys: Places
-
-    @property
-    def pairs(self) -> int:
-        """Scores that are computed a head."""
-        return sum(part.pairs for part in self.parts)
-
-    def written_out(self) -> tuple[Bool[Tensor, "#batch 1 query key"], Float[Tensor, "#batch n_heads query key"] | None]:
-        """Give mask and bias as matrices."""
-        positions = self.queries.positions, self.keys.positions
-        bias = None if self.position is None else self.position.bias(*positions, *self.position.learned)
-        return self.rule.matrix(self.queries, self.keys), bias
+class Blocks(VisibleTiles):
+    """A mask by its visible blocks, for a GPU; its parts are of ``BlockPart``."""
 
 
 def available(device: torch.device) -> bool:
@@ -78,7 +55,7 @@ def plan_blocks(rule: Rule, queries: Places, keys: Places, position: Position | 
         position: the brick whose bias is added to the scores.
     """
     parts = [_part(each, side_of(queries, order, BLOCK), side_of(keys, order, BLOCK)) for each, order in parts_of(rule)]
-    return Blocks([part for part in parts if part.pairs], position, rule, queries, keys)
+    return Blocks([part for part in parts if part.pairs], rule, queries, keys, position)
 
 
 def _part(rule: Rule, queries: Side, keys: Side) -> BlockPart:
@@ -110,30 +87,29 @@ def _asked(rule: Rule, queries: Places, keys: Places) -> Callable[[Tensor, Tenso
     return sees
 
 
-def over_blocks(
+def attend_blocks(
     q: Float[Tensor, "batch n_heads query d_head"],
     k: Float[Tensor, "batch kv_heads key d_head"],
     v: Float[Tensor, "batch kv_heads key d_value"],
-    blocks: Blocks,
-    softcap: float | None = None,
-    sinks: Float[Tensor, "n_heads"] | None = None,
+    blocks: VisibleTiles,
+    terms: Terms = PLAIN,
 ) -> Float[Tensor, "batch n_heads query d_value"]:
-    """Attend over the visible blocks; parts and sinks are joined as those of tiles are."""
+    """Attend over the visible blocks of a mask; parts and sinks are joined as those of tiles are."""
     assert blocks.parts, "something is seen"
-    alone = len(blocks.parts) == 1 and sinks is None
+    alone = len(blocks.parts) == 1 and terms.sinks is None
     kernel = flex_attention if q.device.type == "cpu" else _compiled()  # uncompiled, it writes all scores out: for tests
     found = []
     for part in blocks.parts:
         z, aux = kernel(
             *(side.arrange(x) for side, x in ((part.queries, q), (part.keys, k), (part.keys, v))),
-            score_mod=_score(part, blocks.position, softcap),
+            score_mod=_score(part, blocks.position, terms.softcap),
             block_mask=part.mask,
             enable_gqa=k.shape[1] < q.shape[1],
             return_aux=AuxRequest(lse=not alone),
         )
         log = () if alone else (aux.lse[..., None].clamp(min=torch.finfo(aux.lse.dtype).min),)  # minus infinity where nothing is seen
         found.append(tuple(part.queries.put_back(x) for x in (z, *log)))
-    return joined(found, sinks).to(v.dtype)
+    return joined(found, terms.sinks).to(v.dtype)
 
 
 def _score(part: BlockPart, position: Position | None, softcap: float | None) -> Callable[..., Tensor] | None:

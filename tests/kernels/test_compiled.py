@@ -13,13 +13,13 @@ from transom.data.batch import Sequences
 from transom.decoding.backends.compiled import AFTER, KINDS, CompiledLanguageModel, CompiledSeq2Seq, Kind, Tiled, why_not
 from transom.decoding.backends.flat import FlatSeq2Seq
 from transom.decoding.backends.searcher import searcher_of
-from transom.decoding.native import compiled, native
 from transom.decoding.predictors.generator import Generator
 from transom.decoding.search.beam import Beam
 from transom.decoding.search.filters import Forbid
 from transom.decoding.search.limits import Limits
 from transom.decoding.search.loop import Search, search
 from transom.errors import ConfigError
+from transom.kernels.native import compiled, native
 from transom.models.build import build_model
 from transom.models.decoder import DecoderTransformer
 from transom.models.seq2seq import Seq2SeqTransformer

@@ -1,6 +1,7 @@
 """A gradient penalty and a Hessian-vector product of whole models: through the fast paths what they are by the equations."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,13 +15,12 @@ from tests.models.test_combinations import built
 from tests.models.test_vision import PLAIN as VISION
 from tests.models.test_vision import SET_NETWORKS, batch_of
 from tests.models.test_vision import described as described_image
-from transom.layers import activation, dropout, lean, norm, position, tiles
-from transom.layers.attention import Terms, pattern, scores
-from transom.layers.dropout import keep_mask
-from transom.layers.lean import Lean, per_query_head
-from transom.layers.masks import sight
+from transom.kernels.rows import ROWS as KERNELS
+from transom.layers.attention import Terms, pattern, per_query_head, scores
+from transom.layers.dispatch import ROWS, Row, rows_of
+from transom.layers.dropout import keep_mask, rounded
+from transom.layers.masks import visible_tiles as tiles_planning
 from transom.models.network import Network
-from transom.training import loss
 from transom.training.loss import cross_entropy
 from transom.training.objectives.cross_entropy import CrossEntropy
 from transom.training.objectives.objective import forward_pass
@@ -39,10 +39,9 @@ def rms_normed(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return weight * x / (x.square().mean(-1, keepdim=True) + eps).sqrt()
 
 
-def attended(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, bias: Tensor | None, of: Lean) -> Tensor:
-    terms = Terms(mask=mask, bias=bias, softcap=of.softcap)
-    weights = pattern(scores(q, k, terms), terms)
-    return (dropped(weights, of.dropout) if of.dropout else weights) @ per_query_head(v, q.shape[1])
+def attended(q: Tensor, k: Tensor, v: Tensor, terms: Terms) -> Tensor:
+    weights, p = pattern(scores(q, k, terms), terms), rounded(terms.dropout)
+    return (dropped(weights, p) if p else weights) @ per_query_head(v, q.shape[1])
 
 
 def entropy(hidden: Tensor, weight: Tensor, labels: Tensor, smoothing: float, r_drop: float) -> tuple[Tensor, Tensor]:
@@ -50,16 +49,15 @@ def entropy(hidden: Tensor, weight: Tensor, labels: Tensor, smoothing: float, r_
     return cross_entropy(hidden @ weight.T, labels, smoothing)
 
 
-BY_EQUATION: dict[Any, Callable[..., Any]] = {
-    activation._Relu: F.relu,
-    dropout._Dropout: dropped,
-    dropout._DropoutAdd: lambda residual, x, p: residual + dropped(x, p),
-    lean._Attend: attended,
-    loss._LinearCrossEntropy: entropy,
-    norm._RootMeanSquare: rms_normed,
-    position._Turn: turned,
+BY_EQUATION: dict[tuple[str, str], Callable[..., Any]] = {
+    ("relu", "mask product"): F.relu,
+    ("dropout_add", "one pass"): lambda residual, x, mask: residual + x * mask,
+    ("attention", "short"): attended,
+    ("linear_cross_entropy", "chunks"): entropy,
+    ("rms_norm", "written out"): rms_normed,
+    ("rotary", "in place"): turned,
 }
-"""What every hand-written function is by PyTorch's own operations; tiles are left out by length, and ``_ShortLayerNorm`` is of bfloat16."""
+"""Every hand-written path by PyTorch's own operations; tiles are left out by length, and ``float32 sums`` of layer norms is of bfloat16."""
 
 
 def derivatives(model: Network, batch: Any) -> list[Tensor]:
@@ -79,15 +77,20 @@ def derivatives(model: Network, batch: Any) -> list[Tensor]:
 
 
 def both_ways(model: Network, batch: Any, monkeypatch: pytest.MonkeyPatch) -> tuple[list[list[Tensor]], set[Any]]:
-    """Compute the derivatives by the fast paths and by the equations; name the hand-written functions that the first way passes."""
+    """Compute the derivatives by the fast paths and by the equations; name the paths that the first way takes."""
     passed = set[Any]()
-    for function in (*BY_EQUATION, tiles._OverTiles):
-        apply = function.apply
-        monkeypatch.setattr(function, "apply", lambda *args, function=function, apply=apply: (passed.add(function), apply(*args))[1])
+
+    def noted(row: Row, *args: Any) -> Any:
+        passed.add((row.operation, row.path))
+        return row.implementation(*args)
+
+    for name in {row.operation for row in KERNELS}:
+        monkeypatch.setitem(ROWS, name, [row._replace(implementation=partial(noted, row)) for row in rows_of(name)])
     fast = derivatives(model, batch)
-    for function, by_equation in BY_EQUATION.items():
-        monkeypatch.setattr(function, "apply", by_equation)
-    monkeypatch.setattr(sight, "LONG", 10**6)
+    for name in {row.operation for row in KERNELS}:
+        by_equation = [row._replace(implementation=BY_EQUATION.get(row[:2], row.implementation)) for row in rows_of(name)]
+        monkeypatch.setitem(ROWS, name, by_equation)
+    monkeypatch.setattr(tiles_planning, "LONG", 10**6)
     return [fast, derivatives(model, batch)], passed
 
 
@@ -126,24 +129,24 @@ def test_of_texts(fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> No
     found, passed = both_ways(built(config).train(), batch_for(config), monkeypatch)
     assert agree(found) and found[0][0] > 0
     lean_attention = "n_heads" in fields and (fields["kind"] == "seq2seq" or fields["position"] != "relative")  # not with a learned bias
-    assert loss._LinearCrossEntropy in passed and (lean._Attend in passed) == lean_attention
+    assert ("linear_cross_entropy", "chunks") in passed and (("attention", "short") in passed) == lean_attention
 
 
 @pytest.mark.parametrize("fields", IMAGES, ids=lambda fields: fields["kind"])
 def test_of_images(fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     config = described_image(fields)
     found, passed = both_ways(built(config).train(), batch_of(config), monkeypatch)
-    assert agree(found) and found[0][0] > 0 and loss._LinearCrossEntropy in passed
+    assert agree(found) and found[0][0] > 0 and ("linear_cross_entropy", "chunks") in passed
 
 
 def test_of_long_rows_whose_tiles_are_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     attention = {"pattern": {"kind": "window-2d", "size": 3}, "sinks": True, "softcap": 2.0}
     fields = VISION | {"image_size": 24, "patch_size": 1, "channels": 1, "n_layers": 1, "attention": attention, "pool": "mean"}
     config = described_image(fields)
-    monkeypatch.setattr(sight, "LONG", 128)
-    monkeypatch.setattr(sight, "MOST", 0.9)
+    monkeypatch.setattr(tiles_planning, "LONG", 128)
+    monkeypatch.setattr(tiles_planning, "MOST", 0.9)
     found, passed = both_ways(built(config).train(), batch_of(config, 1), monkeypatch)
-    assert agree(found) and tiles._OverTiles in passed
+    assert agree(found) and ("visible_attention", "tiles") in passed
 
 
 @pytest.mark.long

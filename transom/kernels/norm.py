@@ -1,0 +1,105 @@
+"""Layer and RMS normalization with their gradients written out, for CPUs."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from transom.kernels.second_order import differentiable_gradients, wants_graph
+from transom.layers.dispatch import REFERENCES
+
+
+class _ShortLayerNorm(torch.autograd.Function):
+    """Layer normalization of bfloat16 with PyTorch's kernels, but for the gradients of gamma and beta.
+
+    On a CPU these are added up in bfloat16 there, which puts them off by 8 % over 4,096 tokens. With n = (x - mean) / sigma and G the
+    gradient: dbeta = sum(G), dgamma = sum(G * n) = sum(G * x / sigma) - sum(G * mean / sigma), as products that add up in float32.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+        out, mean, r = _normalize(x, weight, bias, eps)
+        ctx.save_for_backward(x, weight, bias, mean, r)
+        ctx.eps = eps
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, bias, mean, r = ctx.saved_tensors
+        if wants_graph():
+            return *differentiable_gradients(REFERENCES["layer_norm"], (x, weight, bias, ctx.eps), grad)[:3], None
+        grad_x = _gradient_of_input(grad, x, mean, r, weight)
+        flat = grad.reshape(-1, x.shape[-1])
+        sums = torch.stack([torch.ones_like(r).flatten(), (mean * r).flatten()]).to(x.dtype) @ flat
+        grad_weight = _weighted_sum(r, grad * x) - sums[1]
+        return grad_x, grad_weight.to(weight.dtype), None if bias is None else sums[0].to(bias.dtype), None
+
+
+def _gradient_of_input(grad: Tensor, x: Tensor, mean: Tensor, r: Tensor, weight: Tensor) -> Tensor:
+    """Return (u - mean(u) - n mean(u n)) r for u = weight * grad, n = (x - mean) r: the kernel of layer normalization."""
+    kernel = getattr(torch.ops.aten, "native_layer_norm_backward", None)  # undocumented
+    if kernel is None:
+        u, n = grad.to(r.dtype) * weight, (x.to(r.dtype) - mean) * r
+        return ((u - u.mean(-1, keepdim=True) - n * (u * n).mean(-1, keepdim=True)) * r).to(x.dtype)
+    out: Tensor = kernel(grad.contiguous(), x.contiguous(), x.shape[-1:], mean, r, weight, None, [True, False, False])[0]
+    return out
+
+
+def _normalize(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the normalized vectors, and the mean and 1 / sigma of each."""
+    kernel = getattr(torch, "native_layer_norm", None)  # undocumented
+    if kernel is None:
+        variance, mean = torch.var_mean(x.to(torch.promote_types(x.dtype, torch.float32)), -1, correction=0, keepdim=True)
+        return F.layer_norm(x, x.shape[-1:], weight, bias, eps), mean, (variance + eps).rsqrt()
+    found: tuple[Tensor, Tensor, Tensor] = kernel(x, x.shape[-1:], weight, bias, eps)
+    return found
+
+
+def _weighted_sum(r: Tensor, rows: Tensor) -> Tensor:
+    """Add up rows, each times its number."""
+    return (r.to(rows.dtype).reshape(1, -1) @ rows.reshape(-1, rows.shape[-1]))[0]
+
+
+class _RootMeanSquare(torch.autograd.Function):
+    """RMS normalization with its gradient written out; on a CPU PyTorch composes both of a dozen passes over memory.
+
+    With n = x / r, r = sqrt(mean(x^2) + eps), u = gamma * G and G the gradient of gamma * n: dgamma = sum(G * n),
+    dx = (u - n mean(u n)) / r. The kernel of layer normalization's gradient, told that the mean is 0, gives that less mean(u) / r.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        exact = torch.promote_types(x.dtype, torch.float32)
+        mean_square = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=exact).square_().div_(x.shape[-1])
+        r = mean_square.add_(eps).rsqrt_()
+        ctx.save_for_backward(x, weight, r)
+        ctx.eps = eps
+        return (x.to(exact) * r).mul_(weight).to(x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, r = ctx.saved_tensors
+        if wants_graph():
+            return differentiable_gradients(REFERENCES["rms_norm"], (x, weight, ctx.eps), grad)
+        mean = (grad @ weight.to(grad.dtype))[..., None].to(r.dtype) / x.shape[-1]
+        grad_x = _gradient_of_input(grad, x, torch.zeros_like(r), r, weight).add_((mean * r).to(x.dtype))
+        return grad_x, _weighted_sum(r, grad * x).to(weight.dtype), None
+
+
+short_layer_norm: Callable[..., Tensor] = _ShortLayerNorm.apply
+"""Normalize vectors of 16 bits on a CPU."""
+
+written_out_rms_norm: Callable[..., Tensor] = _RootMeanSquare.apply
+"""Normalize by the root mean square on a CPU."""
+
+
+def fused_layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+    """Normalize by PyTorch's own kernel."""
+    return F.layer_norm(x, x.shape[-1:], weight, bias, eps)
+
+
+def fused_rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Normalize by PyTorch's own kernel."""
+    return F.rms_norm(x, x.shape[-1:], weight.to(x.dtype), eps)

@@ -1,0 +1,70 @@
+"""The rectifier, dropped residual sums and rotary positions with their gradients written out, each in few passes over memory."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from transom.kernels.second_order import wants_graph
+
+
+class _Relu(torch.autograd.Function):
+    """The rectifier; its gradient is a product with a 0/1 mask."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        y = x.clamp_min(0)
+        ctx.save_for_backward(y)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        (y,) = ctx.saved_tensors
+        if wants_graph():
+            return grad * (y > 0)
+        return torch.gt(y, 0, out=torch.empty_like(y)).mul_(grad)
+
+
+class _DropoutAdd(torch.autograd.Function):
+    """residual + x * mask."""
+
+    @staticmethod
+    def forward(ctx: Any, residual: Tensor, x: Tensor, mask: Tensor) -> Tensor:
+        ctx.save_for_backward(mask)
+        return torch.addcmul(residual, x, mask)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+        (mask,) = ctx.saved_tensors
+        return grad, grad * mask, None
+
+
+class _Rotate(torch.autograd.Function):
+    """The rotation of pairs of columns, and of gradients the rotation back; products are in the angles' type."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        ctx.save_for_backward(cos, sin)
+        pairs = cos.shape[-1]
+        exact = x.to(torch.promote_types(x.dtype, cos.dtype))
+        a, b, _ = exact.split([pairs, pairs, x.shape[-1] - 2 * pairs], -1)
+        out = exact.clone()
+        out[..., :pairs].mul_(cos).addcmul_(b, sin, value=-1)
+        out[..., pairs : 2 * pairs].mul_(cos).addcmul_(a, sin)
+        return out.to(x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        cos, sin = ctx.saved_tensors
+        return rotate(grad, cos, -sin), None, None
+
+
+relu: Callable[[Tensor], Tensor] = _Relu.apply
+"""Compute max(0, x)."""
+
+dropout_add: Callable[[Tensor, Tensor, Tensor], Tensor] = _DropoutAdd.apply
+"""Compute residual + x * mask."""
+
+rotate: Callable[[Tensor, Tensor, Tensor], Tensor] = _Rotate.apply
+"""Rotate the pairs (x_k, x_{k + d/2}) of each vector; cosines and sines get no gradient."""
