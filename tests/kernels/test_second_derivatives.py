@@ -44,7 +44,7 @@ def attended(q: Tensor, k: Tensor, v: Tensor, terms: Terms) -> Tensor:
     return (dropped(weights, p) if p else weights) @ per_query_head(v, q.shape[1])
 
 
-def entropy(hidden: Tensor, weight: Tensor, labels: Tensor, smoothing: float, r_drop: float) -> tuple[Tensor, Tensor]:
+def entropy(hidden: Tensor, weight: Tensor, labels: Tensor, smoothing: float, r_drop: float = 0.0) -> tuple[Tensor, Tensor]:
     assert not r_drop
     return cross_entropy(hidden @ weight.T, labels, smoothing)
 
