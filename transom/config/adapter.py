@@ -4,12 +4,17 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from transom.config.brick import Brick
+from transom.config.brick import Brick, Slot
+from transom.config.components import component
 
 Adapted = Literal["attn.q", "attn.k", "attn.v", "attn.o", "cross.q", "cross.k", "cross.v", "cross.o", "ff.gate", "ff.up", "ff.down"]
 """The maps of a block, by the end of their path; of a mixture, ``ff.up`` is every expert's."""
 
 
+Adapter = Annotated[Brick, Slot("adapter")]
+
+
+@component("adapter")
 class Lora(Brick):
     """Low-rank adaptation (Hu et al. 2022, eq. 3): W x + (alpha / rank) B A x, with W kept as it is and B = 0 at the start.
 
@@ -38,7 +43,3 @@ class Lora(Brick):
         if not self.on:
             raise ValueError("expected at least one map in on, found none; name some, as in on = ['attn.q', 'attn.v']")
         return self
-
-    def parameters(self, d_in: int, d_out: int) -> int:
-        """Count A and B of a map."""
-        return self.rank * (d_in + d_out)

@@ -4,7 +4,8 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from transom.config.brick import Brick
+from transom.config.brick import Brick, Slot
+from transom.config.components import component
 
 
 class ApproximationBrick(Brick):
@@ -13,11 +14,11 @@ class ApproximationBrick(Brick):
     LOOKS_BACK: ClassVar[bool] = False
     """Whether a token can be kept from what comes after it, as decoders need."""
 
-    def parameters(self, n_positions: int) -> int:
-        """Count what is learned beside the projections of queries, keys and values: nothing, where sums stand in for scores."""
-        return 0
+
+Approximation = Annotated[ApproximationBrick, Slot("approximation", ApproximationBrick)]
 
 
+@component("approximation")
 class NoApproximation(ApproximationBrick):
     """Attention itself: the softmax of the scores of all pairs (Vaswani et al. 2017, eq. 1)."""
 
@@ -26,6 +27,7 @@ class NoApproximation(ApproximationBrick):
     kind: Literal["none"] = "none"
 
 
+@component("approximation")
 class Linear(ApproximationBrick):
     """Linear attention (Katharopoulos et al. 2020, eq. 4 and 5): phi(q_i)^T sum_j phi(k_j) v_j^T / phi(q_i)^T sum_j phi(k_j).
 
@@ -42,6 +44,7 @@ class Linear(ApproximationBrick):
     feature_map: Literal["elu", "relu"] = Field("elu", description="phi; with relu a query may see nothing")
 
 
+@component("approximation")
 class Performer(ApproximationBrick):
     """Linear attention that estimates the softmax: positive orthogonal random features, FAVOR+ (Choromanski et al. 2021, lemma 1).
 
@@ -62,6 +65,7 @@ class Performer(ApproximationBrick):
     orthogonal: bool = Field(True, description="draw the w_r at right angles to each other, d_k at a time: less error at equal m")
 
 
+@component("approximation")
 class Linformer(ApproximationBrick):
     """Keys and values of all places mixed to a few (Wang et al. 2020, eq. 7): softmax(Q (E K)^T / sqrt(d_k)) F V.
 
@@ -73,11 +77,8 @@ class Linformer(ApproximationBrick):
     kind: Literal["linformer"] = "linformer"
     rank: int = Field(64, ge=1, le=65536, description="k, mixed keys and values; the paper has 128 to 256 for 512 tokens")
 
-    def parameters(self, n_positions: int) -> int:
-        """Count E and F."""
-        return 2 * self.rank * n_positions
 
-
+@component("approximation")
 class Nystrom(ApproximationBrick):
     """Nystrom's method (Xiong et al. 2021, eq. 13 and 14): softmax(Q K'^T) softmax(Q' K'^T)^+ softmax(Q' K^T) V, all over sqrt(d_k).
 
@@ -89,7 +90,3 @@ class Nystrom(ApproximationBrick):
     kind: Literal["nystrom"] = "nystrom"
     n_landmarks: int = Field(64, ge=1, le=4096, description="m, means of queries and of keys; a text of no more tokens has one each")
     n_iterations: int = Field(6, ge=1, le=100, description="of the pseudo-inverse")
-
-
-AnyApproximation = NoApproximation | Linear | Performer | Linformer | Nystrom
-Approximation = Annotated[AnyApproximation, Field(discriminator="kind")]

@@ -5,7 +5,8 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from transom.config.brick import Brick
+from transom.config.brick import Brick, Slot
+from transom.config.components import component
 
 
 class DepthBrick(Brick):
@@ -19,11 +20,11 @@ class DepthBrick(Brick):
         """Count the tokens of a sequence that a routed block takes in training."""
         return n_tokens
 
-    def parameters(self, n_layers: int, d_model: int) -> int:
-        """Count what a stack's routers learn."""
-        return 0
+
+Depth = Annotated[DepthBrick, Slot("depth", DepthBrick)]
 
 
+@component("depth")
 class FullDepth(DepthBrick):
     """Every token passes every block."""
 
@@ -31,6 +32,7 @@ class FullDepth(DepthBrick):
     kind: Literal["full"] = "full"
 
 
+@component("depth")
 class MixtureOfDepths(DepthBrick):
     """Mixture of depths (Raposo et al. 2024, eq. 1): x'_i = x_i + r_i f(X)_i for chosen tokens, x'_i = x_i for the others, r_i = w x_i + b.
 
@@ -59,10 +61,3 @@ class MixtureOfDepths(DepthBrick):
     def n_chosen(self, n_tokens: int) -> int:
         """Take a share, rounded up."""
         return math.ceil(self.capacity * n_tokens)
-
-    def parameters(self, n_layers: int, d_model: int) -> int:
-        """Count w and b of each routed block."""
-        return n_layers // self.every * (d_model + 1)
-
-
-AnyDepth = Annotated[FullDepth | MixtureOfDepths, Field(discriminator="kind")]

@@ -4,9 +4,17 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from transom.config.brick import Brick
+from transom.config.brick import Brick, Slot
+from transom.config.components import component
+
+Pattern = Annotated[Brick, Slot("pattern")]
+"""Of one block."""
+
+AnyPattern = Annotated[Brick, Slot("stack_pattern")]
+"""Of one block, or of several in turn."""
 
 
+@component("pattern", "stack_pattern")
 class Full(Brick):
     """Every token sees all that its family lets it see (Vaswani et al. 2017, section 3.2).
 
@@ -18,6 +26,7 @@ class Full(Brick):
     kind: Literal["full"] = "full"
 
 
+@component("pattern", "stack_pattern")
 class Window(Brick):
     """A sliding window (Beltagy et al. 2020, section 3.1; Jiang et al. 2023, section 2): token i sees j where -size < j - i < size.
 
@@ -29,6 +38,7 @@ class Window(Brick):
     size: int = Field(256, ge=1, description="tokens to a side, the token itself among them")
 
 
+@component("pattern", "stack_pattern")
 class Window2d(Brick):
     """A square window on an image (Ramachandran et al. 2019, section 3.1): a patch sees those fewer than size rows and columns away.
 
@@ -40,6 +50,7 @@ class Window2d(Brick):
     size: int = Field(4, ge=1, description="patches to each side, the patch itself among them")
 
 
+@component("pattern", "stack_pattern")
 class Strided(Brick):
     """Every stride-th token, counted back from the token itself (Child et al. 2019, section 4.2, A^(2)): (i - j) mod stride = 0."""
 
@@ -48,6 +59,7 @@ class Strided(Brick):
     stride: int = Field(128, ge=1, description="about the square root of the length")
 
 
+@component("pattern", "stack_pattern")
 class Local(Brick):
     """The token's own block (Child et al. 2019, section 4.3, A^(1)): floor(i / size) = floor(j / size)."""
 
@@ -56,6 +68,7 @@ class Local(Brick):
     size: int = Field(128, ge=1, description="tokens of a block")
 
 
+@component("pattern", "stack_pattern")
 class Summary(Brick):
     """The last columns of every block (Child et al. 2019, section 4.3, A^(2)): j mod stride >= stride - columns."""
 
@@ -71,6 +84,7 @@ class Summary(Brick):
         return self
 
 
+@component("pattern", "stack_pattern")
 class Logarithmic(Brick):
     """Near tokens, and those at distances 1, 2, 4, 8, ... (Li et al. 2019, section 4.2): |i - j| < local or a power of two."""
 
@@ -79,6 +93,7 @@ class Logarithmic(Brick):
     local: int = Field(16, ge=1, description="nearest tokens to a side that are all seen, the token itself among them")
 
 
+@component("pattern", "stack_pattern")
 class Global(Brick):
     """Tokens at the start that see all and that all see (Beltagy et al. 2020, section 3.1; Zaheer et al. 2020, section 2, ITC)."""
 
@@ -87,6 +102,7 @@ class Global(Brick):
     size: int = Field(1, ge=1, description="tokens at the start of each text")
 
 
+@component("pattern", "stack_pattern")
 class Random(Brick):
     """Blocks that are joined at random (Zaheer et al. 2020, section 2): each block with some of those before it, both ways.
 
@@ -101,6 +117,7 @@ class Random(Brick):
     seed: int = Field(1, ge=0, lt=2**31, description="of the draw")
 
 
+@component("pattern", "stack_pattern")
 class Prefix(Brick):
     """The prefix of the token's own text, such as a prompt: token i sees j where j is in it.
 
@@ -115,7 +132,7 @@ class Prefix(Brick):
 class Several(Brick):
     """What holds several patterns."""
 
-    of: tuple["Pattern", ...] = Field(
+    of: tuple[Pattern, ...] = Field(
         strict=False, description='patterns, as in of = ["window", { kind = "global", size = 2 }]; one may stand alone'
     )
 
@@ -128,6 +145,7 @@ class Several(Brick):
         return [{"kind": pattern} if isinstance(pattern, str) else pattern for pattern in patterns]
 
 
+@component("pattern", "stack_pattern")
 class Joined(Several):
     """Patterns put together: a token is seen where any, all or none (not) of them let it be seen."""
 
@@ -135,6 +153,7 @@ class Joined(Several):
     kind: Literal["any", "all", "not"]
 
 
+@component("stack_pattern")
 class Cycle(Several):
     """A pattern a layer: block k has pattern k mod n (Gemma Team 2024, section 2: window and full in turn).
 
@@ -145,14 +164,7 @@ class Cycle(Several):
     kind: Literal["cycle"]
 
 
-Leaf = Full | Window | Window2d | Strided | Local | Summary | Logarithmic | Global | Random | Prefix
-Pattern = Annotated[Leaf | Joined, Field(discriminator="kind")]
-AnyPattern = Leaf | Joined | Cycle
-for _schema in (Several, Joined, Cycle):
-    _schema.model_rebuild()
-
-
-def patterns_of(pattern: AnyPattern) -> tuple[Leaf | Joined, ...]:
+def patterns_of(pattern: AnyPattern) -> tuple[Pattern, ...]:
     """List the patterns that the blocks of a stack have in turn."""
     return pattern.of if isinstance(pattern, Cycle) else (pattern,)
 
@@ -160,7 +172,7 @@ def patterns_of(pattern: AnyPattern) -> tuple[Leaf | Joined, ...]:
 Sight = Literal["none", "some", "all"]
 
 
-def sight(pattern: Leaf | Joined, of_prefix: Sight) -> Sight:
+def sight(pattern: Pattern, of_prefix: Sight) -> Sight:
     """Tell how much of a text a pattern lets see, where ``prefix`` lets see ``of_prefix``.
 
     >>> sight(Joined(kind="any", of=(Prefix(), Window())), "none"), sight(Joined(kind="not", of=(Full(),)), "none")

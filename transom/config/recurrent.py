@@ -5,7 +5,8 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from transom.config.architecture import Fraction, TextNetwork, TwoSided
-from transom.config.brick import Brick
+from transom.config.brick import Brick, Slot
+from transom.config.components import component
 
 
 class CellBrick(Brick):
@@ -17,15 +18,15 @@ class CellBrick(Brick):
     STATES: ClassVar[int] = 1
     """Vectors that go from step to step."""
 
-    def parameters(self, d_in: int, d_out: int) -> int:
-        """Count W, U and their biases, two a map as in PyTorch's kernels."""
-        return self.weights(d_in, d_out) + 2 * self.GATES * d_out
-
     def weights(self, d_in: int, d_out: int) -> int:
         """Count the weights that multiply each token."""
         return self.GATES * d_out * (d_in + d_out)
 
 
+Cell = Annotated[CellBrick, Slot("cell", CellBrick)]
+
+
+@component("cell")
 class Rnn(CellBrick):
     """The simple recurrent network (Elman 1990): h_t = tanh(W x_t + U h_{t-1} + b)."""
 
@@ -35,6 +36,7 @@ class Rnn(CellBrick):
     kind: Literal["rnn"] = "rnn"
 
 
+@component("cell")
 class Lstm(CellBrick):
     """Long short-term memory (Hochreiter & Schmidhuber 1997; with the forget gate of Gers et al. 2000).
 
@@ -48,6 +50,7 @@ class Lstm(CellBrick):
     kind: Literal["lstm"] = "lstm"
 
 
+@component("cell")
 class Gru(CellBrick):
     """The gated recurrent unit (Cho et al. 2014, eq. 5 to 8): z, r = sigmoid(W x_t + U h_{t-1} + b), h_t = z h_{t-1} + (1 - z) n.
 
@@ -58,10 +61,6 @@ class Gru(CellBrick):
 
     advice: ClassVar[str] = "6 d^2 weights a layer, three quarters of an LSTM's, at about its quality."
     kind: Literal["gru"] = "gru"
-
-
-AnyCell = Rnn | Lstm | Gru
-Cell = Annotated[AnyCell, Field(discriminator="kind")]
 
 
 class SourceAttention(Brick):
@@ -79,11 +78,11 @@ class SourceAttention(Brick):
         """Count the weights that multiply each vector of the target, and of the source."""
         return 0, 0
 
-    def parameters(self, d_model: int, d_embedding: int) -> int:
-        """Count what is learned."""
-        return sum(self.weights(d_model, d_embedding))
+
+AnySourceAttention = Annotated[SourceAttention, Slot("source_attention", SourceAttention)]
 
 
+@component("source_attention")
 class NoAttention(SourceAttention):
     """None: the decoder starts from the encoder's last states and sees no more of the source (Sutskever et al. 2014)."""
 
@@ -91,6 +90,7 @@ class NoAttention(SourceAttention):
     kind: Literal["none"] = "none"
 
 
+@component("source_attention")
 class Additive(SourceAttention):
     """Additive attention (Bahdanau et al. 2015, eq. 4 to 6): e_tj = v^T tanh(W s_{t-1} + U h_j), c_t = sum_j softmax(e_t)_j h_j.
 
@@ -118,11 +118,8 @@ class Additive(SourceAttention):
         compared = d_model * self.width(d_model)
         return compared + 2 * d_model * (2 * d_model + d_embedding), compared
 
-    def parameters(self, d_model: int, d_embedding: int) -> int:
-        """Count these, v, and the biases of U and T."""
-        return super().parameters(d_model, d_embedding) + 2 * self.width(d_model) + 2 * d_model
 
-
+@component("source_attention")
 class Luong(SourceAttention):
     """Luong's attention (Luong et al. 2015): c_t = sum_j softmax(score(h_t, h_j))_j h_j, and the last vector tanh(W_c [c_t; h_t]) (eq. 5).
 
@@ -156,13 +153,6 @@ class Luong(SourceAttention):
         compared, output = d_model * self.width(d_model), 2 * d_model**2
         return {"dot": (output, 0), "general": (output, compared), "concat": (compared + output, compared)}[self.score]
 
-    def parameters(self, d_model: int, d_embedding: int) -> int:
-        """Count these, and concat's v and the bias of its U."""
-        return super().parameters(d_model, d_embedding) + (2 * self.width(d_model) if self.score == "concat" else 0)
-
-
-AnySourceAttention = NoAttention | Additive | Luong
-
 
 class Recurrent(TextNetwork):
     """What all recurrent networks share: the widths and the cell."""
@@ -194,7 +184,7 @@ class RecurrentSeq2Seq(Recurrent, TwoSided):
     n_encoder_layers: int = Field(1, ge=1, le=1000, description="layers of the encoder")
     n_decoder_layers: int = Field(1, ge=1, le=1000, description="layers of the decoder")
     bidirectional: bool = Field(True, description="half of an encoder layer's columns read the source from its end")
-    attention: Annotated[AnySourceAttention, Field(discriminator="kind")] = Field(Additive(), description="how the decoder sees the source")
+    attention: AnySourceAttention = Field(Additive(), description="how the decoder sees the source")
 
     @property
     def n_directions(self) -> int:

@@ -9,7 +9,7 @@ from annotated_types import Ge, Gt, Le, Lt
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from transom.config.brick import Brick, Schema, listed, members, schemas
+from transom.config.brick import Brick, Schema, kinds, listed, members, schemas
 from transom.config.catalogue import catalogue
 from transom.config.recipe import TASKS
 
@@ -38,8 +38,8 @@ def _section(schema: type[Schema], path: tuple[str, ...], written: set[type[Sche
     if schema in written:
         return
     written.add(schema)
-    kinds, title = _kinds(schema), f"`[{'.'.join(path)}]`" if path else "The outermost table"
-    yield f"## {title}{' of kind ' + ' or '.join(f'`{kind}`' for kind in kinds) if kinds else ''}\n"
+    of_kind, title = kinds(schema), f"`[{'.'.join(path)}]`" if path else "The outermost table"
+    yield f"## {title}{' of kind ' + ' or '.join(f'`{kind}`' for kind in of_kind) if of_kind else ''}\n"
     yield " ".join((schema.__doc__ or "").split()) + "\n"
     fields = {name: field for name, field in schema.model_fields.items() if name != "kind"}
     if fields:
@@ -48,18 +48,18 @@ def _section(schema: type[Schema], path: tuple[str, ...], written: set[type[Sche
             yield f"| `{name}` | {_value(field)} | {_default(field)} | {_cell(field.description or '')} |"
         yield ""
     for name, field in fields.items():
-        for below in (*schemas(field.annotation), *listed(field.annotation)):
+        for below in (*schemas(field), *listed(field)):
             yield from _section(below, (*path, name), written)
 
 
 def _value(field: FieldInfo) -> str:
     words = {int: "whole number", float: "number", str: "text", bool: "true or false", type(None): '`"none"`'}
     parts: list[str] = []
-    for member in members(field.annotation):
+    for member in members(field):
         if get_origin(member) is Literal:
             parts += [f'`"{choice}"`' for choice in get_args(member)]
         elif isinstance(member, type) and issubclass(member, Schema):
-            parts += [f'`"{choice}"`' for choice in _kinds(member)] or ["table"]
+            parts += [f'`"{choice}"`' for choice in kinds(member)] or ["table"]
         else:
             parts.append(_listed(get_args(member)[0]) if get_origin(member) in (list, tuple) else words[member])
     return " or ".join(dict.fromkeys(parts)) + "".join(_bounds(field))
@@ -67,10 +67,6 @@ def _value(field: FieldInfo) -> str:
 
 def _listed(member: Any) -> str:
     return f"list of {'texts' if str in members(member) or get_origin(member) is Literal else 'tables or kinds'}"
-
-
-def _kinds(schema: type[Schema]) -> tuple[Any, ...]:
-    return get_args(schema.model_fields["kind"].annotation) if issubclass(schema, Brick) else ()
 
 
 def _bounds(field: FieldInfo) -> Iterator[str]:
@@ -91,7 +87,7 @@ def _default(field: FieldInfo) -> str:
     if value is PydanticUndefined:
         return "required"
     if isinstance(value, Brick):
-        return f'`"{_kinds(type(value))[0]}"`'
+        return f'`"{kinds(type(value))[0]}"`'
     if isinstance(value, Schema):
         return "as below"
     if isinstance(value, tuple):

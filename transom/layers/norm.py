@@ -1,6 +1,5 @@
 """Normalisation of tokens' vectors."""
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -9,10 +8,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from transom.config import bricks
+from transom.config.brick import Brick
+from transom.config.components import build, implements
 from transom.layers.second_order import differentiable_gradients, wants_graph
 from transom.layers.tap import Scope, tap
 
 
+@implements(bricks.NoNorm)
 class Norm(nn.Module):
     """What every kind has, and what ``none`` is: the vector as it is."""
 
@@ -28,6 +30,7 @@ class Norm(nn.Module):
         return x
 
 
+@implements(bricks.LayerNorm)
 class LayerNorm(Norm):
     """Layer normalisation: gamma * (x - mean) / sqrt(variance + eps) + beta over d_model (Ba et al. 2016, eq. 4).
 
@@ -52,6 +55,7 @@ class LayerNorm(Norm):
         return out
 
 
+@implements(bricks.RmsNorm)
 class RmsNorm(Norm):
     """Root-mean-square normalisation: gamma * x / sqrt(mean(x^2) + eps) over d_model (Zhang & Sennrich 2019, eq. 4).
 
@@ -166,6 +170,7 @@ class _RootMeanSquare(torch.autograd.Function):
         return grad_x, _weighted_sum(r, grad * x).to(weight.dtype), None
 
 
+@implements(bricks.DynamicTanh)
 class DynamicTanh(Norm):
     """A bounded curve in a norm's place: gamma * tanh(alpha * x) + beta (Zhu et al. 2025, eq. 1)."""
 
@@ -192,6 +197,7 @@ class _Statistics(NamedTuple):
     variance: Tensor
 
 
+@implements(bricks.BatchNorm)
 class BatchNorm(Norm):
     """Batch normalisation: gamma * (x - mean) / sqrt(variance + eps) + beta, mean and variance over true tokens (Ioffe & Szegedy 2015).
 
@@ -249,16 +255,6 @@ class BatchNorm(Norm):
         self.variance.lerp_(variance.to(self.variance), self.momentum)
 
 
-NORMS: dict[str, Callable[[Any, int], Norm]] = {
-    "layernorm": LayerNorm,
-    "rmsnorm": RmsNorm,
-    "dyt": DynamicTanh,
-    "batchnorm": BatchNorm,
-    "none": Norm,
-}
-"""The norms by the ``kind`` that they have in a recipe."""
-
-
-def build_norm(brick: bricks.AnyNorm, width: int) -> Norm:
+def build_norm(brick: Brick, width: int) -> Norm:
     """Build the norm that a brick describes, for vectors of ``width`` columns."""
-    return NORMS[brick.kind](brick, width)
+    return build(brick, width)

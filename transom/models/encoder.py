@@ -7,6 +7,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from transom.config.components import implements
 from transom.config.model import Encoder, MaskedEncoder, TextClassifier, TextEmbedder
 from transom.layers.dropout import Dropout
 from transom.layers.embedding import Embedding
@@ -66,6 +67,7 @@ class EncoderTransformer(Network):
         return look(self.embedding.position, places, places, self.rules, written_out or self.encoder.routed)
 
 
+@implements(MaskedEncoder)
 class MaskedEncoderTransformer(EncoderTransformer):
     """A masked language model: p(x_t | the text with x_t hidden) (Devlin et al. 2019, section 3.1).
 
@@ -87,6 +89,7 @@ class MaskedEncoderTransformer(EncoderTransformer):
         return self.transform_norm(transformed, scope(taps, "transform_norm"), batch.source.segments > 0)
 
 
+@implements(TextClassifier)
 class TextClassifierTransformer(EncoderTransformer):
     """A classifier of texts: p(class | text) (Devlin et al. 2019, section 4.1).
 
@@ -110,6 +113,7 @@ class TextClassifierTransformer(EncoderTransformer):
         return self.dropout(self.pooler(pooled).tanh())
 
 
+@implements(TextEmbedder)
 class TextEmbedderTransformer(EncoderTransformer):
     """An encoder of texts to vectors, of which those of a pair are to be near: the mean of the last vectors (Reimers & Gurevych 2019).
 

@@ -11,6 +11,7 @@ from transom.layers.masks.rule import LOOKING_BACK, SAME_SEGMENT, Places, Rule, 
 from transom.layers.masks.sight import visible_tiles
 from transom.layers.vision.grid import image_places, image_rules
 from transom.planning.approximations import approximate
+from transom.planning.parameters import feed_forward_weights
 
 OF_FROZEN_MAPS = 2 / 3
 """Part of a training's operations that is left where maps are frozen: those for their gradients are not made. The few of what is adapted
@@ -50,7 +51,7 @@ def count_flops(config: Architecture, batch: int, source: int, target: int) -> F
             1 for a class. Of images, ``source`` is ``n_positions``, and 0 where there are none.
     """
     c, n_source, n_target, parts = config, batch * source, batch * target, dict[str, int]()
-    feed_forward = 2 * c.feed_forward.weights(c.d_model, c.d_ff) if isinstance(c, Transformer) else 0
+    feed_forward = 2 * feed_forward_weights(c) if isinstance(c, Transformer) else 0
     if isinstance(c, ImageClassifier):
         parts["stem"] = 2 * batch * c.stem.products(c.channels, c.image_size)
     if isinstance(c, VisionTransformer):

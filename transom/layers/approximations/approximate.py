@@ -1,33 +1,23 @@
 """Multi-head attention whose softmax over all pairs is approximated, and the choice between it and exact attention."""
 
-from collections.abc import Callable
-from typing import Any
-
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from transom.config.approximations import AnyApproximation
+from transom.config.approximations import ApproximationBrick
 from transom.config.architecture import Transformer
+from transom.config.components import build
+from transom.layers.approximations import low_rank  # noqa: F401  # registers its layers
 from transom.layers.approximations.approximation import Approximation
-from transom.layers.approximations.linear_attention import KernelAttention, Linear, Performer
-from transom.layers.approximations.low_rank import Linformer, Nystrom
+from transom.layers.approximations.linear_attention import KernelAttention
 from transom.layers.attention import Attention
 from transom.layers.cache import BlockCache, KeyValues, Remembered, Sums, SumsCache
 from transom.layers.masks.sight import Sight
 
-APPROXIMATIONS: dict[str, Callable[[Any, int, int], Approximation]] = {
-    "linear": Linear,
-    "performer": Performer,
-    "linformer": Linformer,
-    "nystrom": Nystrom,
-}
-"""By the ``kind`` that they have in a recipe."""
 
-
-def build_approximation(brick: AnyApproximation, d_head: int, n_positions: int) -> Approximation:
+def build_approximation(brick: ApproximationBrick, d_head: int, n_positions: int) -> Approximation:
     """Build what a brick describes, for heads of a width and texts of at most ``n_positions`` tokens."""
-    return APPROXIMATIONS[brick.kind](brick, d_head, n_positions)
+    return build(brick, d_head, n_positions)
 
 
 class ApproximateAttention(Attention):
