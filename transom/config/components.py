@@ -73,8 +73,15 @@ def implements(schema: type[Brick]) -> Callable[[Builder], Builder]:
 
 
 def implementation(config: Brick) -> Callable[..., Any]:
-    """Return what was registered to build a component."""
-    return _BUILDERS[type(config)]
+    """Return what was registered to build a component.
+
+    Raises:
+        ConfigError: nothing was.
+    """
+    if (builder := _BUILDERS.get(type(config))) is None:
+        name = type(config).__name__
+        raise ConfigError(f"component {name}: expected what builds it, found nothing; decorate a layer with @implements({name})")
+    return builder
 
 
 def build(config: Brick, *arguments: Any) -> Any:

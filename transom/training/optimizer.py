@@ -38,12 +38,15 @@ def build_optimizer(model: nn.Module, brick: Brick, dtype: torch.dtype = torch.f
 
 
 def state_specs(optimizer: torch.optim.Optimizer, parameter: nn.Parameter) -> dict[str, Spec]:
-    """Return the tensors that an optimizer keeps per parameter once the parameter had a gradient: their types and shapes, by name."""
+    """Return the tensors that an optimizer keeps per parameter once the parameter had a gradient: their types and shapes, by name.
+
+    One that is not PyTorch's says it itself, by a method ``state_specs(parameter)``.
+    """
+    if own := getattr(optimizer, "state_specs", None):
+        return own(parameter)
     like = Spec.of(parameter)
     if isinstance(optimizer, torch.optim.SGD):
         return {"momentum_buffer": like} if optimizer.defaults["momentum"] else {}
-    if isinstance(optimizer, MuonAndAdamW) and any(parameter is p for p in optimizer.param_groups[0]["params"]):
-        return {"momentum": like}
     return {"step": Spec(torch.float32, ()), "exp_avg": like, "exp_avg_sq": like}
 
 
@@ -105,6 +108,11 @@ class MuonAndAdamW(torch.optim.Optimizer):
         """Put back what ``state_dict`` gave."""
         super().load_state_dict(state_dict)
         self._share()
+
+    def state_specs(self, parameter: nn.Parameter) -> dict[str, Spec]:
+        """Return what is kept per parameter: Muon's momentum, or AdamW's state."""
+        ours = any(parameter is p for p in self.param_groups[0]["params"])
+        return {"momentum": Spec.of(parameter)} if ours else state_specs(self.adamw, parameter)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
