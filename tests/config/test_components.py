@@ -21,7 +21,7 @@ OUTSIDE = '''
 """Components that are no part of the package."""
 
 import math
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from pydantic import Field
@@ -39,9 +39,11 @@ from transom.layers.position import Position
 
 @component("norm", "qk_norm")
 class MaxNorm(Brick):
-    """gamma * x / max |x|."""
+    """gamma * x / max |x|.
 
-    advice: ClassVar[str] = "For this test."
+    Cost and use: For this test.
+    """
+
     kind: Literal["max"] = "max"
     floor: float = Field(0.001, gt=0, description="least divisor")
 
@@ -58,9 +60,11 @@ class MaxNormLayer(Norm):
 
 @component("feed_forward", "expert")
 class Bilinear(Brick):
-    """(x W) * (x V), then W_2."""
+    """(x W) * (x V), then W_2.
 
-    advice: ClassVar[str] = "For this test."
+    Cost and use: For this test.
+    """
+
     kind: Literal["bilinear"] = "bilinear"
 
 
@@ -76,9 +80,11 @@ class BilinearLayer(nn.Module):
 
 @component("position")
 class Ramp(PositionBrick):
-    """One learned direction times the position."""
+    """One learned direction times the position.
 
-    advice: ClassVar[str] = "For this test."
+    Cost and use: For this test.
+    """
+
     kind: Literal["ramp"] = "ramp"
 
 
@@ -94,9 +100,11 @@ class RampLayer(Position):
 
 @component("pattern", "stack_pattern")
 class Past(Brick):
-    """Tokens at a distance."""
+    """Tokens at a distance.
 
-    advice: ClassVar[str] = "For this test."
+    Cost and use: For this test.
+    """
+
     kind: Literal["past"] = "past"
     least: int = Field(0, ge=0, description="fewest tokens back")
 

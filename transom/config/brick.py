@@ -1,7 +1,7 @@
 """The base of every schema class: closed, frozen, and spelled as one word where that is enough; and the slots that hold components."""
 
 from types import UnionType
-from typing import Annotated, Any, ClassVar, Union, get_args, get_origin
+from typing import Annotated, Any, Union, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, field_validator, model_validator
 from pydantic.fields import FieldInfo
@@ -41,10 +41,8 @@ class Brick(Schema):
     """A component: a part that is chosen by its ``kind``.
 
     In a recipe ``norm = "layernorm"`` is short for ``norm = { kind = "layernorm" }``, and a table without ``kind`` is of the default's.
+    Its docstring has the equation with its source, and behind ``Cost and use:`` the advice of docs/bricks.md.
     """
-
-    advice: ClassVar[str] = ""
-    """What it costs and when to use it, for docs/bricks.md."""
 
     kind: str
 
@@ -87,6 +85,12 @@ SLOTS: dict[str, Slot] = {}
 def choices(slot: str) -> tuple[type[Brick], ...]:
     """List the components that a slot can hold, in the order of their registration."""
     return SLOTS[slot].choices
+
+
+def described(schema: type[Schema]) -> tuple[str, str]:
+    """Return what a schema is, and what it costs and when to use it, from its docstring."""
+    what, _, advice = " ".join((schema.__doc__ or "").split()).partition(" Cost and use: ")
+    return what, advice
 
 
 def kinds(schema: type[Schema]) -> tuple[str, ...]:

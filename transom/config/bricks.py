@@ -1,6 +1,6 @@
 """The schemas of the bricks that every family is built from: one class a brick, told apart by ``kind``.
 
-A brick's docstring has its equation and source, ``advice`` what it costs and when to use it: docs/bricks.md is written from both.
+docs/bricks.md is written from their docstrings.
 """
 
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
@@ -19,9 +19,11 @@ TokenNorm = Annotated[Brick, Slot("qk_norm")]
 
 @component("norm", "qk_norm")
 class LayerNorm(Brick):
-    """Layer normalisation (Ba et al. 2016): gamma * (x - mean) / sqrt(variance + eps) + beta."""
+    """Layer normalisation (Ba et al. 2016): gamma * (x - mean) / sqrt(variance + eps) + beta.
 
-    advice: ClassVar[str] = "Two passes over a token's vector; the default, and the norm of the Transformer of 2017, GPT-2, BERT and ViT."
+    Cost and use: Two passes over a token's vector; the default, and the norm of the Transformer of 2017, GPT-2, BERT and ViT.
+    """
+
     kind: Literal["layernorm"] = "layernorm"
     eps: float = Field(1e-5, gt=0, description="added to the variance before the square root")
     bias: bool = Field(True, description="the shift beta")
@@ -29,27 +31,33 @@ class LayerNorm(Brick):
 
 @component("norm", "qk_norm")
 class RmsNorm(Brick):
-    """Root-mean-square normalisation (Zhang & Sennrich 2019): gamma * x / sqrt(mean(x^2) + eps)."""
+    """Root-mean-square normalisation (Zhang & Sennrich 2019): gamma * x / sqrt(mean(x^2) + eps).
 
-    advice: ClassVar[str] = "No mean and no shift, so a little cheaper than LayerNorm at equal quality; Llama and most models since."
+    Cost and use: No mean and no shift, so a little cheaper than LayerNorm at equal quality; Llama and most models since.
+    """
+
     kind: Literal["rmsnorm"] = "rmsnorm"
     eps: float = Field(1e-6, gt=0, description="added to the mean square before the square root")
 
 
 @component("norm", "qk_norm")
 class DynamicTanh(Brick):
-    """A bounded curve instead of statistics (Zhu et al. 2025, eq. 1): gamma * tanh(alpha * x) + beta, with one learned alpha."""
+    """A bounded curve instead of statistics (Zhu et al. 2025, eq. 1): gamma * tanh(alpha * x) + beta, with one learned alpha.
 
-    advice: ClassVar[str] = "No sums over the vector; slow to learn where alpha's start does not suit the depth. For experiments."
+    Cost and use: No sums over the vector; slow to learn where alpha's start does not suit the depth. For experiments.
+    """
+
     kind: Literal["dyt"] = "dyt"
     alpha: float = Field(0.5, gt=0, description="alpha before training")
 
 
 @component("norm", "qk_norm")
 class NoNorm(Brick):
-    """No normalisation: x."""
+    """No normalisation: x.
 
-    advice: ClassVar[str] = "Free; deep stacks do not train with it at usual learning rates. For experiments."
+    Cost and use: Free; deep stacks do not train with it at usual learning rates. For experiments.
+    """
+
     kind: Literal["none"] = "none"
 
 
@@ -59,14 +67,13 @@ class BatchNorm(Brick):
 
     In training they are those of all true tokens that are computed together, padding left out. In evaluation they are running ones, which
     each step moves by ``momentum`` towards those of its whole batch; they are saved with the weights.
+
+    Cost and use: The counter-example that LayerNorm is compared with, not for use on text. In training what a token gives depends on later
+    tokens and on other rows, so that a decoder is causal in evaluation only; rows of other lengths give other statistics than those that
+    evaluation has. Slices (training.accumulate) are normalised apart, so their number changes the result; training.average averages
+    statistics too, which are then no model's own; training.processes must be 1.
     """
 
-    advice: ClassVar[str] = (
-        "The counter-example that LayerNorm is compared with, not for use on text. In training what a token gives depends on later"
-        " tokens and on other rows, so that a decoder is causal in evaluation only; rows of other lengths give other statistics than"
-        " those that evaluation has. Slices (training.accumulate) are normalised apart, so their number changes the result;"
-        " training.average averages statistics too, which are then no model's own; training.processes must be 1."
-    )
     kind: Literal["batchnorm"] = "batchnorm"
     eps: float = Field(1e-5, gt=0, description="added to the variance before the square root")
     momentum: float = Field(0.1, gt=0, le=1, description="share of a step's statistics in the running ones")
@@ -96,21 +103,22 @@ class Sinusoidal(PositionBrick):
     """Fixed sines and cosines added to the embeddings (Vaswani et al. 2017, section 3.5).
 
     P[i, 2k] = sin(i / base^(2k / d_model)), P[i, 2k + 1] = cos(i / base^(2k / d_model)).
+
+    Cost and use: Nothing to learn and next to no time; the default for translation, where lengths are those of training.
     """
 
     COMPUTED: ClassVar[bool] = True
-    advice: ClassVar[str] = "Nothing to learn and next to no time; the default for translation, where lengths are those of training."
     kind: Literal["sinusoidal"] = "sinusoidal"
     base: float = Field(10000.0, gt=1, description="the longest wavelength is just below 2 pi times this")
 
 
 @component("position", "patch_position")
 class Learned(PositionBrick):
-    """A learned vector a position, added to the embeddings (Gehring et al. 2017, section 3.1): h = E[x] + P[i]."""
+    """A learned vector a position, added to the embeddings (Gehring et al. 2017, section 3.1): h = E[x] + P[i].
 
-    advice: ClassVar[str] = (
-        "max_seq_len * d_model parameters; as good as sinusoids within the trained length and useless beyond. GPT-2, BERT."
-    )
+    Cost and use: max_seq_len * d_model parameters; as good as sinusoids within the trained length and useless beyond. GPT-2, BERT.
+    """
+
     kind: Literal["learned"] = "learned"
 
 
@@ -119,10 +127,11 @@ class Sinusoidal2d(PositionBrick):
     """Fixed sines and cosines of a patch's row in one half of its vector and of its column in the other (He et al. 2022, MAE, section 3).
 
     Each half is the sinusoid of Vaswani et al. 2017 over d_model / 2 columns. A classification token has none.
+
+    Cost and use: Nothing to learn, and any grid of patches has one; about as good as learned positions, better on little data.
     """
 
     COMPUTED: ClassVar[bool] = True
-    advice: ClassVar[str] = "Nothing to learn, and any grid of patches has one; about as good as learned positions, better on little data."
     kind: Literal["sinusoidal-2d"] = "sinusoidal-2d"
     base: float = Field(10000.0, gt=1, description="the longest wavelength is just below 2 pi times this")
 
@@ -165,12 +174,11 @@ class Rotary(PositionBrick):
 
     The pair (x_k, x_{k + d/2}) of position i turns by i / base^(2k / d), d the width that is turned, so that q_i . k_j depends on i - j.
     The halves are paired as in GPT-NeoX and Llama; the paper pairs neighbours.
+
+    Cost and use: A few operations a query and key; the best choice for decoders, and with scaling it reaches beyond its training.
     """
 
     COMPUTED: ClassVar[bool] = True
-    advice: ClassVar[str] = (
-        "A few operations a query and key; the best choice for decoders, and with scaling it reaches beyond its training."
-    )
     kind: Literal["rotary"] = "rotary"
     base: float = Field(10000.0, gt=1, description="the longest wavelength is just below 2 pi times this")
     share: float = Field(1.0, gt=0, le=1, description="share of each head's width that is turned (GPT-NeoX: 0.25)")
@@ -203,11 +211,12 @@ class Alibi(PositionBrick):
 
     Where H is no power of two the slopes lie between those of the next smaller and the next larger one. Encoders, which the paper does not
     speak of, have the same penalty to both sides.
+
+    Cost and use: A bias on every score and nothing to learn; degrades gently beyond the trained length, weaker at long recall.
     """
 
     BIASES: ClassVar[bool] = True
     COMPUTED: ClassVar[bool] = True
-    advice: ClassVar[str] = "A bias on every score and nothing to learn; degrades gently beyond the trained length, weaker at long recall."
     kind: Literal["alibi"] = "alibi"
 
 
@@ -217,10 +226,11 @@ class Relative(PositionBrick):
 
     Half of the buckets hold one distance each, the other half grow logarithmically up to ``max_distance``; encoders tell the two
     directions apart. All blocks of a stack share the table.
+
+    Cost and use: A learned bias on every score, so slower attention in training; no limit of length. T5.
     """
 
     BIASES: ClassVar[bool] = True
-    advice: ClassVar[str] = "A learned bias on every score, so slower attention in training; no limit of length. T5."
     kind: Literal["relative"] = "relative"
     n_buckets: int = Field(32, ge=4, le=4096, description="buckets of distances")
     max_distance: int = Field(128, ge=2, description="distances from here on share the last bucket")
@@ -234,9 +244,11 @@ class Relative(PositionBrick):
 
 @component("position", "patch_position")
 class NoPosition(PositionBrick):
-    """No positions (Kazemnejad et al. 2023): a decoder can still tell order from what its mask hides, an encoder cannot."""
+    """No positions (Kazemnejad et al. 2023): a decoder can still tell order from what its mask hides, an encoder cannot.
 
-    advice: ClassVar[str] = "Free; for decoders in experiments, and for bags of words."
+    Cost and use: Free; for decoders in experiments, and for bags of words.
+    """
+
     kind: Literal["none"] = "none"
 
 
@@ -245,9 +257,11 @@ Values = Annotated[Brick, Slot("value_residual")]
 
 @component("value_residual")
 class NoValueResidual(Brick):
-    """Each block's own values."""
+    """Each block's own values.
 
-    advice: ClassVar[str] = "The usual one."
+    Cost and use: The usual one.
+    """
+
     kind: Literal["none"] = "none"
 
 
@@ -257,11 +271,10 @@ class ValueResidual(Brick):
 
     ``fixed`` keeps the two factors, ``learned`` starts from them, a pair a block. V_1 is as the first block projects it, and the mix is
     what the cache keeps. Cross-attention's values stay as they are.
+
+    Cost and use: Two products a value and no larger cache; for deep stacks, whose last blocks otherwise hardly know what their tokens were.
     """
 
-    advice: ClassVar[str] = (
-        "Two products a value and no larger cache; for deep stacks, whose last blocks otherwise hardly know what their tokens were."
-    )
     kind: Literal["fixed", "learned"] = "learned"
     first: float = Field(0.5, description="lambda_1, of the first block's values")
     own: float = Field(0.5, description="lambda_2, of the block's own values")
@@ -272,12 +285,11 @@ class MultiHead(Brick):
 
     softmax(Q K^T / sqrt(d_k)) V a head; with fewer key heads than query heads (``n_kv_heads``), grouped-query attention (Ainslie et al.
     2023), with one, multi-query attention (Shazeer 2019).
+
+    Cost and use: Time and memory of scores grow with the square of the length. Fewer key heads make the cache smaller by as much, at little
+    cost in quality; qk_norm and softcap keep large models stable; sinks let a head look nowhere.
     """
 
-    advice: ClassVar[str] = (
-        "Time and memory of scores grow with the square of the length. Fewer key heads make the cache smaller by as much, at little cost in"
-        " quality; qk_norm and softcap keep large models stable; sinks let a head look nowhere."
-    )
     kind: Literal["multihead"] = "multihead"
     bias: bool = Field(True, description="biases on W_Q, W_K and W_V")
     output: bool = Field(True, description="mix the heads with W_O; without it n_heads * d_value must equal d_model")
@@ -364,9 +376,10 @@ class FeedForward(Brick):
 
     f is max(0, x) (relu), x Phi(x) (gelu, Hendrycks & Gimpel 2016; gelu-tanh is its approximation), x sigmoid(x) (silu) or max(0, x)^2
     (squared-relu, So et al. 2021).
+
+    Cost and use: 2 d_model d_ff weights, two thirds of a block; all take about the same time. gelu: GPT-2, BERT and ViT.
     """
 
-    advice: ClassVar[str] = "2 d_model d_ff weights, two thirds of a block; all take about the same time. gelu: GPT-2, BERT and ViT."
     kind: Literal["relu", "gelu", "gelu-tanh", "silu", "squared-relu"] = "relu"
     bias: bool = Field(True, description="biases on W_1 and W_2")
 
@@ -376,11 +389,11 @@ class Gated(Brick):
     """Gated feed-forward network (f(x W_g) * (x W_1)) W_2 (Shazeer 2020, eq. 5 and 6).
 
     f is sigmoid (glu, Dauphin et al. 2017), max(0, x) (reglu), gelu (geglu) or silu (swiglu).
+
+    Cost and use: 3 d_model d_ff weights: take two thirds of a plain network's d_ff for equal size; a little better at equal size. Llama
+    (swiglu).
     """
 
-    advice: ClassVar[str] = (
-        "3 d_model d_ff weights: take two thirds of a plain network's d_ff for equal size; a little better at equal size. Llama (swiglu)."
-    )
     kind: Literal["glu", "reglu", "geglu", "swiglu"] = "swiglu"
     bias: bool = Field(False, description="biases on W_g, W_1 and W_2")
 

@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from transom.config.brick import Brick, choices, kinds
+from transom.config import model, training  # noqa: F401  # register their components
+from transom.config.brick import Brick, choices, described, kinds
 from transom.config.bricks import HEADS, PLACEMENTS, SCALINGS, Choice, NormPlacement
 
 HEAD = """# Bricks
@@ -77,7 +78,8 @@ def _laid_out(table: Table) -> list[str]:
 
 def row(brick: type[Brick]) -> str:
     """Write a brick's line."""
-    return f"| {', '.join(f'`{kind}`' for kind in kinds(brick))} | {_cell(brick.__doc__ or '')} | {brick.advice} |"
+    equation, advice = described(brick)
+    return f"| {', '.join(f'`{kind}`' for kind in kinds(brick))} | {_cell(equation)} | {advice} |"
 
 
 def _cell(text: str) -> str:

@@ -55,9 +55,11 @@ Mask = Annotated[Brick, Slot("mask")]
 
 @component("mask")
 class Causal(Brick):
-    """Each token sees itself and what came before it (Radford et al. 2018): j <= i."""
+    """Each token sees itself and what came before it (Radford et al. 2018): j <= i.
 
-    advice: ClassVar[str] = "Every token of a text is learnt from; the usual one."
+    Cost and use: Every token of a text is learnt from; the usual one.
+    """
+
     kind: Literal["causal"] = "causal"
 
 
@@ -67,12 +69,11 @@ class PrefixLm(Brick):
 
     The prefix is what a batch says it is: of an instruction the prompt, up to the answer's start symbol. In plain text there is none, and
     the mask is causal. Where a text is gone on with, its prompt but for the last token is the prefix, read in one piece.
+
+    Cost and use: Costs nothing. Prompts are understood from both sides, as by an encoder; for instructions, where only answers are learnt
+    from. Not with approximated attention.
     """
 
-    advice: ClassVar[str] = (
-        "Costs nothing. Prompts are understood from both sides, as by an encoder; for instructions, where only answers are learnt from. Not"
-        " with approximated attention."
-    )
     kind: Literal["prefix"] = "prefix"
 
 

@@ -9,7 +9,7 @@ from annotated_types import Ge, Gt, Le, Lt
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from transom.config.brick import Brick, Schema, kinds, listed, members, schemas
+from transom.config.brick import Brick, Schema, described, kinds, listed, members, schemas
 from transom.config.catalogue import catalogue
 from transom.config.recipe import TASKS
 
@@ -40,7 +40,7 @@ def _section(schema: type[Schema], path: tuple[str, ...], written: set[type[Sche
     written.add(schema)
     of_kind, title = kinds(schema), f"`[{'.'.join(path)}]`" if path else "The outermost table"
     yield f"## {title}{' of kind ' + ' or '.join(f'`{kind}`' for kind in of_kind) if of_kind else ''}\n"
-    yield " ".join((schema.__doc__ or "").split()) + "\n"
+    yield described(schema)[0] + "\n"
     fields = {name: field for name, field in schema.model_fields.items() if name != "kind"}
     if fields:
         yield "| field | value | default | meaning |\n| --- | --- | --- | --- |"
@@ -70,16 +70,11 @@ def _listed(member: Any) -> str:
 
 
 def _bounds(field: FieldInfo) -> Iterator[str]:
+    words = {Ge: "at least", Gt: "above", Le: "at most", Lt: "below"}
     for bound in field.metadata:
-        match bound:
-            case Ge(limit):
-                yield f", at least {limit}"
-            case Gt(limit):
-                yield f", above {limit}"
-            case Le(limit):
-                yield f", at most {limit}"
-            case Lt(limit):
-                yield f", below {limit}"
+        if type(bound) in words:
+            (limit,) = vars(bound).values()
+            yield f", {words[type(bound)]} {limit}"
 
 
 def _default(field: FieldInfo) -> str:

@@ -1,6 +1,6 @@
 """The schema of a training run."""
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
@@ -283,9 +283,11 @@ AnyExits = Annotated[ExitsBrick, Slot("exits", ExitsBrick)]
 
 @component("exits")
 class NoExits(ExitsBrick):
-    """The last block's loss alone."""
+    """The last block's loss alone.
 
-    advice: ClassVar[str] = "The usual one."
+    Cost and use: The usual one.
+    """
+
     kind: Literal["none"] = "none"
 
 
@@ -295,12 +297,11 @@ class Exits(ExitsBrick):
 
     w_n is n / sum_m m (linear; Schuster et al. 2022, section 3.3) or 1 / N (uniform; Elbayad et al. 2020). Costs the output map's product
     and softmax once a block; the figures of the record are the last block's.
+
+    Cost and use: With a small vocabulary a little of a step's time, and some of the last block's quality; a token that is sure passes fewer
+    blocks. linear favours the last block, uniform the first ones. decoding.exit_threshold trades the rest: choose it on validation data.
     """
 
-    advice: ClassVar[str] = (
-        "With a small vocabulary a little of a step's time, and some of the last block's quality; a token that is sure passes fewer blocks."
-        " linear favours the last block, uniform the first ones. decoding.exit_threshold trades the rest: choose it on validation data."
-    )
     kind: Literal["linear", "uniform"] = "linear"
 
     def weights(self, n_blocks: int) -> tuple[float, ...]:

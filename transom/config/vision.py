@@ -25,17 +25,21 @@ ChannelAttention = Annotated[ChannelAttentionBrick, Slot("channel_attention", Ch
 
 @component("channel_attention")
 class NoChannelAttention(ChannelAttentionBrick):
-    """All channels and places as they are: x."""
+    """All channels and places as they are: x.
 
-    advice: ClassVar[str] = "Free."
+    Cost and use: Free.
+    """
+
     kind: Literal["none"] = "none"
 
 
 @component("channel_attention")
 class SqueezeExcitation(ChannelAttentionBrick):
-    """Each channel times a weight from the means of all (Hu et al. 2018, eq. 2-4): x_c sigmoid(W_2 relu(W_1 mean(x)))_c."""
+    """Each channel times a weight from the means of all (Hu et al. 2018, eq. 2-4): x_c sigmoid(W_2 relu(W_1 mean(x)))_c.
 
-    advice: ClassVar[str] = "2 c^2 / reduction weights a stage of c channels and next to no time; no gain on 8 x 8 digits."
+    Cost and use: 2 c^2 / reduction weights a stage of c channels and next to no time; no gain on 8 x 8 digits.
+    """
+
     kind: Literal["se"] = "se"
     reduction: int = Field(8, ge=1, description="channels over the hidden width")
 
@@ -53,9 +57,10 @@ class Cbam(SqueezeExcitation):
     """First channels, then places are weighted (Woo et al. 2018, eq. 1-3): CBAM.
 
     x' = x sigmoid(MLP(mean(x)) + MLP(max(x))) over places, then x' sigmoid(Conv([mean(x'); max(x')])) over channels.
+
+    Cost and use: As se, and a convolution of two channels a stage: where on the image to look as well as for what.
     """
 
-    advice: ClassVar[str] = "As se, and a convolution of two channels a stage: where on the image to look as well as for what."
     kind: Literal["cbam"] = "cbam"  # type: ignore[assignment]
     kernel: int = Field(7, ge=1, le=31, description="width of the convolution over places, odd")
 
@@ -87,9 +92,11 @@ Stem = Annotated[StemBrick, Slot("stem", StemBrick)]
 
 @component("stem")
 class NoStem(StemBrick):
-    """Patches of the image itself (Dosovitskiy et al. 2021, section 3.1)."""
+    """Patches of the image itself (Dosovitskiy et al. 2021, section 3.1).
 
-    advice: ClassVar[str] = "The plain Vision Transformer; it has to learn from the data what is near to what, and needs many."
+    Cost and use: The plain Vision Transformer; it has to learn from the data what is near to what, and needs many.
+    """
+
     kind: Literal["none"] = "none"
 
 
@@ -98,9 +105,10 @@ class Convolutional(StemBrick):
     """Stages of convolutions in front of the patches, each of which halves the image (Xiao et al. 2021; Hassani et al. 2021, section 3.3).
 
     A stage is ``depth`` times Attention(relu(GroupNorm(Conv_3x3(x)))), then the largest of each 3 x 3 places at every second one.
+
+    Cost and use: Knows from the start that near pixels belong together: much better than plain patches on few images.
     """
 
-    advice: ClassVar[str] = "Knows from the start that near pixels belong together: much better than plain patches on few images."
     kind: Literal["convolutional"] = "convolutional"
     channels: tuple[Annotated[int, Field(ge=1, le=65536)], ...] = Field(
         (64, 128), strict=False, min_length=1, max_length=12, description="channels behind each stage"

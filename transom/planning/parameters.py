@@ -61,10 +61,15 @@ def count_parameters(config: Architecture) -> Parameters:
     return Parameters(parts, _idle(config, sizes))
 
 
+def weights(config: Architecture, *names: str) -> int:
+    """Count the weights of the linear maps whose parameters' names, numbers left out, begin with one of these."""
+    return sum(size for name, size in totals(config, _weights).items() if name.startswith(names))
+
+
 def feed_forward_weights(config: Transformer) -> int:
     """Count the weights of a block's feed-forward network that multiply each token."""
-    weights = {name: size for name, size in totals(config, _weights).items() if ".blocks.ff." in name}
-    return (sum(weights.values()) - _idle(config, weights)) // sum(config.stacks)
+    in_all = weights(config, "encoder.blocks.ff.", "decoder.blocks.ff.")
+    return (in_all - _idle(config, totals(config, _weights))) // sum(config.stacks)
 
 
 def excess_positions(config: Architecture) -> str | None:
