@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
-from annotated_types import Ge, Gt, Le, Lt
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
@@ -70,11 +69,10 @@ def _listed(member: Any) -> str:
 
 
 def _bounds(field: FieldInfo) -> Iterator[str]:
-    words = {Ge: "at least", Gt: "above", Le: "at most", Lt: "below"}
     for bound in field.metadata:
-        if type(bound) in words:
-            (limit,) = vars(bound).values()
-            yield f", {words[type(bound)]} {limit}"
+        for name, words in (("ge", "at least"), ("gt", "above"), ("le", "at most"), ("lt", "below")):
+            if (limit := getattr(bound, name, None)) is not None:
+                yield f", {words} {limit}"
 
 
 def _default(field: FieldInfo) -> str:
