@@ -29,9 +29,10 @@ from torch import nn
 
 from transom.checkpoints.tensors import Spec
 from transom.config.brick import Brick
-from transom.config.bricks import PositionBrick
+from transom.config.bricks import MultiHead, PositionBrick
 from transom.config.components import component, implements
 from transom.config.training import ScheduleBrick
+from transom.layers.attention import Attention, pattern
 from transom.layers.masks.rule import Distance
 from transom.layers.norm import Norm
 from transom.layers.position import Position
@@ -76,6 +77,27 @@ class BilinearLayer(nn.Module):
 
     def forward(self, x, taps=None, real=None):
         return self.down(self.a(x) * self.b(x))
+
+
+@component("attention")
+class Nearness(MultiHead):
+    """softmax(-|q - k|^2 / (2 sqrt(d_k))) V.
+
+    Cost and use: For this test.
+    """
+
+    kind: Literal["nearness"] = "nearness"
+
+
+@implements(Nearness)
+class NearnessAttention(Attention):
+    def gather(self, q, memory, sight, cache):
+        k, v = memory if cache is None else cache.append(memory)
+        return self.weights(q, k, sight).to(v.dtype) @ v
+
+    def weights(self, q, k, sight):
+        s = -torch.cdist(q.float(), k.float()).square() / (2 * q.shape[-1] ** 0.5)
+        return pattern(s, self.terms(sight))
 
 
 @component("position")
@@ -154,7 +176,7 @@ from transom.config.reference import reference
 from transom.errors import ConfigError
 
 mine = ["model.norm=max", "model.norm.floor=0.5", "model.feed_forward=bilinear", "model.position=ramp", "training.optimizer=sign",
-        "training.schedule=linear", "training.schedule.warmup_steps=2", "model.attention.qk_norm=max",
+        "training.schedule=linear", "training.schedule.warmup_steps=2", "model.attention=nearness", "model.attention.qk_norm=max",
         'model.attention.pattern=["full", {kind = "any", of = ["past", "local"]}]']
 experts = ['model.feed_forward={kind = "mixture", expert = "bilinear"}', "data.train.files=a"]
 recipe, _ = load_recipe("copy", mine)
@@ -176,7 +198,7 @@ page = reference()
 assert "## `[model.norm]` of kind `max`" in page and "| `floor` | number, above 0 | `0.001` | least divisor |" in page
 assert '`"none"` or `"batchnorm"` or `"max"` |' in page and "## `[training.optimizer]` of kind `sign`" in page
 assert "| `max` | gamma * x / max |x|. | For this test. |".replace("|x|", "\\\\|x\\\\|") in catalogue()
-assert all(f"| `{kind}` |" in catalogue() for kind in ("bilinear", "ramp", "past"))
+assert all(f"| `{kind}` |" in catalogue() for kind in ("bilinear", "nearness", "ramp", "past"))
 """
 
 TRAINED = """
@@ -194,7 +216,7 @@ translator = load(sys.argv[1])
 model = translator.model
 assert count_parameters(model.config).total == sum(p.numel() for p in model.parameters())
 kinds = {type(module).__name__ for module in model.modules()}
-assert {"MaxNormLayer", "BilinearLayer", "RampLayer"} <= kinds, kinds
+assert {"MaxNormLayer", "BilinearLayer", "NearnessAttention", "RampLayer"} <= kinds, kinds
 assert len(translator.translate(["a b"])) == 1
 """
 
@@ -232,7 +254,7 @@ def test_a_wrong_registration_is_refused() -> None:
         kind: Literal["rmsnorm"] = "rmsnorm"
 
     class Free(Brick):
-        """It is built by nothing."""
+        """Nothing is wrong with it."""
 
         kind: Literal["free"] = "free"
 
@@ -247,10 +269,12 @@ def test_a_wrong_registration_is_refused() -> None:
             component("norm" if slot != "norm" else "qk_norm", slot)(schema)
         assert message in str(caught.value)
         assert before == {name: slot.choices for name, slot in SLOTS.items()}, "nothing was registered"
-    with pytest.raises(
-        ConfigError, match=r"component Free: expected what builds it, found nothing; decorate a layer with @implements\(Free\)"
-    ):
+    unbuilt = r"component Free: expected what builds it, found nothing; decorate a layer with @implements\(Free\)"
+    with pytest.raises(ConfigError, match=unbuilt):
         build(Free())
+    implements(Free)(dict)
+    with pytest.raises(ConfigError, match=r"component Free: expected one thing that builds it, found builtins\.list beside builtins\.dict"):
+        implements(Free)(list)
 
 
 def test_holders_are_rebuilt_however_deep_the_slot_is(monkeypatch: pytest.MonkeyPatch) -> None:

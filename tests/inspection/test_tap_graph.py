@@ -49,7 +49,7 @@ class Untap(ast.NodeTransformer):
     def visit_ImportFrom(self, node: ast.ImportFrom) -> ast.AST | None:
         if node.module == "transom.layers.tap":
             return None
-        for room in ("transom.layers", "transom.models"):
+        for room in ("transom.layers", "transom.models", "transom.config.components"):
             if node.module is not None and node.module.startswith(room):
                 node.module = node.module.replace("transom", PACKAGE, 1)
         return node
@@ -69,13 +69,14 @@ def build_untapped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callabl
     root = tmp_path_factory.mktemp("source")
     (root / PACKAGE).mkdir()
     (root / PACKAGE / "__init__.py").touch()
-    for room in ("layers", "models"):
-        for file in (Path(transom.__file__).parent / room).rglob("*.py"):
+    package = Path(transom.__file__).parent
+    for files in ((package / "layers").rglob("*.py"), (package / "models").rglob("*.py"), [package / "config" / "components.py"]):
+        for file in files:  # the copied layers are in a copied registry
             if file.name != "tap.py":
                 tree = ast.fix_missing_locations(Untap().visit(ast.parse(file.read_text())))
                 left = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)} & TAP_NAMES
                 assert not left, f"{file.name} still speaks of {left}"
-                copy = root / PACKAGE / file.relative_to(Path(transom.__file__).parent)
+                copy = root / PACKAGE / file.relative_to(package)
                 copy.parent.mkdir(parents=True, exist_ok=True)
                 copy.write_text(ast.unparse(tree))
     with pytest.MonkeyPatch.context() as patch:

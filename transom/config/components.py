@@ -3,7 +3,7 @@
 A new norm is a schema class and a layer, in any module that is imported:
 
     @component("norm")
-    class Halved(NormBrick):
+    class Halved(Brick):
         kind: Literal["halved"] = "halved"
 
     @implements(Halved)
@@ -63,10 +63,18 @@ def _check(schema: type[Brick], name: str) -> None:
 
 
 def implements(schema: type[Brick]) -> Callable[[Builder], Builder]:
-    """Register what builds a component: a layer class, or a function."""
+    """Register what builds a component: a layer class, or a function.
+
+    Raises:
+        ConfigError: something else builds it already.
+    """
 
     def register(builder: Builder) -> Builder:
-        _BUILDERS[schema] = builder
+        if (there := _BUILDERS.setdefault(schema, builder)) is not builder:
+            raise ConfigError(
+                f"component {schema.__name__}: expected one thing that builds it, found {builder.__module__}.{builder.__qualname__} beside"
+                f" {there.__module__}.{there.__qualname__}; register a component of your own"
+            )
         return builder
 
     return register

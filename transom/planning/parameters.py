@@ -12,6 +12,7 @@ from transom.config.architecture import Architecture, Transformer
 from transom.config.bricks import NoPosition
 from transom.config.depth import MixtureOfDepths
 from transom.config.mixture import Mixture
+from transom.config.recurrent import Recurrent
 from transom.errors import ConfigError
 from transom.files.limits import FREE_POSITION_TABLE
 from transom.models.build import build_empty
@@ -122,7 +123,7 @@ def totals(config: Architecture, measure: Callable[[torch.Tensor], int]) -> Mapp
 
 def _smaller(config: Architecture) -> Iterator[tuple[Architecture, Architecture, int]]:
     """Give a smaller model, one with a block or an expert more, and how many of them ``config`` has beyond the first."""
-    for field in ("n_encoder_layers", "n_decoder_layers", "n_layers"):
+    for field in ("n_encoder_layers", "n_decoder_layers", "n_layers") if isinstance(config, Transformer | Recurrent) else ():
         if (n := getattr(config, field, 0)) > 2:
             fewer, more = (config.model_copy(update={field: each}) for each in (1, 2))
             yield fewer, more, n - 1

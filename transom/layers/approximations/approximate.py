@@ -6,7 +6,8 @@ from torch import Tensor
 
 from transom.config.approximations import ApproximationBrick
 from transom.config.architecture import Transformer
-from transom.config.components import build
+from transom.config.bricks import MultiHead
+from transom.config.components import build, implementation, implements
 from transom.layers.approximations import low_rank  # noqa: F401  # registers its layers
 from transom.layers.approximations.approximation import Approximation
 from transom.layers.approximations.linear_attention import KernelAttention
@@ -82,6 +83,12 @@ class ApproximateAttention(Attention):
         return self.approximation.implied_weights(q, k, sight)
 
 
+@implements(MultiHead)
+def build_multi_head(config: Transformer) -> Attention:
+    """Build exact attention, or an approximation."""
+    return Attention(config) if config.attention.approximation.kind == "none" else ApproximateAttention(config)
+
+
 def build_attention(config: Transformer) -> Attention:
     """Build the attention that a configuration describes."""
-    return Attention(config) if config.attention.approximation.kind == "none" else ApproximateAttention(config)
+    return implementation(config.attention)(config)
