@@ -243,7 +243,7 @@ def below(schema: type[Schema]) -> Iterator[type[Schema]]:
     """Give a schema class and all that its fields may hold."""
     yield schema
     for field in schema.model_fields.values():
-        for part in schemas(field.annotation):
+        for part in schemas(field):
             yield from below(part)
 
 

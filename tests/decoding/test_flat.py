@@ -1,14 +1,13 @@
 """The flat layout gives what the model gives, alone and in a search."""
 
 from collections.abc import Iterator
-from typing import get_args
 
 import pytest
 import torch
 
 from tests.decoding.models import letter_tokenizers, tiny_model
 from tests.decoding.tables import EOS, FORBIDDEN, SOS
-from transom.config.brick import Brick
+from transom.config.brick import Brick, schemas
 from transom.config.model import Seq2Seq
 from transom.data.batch import Sequences
 from transom.decoding.backends.flat import FlatSeq2Seq
@@ -148,8 +147,8 @@ def test_a_module_without_a_flat_form_is_searched_as_it_is() -> None:
 def bricks() -> Iterator[tuple[str, Brick]]:
     """Every kind of every brick of the model, by its field."""
     for name, field in Seq2Seq.model_fields.items():
-        for kind in get_args(field.annotation) or (field.annotation,):
-            if isinstance(kind, type) and issubclass(kind, Brick):
+        for kind in schemas(field):
+            if issubclass(kind, Brick):
                 yield name, kind()
 
 

@@ -26,8 +26,7 @@ def nested(schema: type[Schema]) -> set[type[Schema]]:
     while waiting:
         if (last := waiting.pop()) not in found:
             found.add(last)
-            annotations = [field.annotation for field in last.model_fields.values()]
-            waiting += [below for annotation in annotations for below in (*schemas(annotation), *listed(annotation))]
+            waiting += [below for field in last.model_fields.values() for below in (*schemas(field), *listed(field))]
     return found
 
 
@@ -41,7 +40,7 @@ def test_every_brick_of_a_network_has_a_line_however_deep_it_is() -> None:
 def test_every_choice_that_is_no_brick_has_a_line() -> None:
     assert set(PLACEMENTS) == set(get_args(TextTransformer.model_fields["norm_placement"].annotation))
     assert set(SCALINGS) == set(get_args(Rotary.model_fields["scaling"].annotation))
-    plain = {f"attention.{name}" for name, field in MultiHead.model_fields.items() if not schemas(field.annotation)}
+    plain = {f"attention.{name}" for name, field in MultiHead.model_fields.items() if not schemas(field)}
     biases_and_name = {"attention.bias", "attention.output_bias", "attention.kind"}
     assert set(HEADS) == {"n_kv_heads", "attention.qk_norm"} | plain - biases_and_name
 
@@ -52,7 +51,7 @@ def test_the_page_has_every_part_and_its_bounds() -> None:
     assert '| `learning_rate` | number or `"paper"` |' in page
     assert "## `[training.optimizer]` of kind `adamw`" in page
     parts = [recipe.model_fields["data"].annotation.model_fields["train"] for recipe in TASKS.values()]  # type: ignore[union-attr]
-    kinds_of_files = {schema for part in parts for schema in schemas(part.annotation)}
+    kinds_of_files = {schema for part in parts for schema in schemas(part)}
     assert page.count("## `[data.train]`") == len(kinds_of_files) == 5
     assert page.count("## `[model.norm]` of kind `rmsnorm`") == 1, "what tasks share stands once"
     assert "| `files` | text or list of texts | required |" in page

@@ -20,7 +20,7 @@ RECIPES = {
     "embedding": "text-pairs",
     "image-classification": "images",
 }
-COMBINATIONS = [(task, kind) for task, recipe in TASKS.items() for kind in members(recipe.model_fields["model"].annotation)]
+COMBINATIONS = [(task, kind) for task, recipe in TASKS.items() for kind in members(recipe.model_fields["model"])]
 
 
 def of(task: str, kind: type[Architecture]) -> Recipe:

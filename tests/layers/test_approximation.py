@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from transom.config.approximations import AnyApproximation, Linear, Linformer, Nystrom, Performer
+from transom.config.approximations import ApproximationBrick, Linear, Linformer, Nystrom, Performer
 from transom.config.model import Decoder, MaskedEncoder
 from transom.layers.approximations.approximate import ApproximateAttention, build_approximation, build_attention
 from transom.layers.approximations.approximation import Approximation
@@ -23,7 +23,7 @@ LOOKING_BACK = [Linear(), Linear(feature_map="relu"), Performer(n_features=5), P
 ALL = [*LOOKING_BACK, Linformer(rank=5), Nystrom(n_landmarks=7), Nystrom(n_landmarks=200, n_iterations=2)]
 
 
-def built(brick: AnyApproximation) -> Approximation:
+def built(brick: ApproximationBrick) -> Approximation:
     torch.manual_seed(1)
     layer = build_approximation(brick, 4, LONG).double()
     if isinstance(layer, PerformerLayer):
@@ -74,7 +74,7 @@ PACKED = {
 
 @pytest.mark.parametrize("rows", PACKED)
 @pytest.mark.parametrize("brick", LOOKING_BACK, ids=str)
-def test_chunks_equal_the_weights_written_out(brick: AnyApproximation, rows: str) -> None:
+def test_chunks_equal_the_weights_written_out(brick: ApproximationBrick, rows: str) -> None:
     place = PACKED[rows]
     layer = built(brick if brick.kind == "performer" else Linear())  # of relu, some query sees nothing: the next test
     assert_equal_to_weights(layer, *draws(place.shape[1]), SegmentMask(place, place, causal=True))
@@ -82,7 +82,7 @@ def test_chunks_equal_the_weights_written_out(brick: AnyApproximation, rows: str
 
 @pytest.mark.parametrize("rows", PACKED)
 @pytest.mark.parametrize("brick", ALL, ids=str)
-def test_texts_see_all_of_themselves(brick: AnyApproximation, rows: str) -> None:
+def test_texts_see_all_of_themselves(brick: ApproximationBrick, rows: str) -> None:
     place = PACKED[rows]
     q, k, v = draws(place.shape[1])
     if brick == Linear(feature_map="relu"):
@@ -91,14 +91,14 @@ def test_texts_see_all_of_themselves(brick: AnyApproximation, rows: str) -> None
 
 
 @pytest.mark.parametrize("brick", [Linear(), Performer(n_features=5), Linformer(rank=5)], ids=str)
-def test_another_sequence_is_seen_by_its_own_texts(brick: AnyApproximation) -> None:
+def test_another_sequence_is_seen_by_its_own_texts(brick: ApproximationBrick) -> None:
     for queries, keys in ((segments([5], [3]), segments([4], [7])), (segments([5, 2], [3, 3, 1]), segments([4, 9], [1, 2, 6]))):
         assert_equal_to_weights(built(brick), *draws(queries.shape[1], keys.shape[1]), SegmentMask(queries, keys, causal=False))
 
 
 @pytest.mark.parametrize("brick", ALL, ids=str)
 @torch.no_grad()
-def test_packed_texts_are_as_alone_whatever_stands_in_the_padding(brick: AnyApproximation) -> None:
+def test_packed_texts_are_as_alone_whatever_stands_in_the_padding(brick: ApproximationBrick) -> None:
     layer, place = built(brick), segments([9, 4, 12], [7, 8])
     q, k, v = draws(place.shape[1])
     packed = layer(q, k, v, SegmentMask(place, place, causal=False))
@@ -112,7 +112,7 @@ def test_packed_texts_are_as_alone_whatever_stands_in_the_padding(brick: AnyAppr
 
 @pytest.mark.parametrize("brick", LOOKING_BACK, ids=str)
 @torch.no_grad()
-def test_steps_of_any_size_go_on_from_the_sums(brick: AnyApproximation) -> None:
+def test_steps_of_any_size_go_on_from_the_sums(brick: ApproximationBrick) -> None:
     layer, place = built(brick), torch.ones(2, LONG, dtype=torch.long)
     assert isinstance(layer, KernelAttention)
     q, k, v = draws(LONG)
@@ -153,7 +153,7 @@ def test_beams_share_their_source_s_sums() -> None:
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("size", [1e-3, 30.0, 1e3])
 @pytest.mark.parametrize("brick", [Linear(), Linear(feature_map="relu"), Performer(n_features=64)], ids=str)
-def test_no_query_or_key_is_too_long_for_it(brick: AnyApproximation, size: float, causal: bool, dtype: torch.dtype) -> None:
+def test_no_query_or_key_is_too_long_for_it(brick: ApproximationBrick, size: float, causal: bool, dtype: torch.dtype) -> None:
     layer, place = built(brick).to(dtype), torch.ones(2, 200, dtype=torch.long)
     q, k, v = ((size * x).detach().to(dtype).requires_grad_() for x in draws(200))
     z = layer(q, k, v, SegmentMask(place, place, causal))

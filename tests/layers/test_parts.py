@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from transom.config import bricks
+from transom.config.brick import Brick
 from transom.config.model import Seq2Seq
 from transom.layers.block import build_block
 from transom.layers.embedding import Embedding
@@ -36,7 +37,7 @@ def test_layer_norm_keeps_float32_statistics_in_bf16() -> None:
 
 
 @pytest.mark.parametrize("brick", [bricks.LayerNorm(), bricks.LayerNorm(bias=False), bricks.RmsNorm()])
-def test_gains_get_their_gradients_added_up_in_float32(brick: bricks.AnyNorm) -> None:
+def test_gains_get_their_gradients_added_up_in_float32(brick: Brick) -> None:
     torch.manual_seed(1)
     norm = build_norm(brick, 64)
     with torch.no_grad():

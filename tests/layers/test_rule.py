@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter
 from torch import Tensor
 
-from transom.config.patterns import Leaf, Pattern
+from transom.config.patterns import Pattern
 from transom.layers.masks import mask as masks
 from transom.layers.masks.rule import BOTH_WAYS_IN_PREFIX, CAUSAL, LOOKING_BACK, SAME_SEGMENT, TILE, Places, Rule, rule_of
 
@@ -76,7 +76,7 @@ DEFINITIONS: dict[str, Callable[[Any, int, int], bool]] = {
 
 @pytest.mark.parametrize("fields", [leaf for leaf in LEAVES if leaf["kind"] != "random"], ids=str)
 def test_a_rule_is_its_definition(fields: dict[str, Any]) -> None:
-    brick, n = TypeAdapter(Leaf).validate_python(fields), 150
+    brick, n = TypeAdapter(Pattern).validate_python(fields), 150
     places = packed([n], 0)
     expected = torch.tensor([[DEFINITIONS[brick.kind](brick, i, j) for j in range(n)] for i in range(n)])
     assert torch.equal(rule_of(brick, WIDTH).matrix(places, places)[0, 0], expected)

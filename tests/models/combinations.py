@@ -293,9 +293,9 @@ def choices(*kinds: type[Schema]) -> set[tuple[str, Any]]:
     while waiting:
         for field_name, field in waiting.pop().model_fields.items():
             name = WITHIN.get(field_name, field_name)
-            parts = [part for part in schemas(field.annotation) + listed(field.annotation) if issubclass(part, Brick)]
+            parts = [part for part in schemas(field) + listed(field) if issubclass(part, Brick)]
             found |= {(name, kind) for part in parts for kind in get_args(part.model_fields["kind"].annotation)}
-            for member in members(field.annotation):
+            for member in members(field):
                 words = (True, False) if member is bool else get_args(member) if get_origin(member) is Literal and name != "kind" else ()
                 found |= {(name, word) for word in words}
             waiting += [part for part in parts if part not in known]

@@ -2,14 +2,18 @@
 
 import tomllib
 from pathlib import Path
+from time import process_time
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 import transom.presets
 from transom.config.model import Decoder, MaskedEncoder, Seq2Seq
+from transom.errors import ConfigError
 from transom.models.build import build_model
 from transom.planning.parameters import count_parameters
 
@@ -113,7 +117,64 @@ def test_a_token_that_uses_all_has_all_active():
     assert count_parameters(config).active == count_parameters(config).total
 
 
-def test_nothing_is_built_to_count(monkeypatch):
-    monkeypatch.setattr(torch, "empty", None)
-    config = Seq2Seq(d_model=2**14, n_heads=128, d_ff=2**16, max_seq_len=16, source_vocab_size=10**6, target_vocab_size=10**6)
-    assert count_parameters(config).total > 10**10
+class OnMeta(TorchFunctionMode):
+    """Refuses to make a tensor that takes memory."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        made = func(*args, **(kwargs or {}))
+        assert not isinstance(made, Tensor) or made.is_meta, f"{func.__name__} took memory"
+        return made
+
+
+BIG = {"d_model": 2**14, "n_heads": 128, "d_ff": 2**16, "source_vocab_size": 10**6, "target_vocab_size": 10**6}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"max_seq_len": 16},
+        {"max_seq_len": 2**14, "position": "rotary"},
+        {"max_seq_len": 2**14, "position": "sinusoidal"},
+        {"max_seq_len": 2**14, "position": "learned"},
+        {"n_encoder_layers": 1000, "n_decoder_layers": 1000},
+        {"n_encoder_layers": 1000, "n_decoder_layers": 999, "feed_forward": {"kind": "mixture", "n_experts": 4096}},
+        {"n_encoder_layers": 1000, "n_decoder_layers": 999, "depth": {"kind": "mixture", "every": 300}},
+        {"n_heads": 2**30, "d_head": 1, "position": "alibi"},
+    ],
+    ids=str,
+)
+def test_counting_takes_no_memory_no_draws_and_no_time(fields):
+    config, state, start = Seq2Seq.model_validate(BIG | fields), torch.get_rng_state(), process_time()
+    with OnMeta():
+        counted = count_parameters(config)
+    assert counted.total > 10**10 and counted.embeddings >= 10**6 * 2**14
+    assert process_time() - start < 2
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize(
+    "fields", [{"d_model": 2**40, "position": "none"}, {"d_ff": 2**62}, {"n_heads": 10**12, "d_head": 10**12}], ids=str
+)
+def test_a_matrix_that_cannot_be_counted_is_refused(fields):
+    with pytest.raises(ConfigError, match=r"model: expected matrices of fewer than 2\^61 numbers each"):
+        count_parameters(Seq2Seq.model_validate(BIG | fields))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"n_layers": 7, "attention": {"value_residual": "learned"}},
+        {"n_layers": 11, "depth": {"kind": "mixture", "every": 3}},
+        {"n_layers": 4, "feed_forward": {"kind": "mixture", "n_experts": 9, "top_k": 2, "n_shared": 2}, "norm_placement": "parallel"},
+    ],
+    ids=str,
+)
+def test_many_blocks_and_experts_are_counted_from_a_few(fields):
+    config = Decoder.model_validate({"d_model": 8, "n_heads": 2, "d_ff": 5, "vocab_size": 9} | fields)
+    model, counted = build_model(config), count_parameters(config)
+    assert counted.total == sum(parameter.numel() for parameter in model.parameters())
+    experts = [p.numel() for name, p in model.named_parameters() if ".experts." in name]
+    assert counted.idle == sum(experts) * 7 // 9
+    blocks = model.decoder.blocks
+    assert counted.parts["decoder.ff"] == sum(p.numel() for block in blocks for p in block.ff.parameters())
+    assert counted.parts["decoder.attn"] == sum(p.numel() for block in blocks for p in block.attn.parameters())

@@ -187,7 +187,11 @@ class RunFolder:
                 the weights file justifies.
         """
         config, weights = self._read_config(), self._weights()
-        asked, found = count_parameters(config).total, sum(math.prod(spec.shape) for spec in read_specs(weights).values())
+        try:
+            asked = count_parameters(config).total
+        except ConfigError as error:
+            raise CheckpointError(f"{self.path / CONFIG}: {error}") from None
+        found = sum(math.prod(spec.shape) for spec in read_specs(weights).values())
         if asked > found:
             raise CheckpointError(f"{weights}: expected {asked:,} parameters by {CONFIG}, found {found:,}; they are of different models")
         if (problem := excess_positions(config)) is not None:

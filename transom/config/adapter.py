@@ -1,28 +1,31 @@
 """The schema of what learns when a model is fine-tuned and its own weights are kept."""
 
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from transom.config.brick import Brick
+from transom.config.brick import Brick, Slot
+from transom.config.components import component
 
 Adapted = Literal["attn.q", "attn.k", "attn.v", "attn.o", "cross.q", "cross.k", "cross.v", "cross.o", "ff.gate", "ff.up", "ff.down"]
 """The maps of a block, by the end of their path; of a mixture, ``ff.up`` is every expert's."""
 
 
+Adapter = Annotated[Brick, Slot("adapter")]
+
+
+@component("adapter")
 class Lora(Brick):
     """Low-rank adaptation (Hu et al. 2022, eq. 3): W x + (alpha / rank) B A x, with W kept as it is and B = 0 at the start.
 
     A is drawn from a normal distribution of deviation d_in^-0.5; the paper gives none. Beside A and B only that learns which the run to
     start from does not have, such as a classifier's output map. Where weights are averaged, A and B are, each for itself.
+
+    Cost and use: rank * (d_in + d_out) numbers a map in place of d_in * d_out, no gradient and no optimizer state for the rest, and small
+    checkpoints; takes a learning rate about ten times that of fine-tuning all weights. Answers cost nothing more: A and B are added to W.
+    Start with attn.q and attn.v; all maps learn more. For tasks near what the model knows: what is far from it is better learnt whole.
     """
 
-    advice: ClassVar[str] = (
-        "rank * (d_in + d_out) numbers a map in place of d_in * d_out, no gradient and no optimizer state for the rest, and small"
-        " checkpoints; takes a learning rate about ten times that of fine-tuning all weights. Answers cost nothing more: A and B are added"
-        " to W. Start with attn.q and attn.v; all maps learn more. For tasks near what the model knows: what is far from it"
-        " is better learnt whole."
-    )
     kind: Literal["lora"] = "lora"
     rank: int = Field(8, ge=1, le=65536, description="rows of A and columns of B")
     alpha: float = Field(16.0, gt=0, description="what B A x counts is alpha / rank")
@@ -38,7 +41,3 @@ class Lora(Brick):
         if not self.on:
             raise ValueError("expected at least one map in on, found none; name some, as in on = ['attn.q', 'attn.v']")
         return self
-
-    def parameters(self, d_in: int, d_out: int) -> int:
-        """Count A and B of a map."""
-        return self.rank * (d_in + d_out)

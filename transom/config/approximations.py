@@ -4,7 +4,8 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from transom.config.brick import Brick
+from transom.config.brick import Brick, Slot
+from transom.config.components import component
 
 
 class ApproximationBrick(Brick):
@@ -13,48 +14,50 @@ class ApproximationBrick(Brick):
     LOOKS_BACK: ClassVar[bool] = False
     """Whether a token can be kept from what comes after it, as decoders need."""
 
-    def parameters(self, n_positions: int) -> int:
-        """Count what is learned beside the projections of queries, keys and values: nothing, where sums stand in for scores."""
-        return 0
+
+Approximation = Annotated[ApproximationBrick, Slot("approximation", ApproximationBrick)]
 
 
+@component("approximation")
 class NoApproximation(ApproximationBrick):
-    """Attention itself: the softmax of the scores of all pairs (Vaswani et al. 2017, eq. 1)."""
+    """Attention itself: the softmax of the scores of all pairs (Vaswani et al. 2017, eq. 1).
+
+    Cost and use: Exact, and the fastest up to some thousand tokens; `transom compare-attention` measures from where on not.
+    """
 
     LOOKS_BACK: ClassVar[bool] = True
-    advice: ClassVar[str] = "Exact, and the fastest up to some thousand tokens; `transom compare-attention` measures from where on not."
     kind: Literal["none"] = "none"
 
 
+@component("approximation")
 class Linear(ApproximationBrick):
     """Linear attention (Katharopoulos et al. 2020, eq. 4 and 5): phi(q_i)^T sum_j phi(k_j) v_j^T / phi(q_i)^T sum_j phi(k_j).
 
     phi is elu(x) + 1 (elu, eq. 7) or max(0, x) (relu), element by element. A decoder's sums run over the tokens before, and are all that
     it remembers of them. Queries and keys are turned by rotary positions before phi.
+
+    Cost and use: n d_k d_v in place of n^2 d, and in decoding a state of one size however long the text. Weights are smooth: it cannot pick
+    one token out as a softmax can, so it has to be trained with, and is weaker at recall.
     """
 
     LOOKS_BACK: ClassVar[bool] = True
-    advice: ClassVar[str] = (
-        "n d_k d_v in place of n^2 d, and in decoding a state of one size however long the text. Weights are smooth: it cannot pick one"
-        " token out as a softmax can, so it has to be trained with, and is weaker at recall."
-    )
     kind: Literal["linear"] = "linear"
     feature_map: Literal["elu", "relu"] = Field("elu", description="phi; with relu a query may see nothing")
 
 
+@component("approximation")
 class Performer(ApproximationBrick):
     """Linear attention that estimates the softmax: positive orthogonal random features, FAVOR+ (Choromanski et al. 2021, lemma 1).
 
     phi(x) = exp(w_r . x - |x|^2 / 2) / sqrt(n_features), x a query or key over d_k^(1/4): the mean of phi(q) . phi(k) over draws is
     exp(q . k / sqrt(d_k)). The w_r are drawn once, are not learned, and are saved with the weights; the paper draws them anew now and then.
     For float32's sake the exponent of a key is kept between -60 and 60.
+
+    Cost and use: n n_features d_v: pays behind some n_features tokens. The error falls like 1 / sqrt(n_features) and grows fast with the
+    length of queries and keys, which qk_norm keeps in bounds.
     """
 
     LOOKS_BACK: ClassVar[bool] = True
-    advice: ClassVar[str] = (
-        "n n_features d_v: pays behind some n_features tokens. The error falls like 1 / sqrt(n_features) and grows fast with the length of"
-        " queries and keys, which qk_norm keeps in bounds."
-    )
     kind: Literal["performer"] = "performer"
     n_features: int = Field(
         128, ge=1, le=65536, description="m, random features a head; the paper has d_k ln d_k or more, 256 in most tests"
@@ -62,34 +65,30 @@ class Performer(ApproximationBrick):
     orthogonal: bool = Field(True, description="draw the w_r at right angles to each other, d_k at a time: less error at equal m")
 
 
+@component("approximation")
 class Linformer(ApproximationBrick):
     """Keys and values of all places mixed to a few (Wang et al. 2020, eq. 7): softmax(Q (E K)^T / sqrt(d_k)) F V.
 
     E and F are learned, ``rank`` times the longest sequence, one each a layer for all its heads (headwise sharing, section 4). Places
     without a token count nothing.
+
+    Cost and use: n rank pairs, 2 rank max_seq_len weights a layer; for encoders of one usual length. Needs training.
     """
 
-    advice: ClassVar[str] = "n rank pairs, 2 rank max_seq_len weights a layer; for encoders of one usual length. Needs training."
     kind: Literal["linformer"] = "linformer"
     rank: int = Field(64, ge=1, le=65536, description="k, mixed keys and values; the paper has 128 to 256 for 512 tokens")
 
-    def parameters(self, n_positions: int) -> int:
-        """Count E and F."""
-        return 2 * self.rank * n_positions
 
-
+@component("approximation")
 class Nystrom(ApproximationBrick):
     """Nystrom's method (Xiong et al. 2021, eq. 13 and 14): softmax(Q K'^T) softmax(Q' K'^T)^+ softmax(Q' K^T) V, all over sqrt(d_k).
 
     The landmarks Q' and K' are means of runs of queries and of keys, the pseudo-inverse is iterated. The paper's convolution of V beside it
     is left out.
+
+    Cost and use: 2 n n_landmarks pairs and nothing to learn: of the approximations the nearest to a model trained without one.
     """
 
-    advice: ClassVar[str] = "2 n n_landmarks pairs and nothing to learn: of the approximations the nearest to a model trained without one."
     kind: Literal["nystrom"] = "nystrom"
     n_landmarks: int = Field(64, ge=1, le=4096, description="m, means of queries and of keys; a text of no more tokens has one each")
     n_iterations: int = Field(6, ge=1, le=100, description="of the pseudo-inverse")
-
-
-AnyApproximation = NoApproximation | Linear | Performer | Linformer | Nystrom
-Approximation = Annotated[AnyApproximation, Field(discriminator="kind")]

@@ -5,10 +5,10 @@ from typing import Annotated, Any, ClassVar, Literal, Self, get_origin
 
 from pydantic import Field, model_validator
 
+from transom.config import mixture  # noqa: F401  # registers a feed-forward network
 from transom.config.brick import Brick
-from transom.config.bricks import FeedForward, LayerNorm, MultiHead, Norm, PositionBrick
-from transom.config.depth import AnyDepth, FullDepth
-from transom.config.mixture import FeedForwardNetwork
+from transom.config.bricks import Attention, FeedForward, FeedForwardNetwork, LayerNorm, MultiHead, Norm, PositionBrick
+from transom.config.depth import Depth, FullDepth
 
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
 
@@ -30,7 +30,6 @@ class Architecture(Brick):
     FAMILY: ClassVar[str]
     """What kind of network it is, for reports: a noun with its article."""
 
-    kind: str
     d_model: int = Field(512, ge=1, description="width of the vectors that go from layer to layer")
 
     @classmethod
@@ -96,9 +95,9 @@ class Transformer(Architecture):
     norm: Norm = Field(LayerNorm(), description="the normalisation brick")
     norm_placement: Placement = Field("post", description=PLACEMENT)
     position: PositionBrick
-    attention: MultiHead = Field(MultiHead(), description="the attention brick")
+    attention: Attention = Field(MultiHead(), description="the attention brick")
     feed_forward: FeedForwardNetwork = Field(FeedForward(), description="the feed-forward brick")
-    depth: AnyDepth = Field(FullDepth(), description="how many of the blocks a token passes")
+    depth: Depth = Field(FullDepth(), description="how many of the blocks a token passes")
 
     @model_validator(mode="after")
     def _shapes_fit(self) -> "Transformer":

@@ -1,10 +1,11 @@
-"""The base of every schema class: closed, frozen, and spelled as one word where that is enough."""
+"""The base of every schema class: closed, frozen, and spelled as one word where that is enough; and the slots that hold components."""
 
 from types import UnionType
 from typing import Annotated, Any, Union, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, field_validator, model_validator
 from pydantic.fields import FieldInfo
+from pydantic_core import CoreSchema
 
 from transom.files.limits import MAX_FLOAT, MAX_INT
 
@@ -37,43 +38,105 @@ class Schema(BaseModel):
 
 
 class Brick(Schema):
-    """A part that is chosen by its ``kind``.
+    """A component: a part that is chosen by its ``kind``.
 
     In a recipe ``norm = "layernorm"`` is short for ``norm = { kind = "layernorm" }``, and a table without ``kind`` is of the default's.
+    Its docstring has the equation with its source, and behind ``Cost and use:`` the advice of docs/bricks.md.
     """
 
+    kind: str
 
-def members(annotation: Any) -> tuple[Any, ...]:
-    """List the types that an annotation allows.
+
+class Slot:
+    """A place for one of several components: the annotation of a field whose kinds the registry knows (``config.components``).
+
+    pydantic makes the tagged union of a field when it builds the class that has the field, and again when a component is registered later.
+
+    Attributes:
+        name: of the slot, by which components are registered in it.
+        base: class of every component in it.
+        components: by kind, in the order of their registration.
+        built: whether pydantic has built a class with it.
+    """
+
+    def __init__(self, name: str, base: type[Brick] = Brick) -> None:
+        """Make the slot known."""
+        assert name not in SLOTS, f"{name}: two slots"
+        SLOTS[name] = self
+        self.name, self.base, self.built = name, base, False
+        self.components: dict[str, type[Brick]] = {}
+
+    @property
+    def choices(self) -> tuple[type[Brick], ...]:
+        """The components, each once."""
+        return tuple(dict.fromkeys(self.components.values()))
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """Build the tagged union of all choices."""
+        self.built = True
+        first, *others = self.choices
+        return handler.generate_schema(Annotated[Union[(first, *others)], Field(discriminator="kind")] if others else first)
+
+
+SLOTS: dict[str, Slot] = {}
+"""All slots by name."""
+
+
+def choices(slot: str) -> tuple[type[Brick], ...]:
+    """List the components that a slot can hold, in the order of their registration."""
+    return SLOTS[slot].choices
+
+
+def described(schema: type[Schema]) -> tuple[str, str]:
+    """Return what a schema is, and what it costs and when to use it, from its docstring."""
+    what, _, advice = " ".join((schema.__doc__ or "").split()).partition(" Cost and use: ")
+    return what, advice
+
+
+def kinds(schema: type[Schema]) -> tuple[str, ...]:
+    """List the kinds of a component; none for the base of several, or another schema."""
+    return get_args(schema.model_fields["kind"].annotation) if issubclass(schema, Brick) else ()
+
+
+def members(field: Any) -> tuple[Any, ...]:
+    """List the types that a field, or an annotation, allows; of a slot, the components that it can hold.
 
     >>> members(Annotated[int | None, "any"])
     (<class 'int'>, <class 'NoneType'>)
     """
-    if get_origin(annotation) is Annotated:
-        return members(get_args(annotation)[0])
-    if get_origin(annotation) in (Union, UnionType):
-        return tuple(member for part in get_args(annotation) for member in members(part))
+    if isinstance(field, FieldInfo):
+        annotation, metadata = field.annotation, field.metadata
+    elif get_origin(field) is Annotated:
+        annotation, *metadata = get_args(field)
+    else:
+        annotation, metadata = field, []
+    if slot := next((each for each in metadata if isinstance(each, Slot)), None):
+        return slot.choices
+    if get_origin(annotation) in (Annotated, Union, UnionType):
+        parts = get_args(annotation) if get_origin(annotation) is not Annotated else (annotation,)
+        return tuple(member for part in parts for member in members(part))
     return (annotation,)
 
 
-def schemas(annotation: Any) -> list[type[Schema]]:
-    """List the schema classes that an annotation allows."""
-    return [member for member in members(annotation) if isinstance(member, type) and issubclass(member, Schema)]
+def schemas(field: Any) -> list[type[Schema]]:
+    """List the schema classes that a field, or an annotation, allows."""
+    return [member for member in members(field) if isinstance(member, type) and issubclass(member, Schema)]
 
 
-def listed(annotation: Any) -> list[type[Schema]]:
-    """List the schema classes of which an annotation allows a list."""
-    return [schema for member in members(annotation) if get_origin(member) is tuple for schema in schemas(get_args(member)[0])]
+def listed(field: Any) -> list[type[Schema]]:
+    """List the schema classes of which a field allows a list."""
+    return [schema for member in members(field) if get_origin(member) is tuple for schema in schemas(get_args(member)[0])]
 
 
 def spelled_out(field: FieldInfo, value: Any) -> Any:
     """Write a field's short form in full."""
-    if value == "none" and type(None) in members(field.annotation):
+    allowed = members(field)
+    if value == "none" and type(None) in allowed:
         return None
-    if not any(issubclass(schema, Brick) for schema in schemas(field.annotation)):
+    if not any(isinstance(member, type) and issubclass(member, Brick) for member in allowed):
         return value
     if isinstance(value, str):
         return {"kind": value}
     if isinstance(value, dict) and "kind" not in value and isinstance(field.default, Brick):
-        return {"kind": getattr(field.default, "kind"), **value}  # noqa: B009  # each kind declares its own literal
+        return {"kind": field.default.kind, **value}
     return value

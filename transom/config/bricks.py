@@ -1,7 +1,6 @@
 """The schemas of the bricks that every family is built from: one class a brick, told apart by ``kind``.
 
-A brick's docstring has its equation and source, ``advice`` what it costs and when to use it (docs/bricks.md is written from both), and
-each brick counts its own parameters.
+docs/bricks.md is written from their docstrings.
 """
 
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
@@ -9,85 +8,75 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 from pydantic import Field, field_validator, model_validator
 
 from transom.config.approximations import Approximation, NoApproximation
-from transom.config.brick import Brick
+from transom.config.brick import Brick, Slot
+from transom.config.components import component
 from transom.config.patterns import AnyPattern, Full
 
+Norm = Annotated[Brick, Slot("norm")]
+TokenNorm = Annotated[Brick, Slot("qk_norm")]
+"""A norm that knows one vector at a time."""
 
+
+@component("norm", "qk_norm")
 class LayerNorm(Brick):
-    """Layer normalisation (Ba et al. 2016): gamma * (x - mean) / sqrt(variance + eps) + beta."""
+    """Layer normalisation (Ba et al. 2016): gamma * (x - mean) / sqrt(variance + eps) + beta.
 
-    advice: ClassVar[str] = "Two passes over a token's vector; the default, and the norm of the Transformer of 2017, GPT-2, BERT and ViT."
+    Cost and use: Two passes over a token's vector; the default, and the norm of the Transformer of 2017, GPT-2, BERT and ViT.
+    """
+
     kind: Literal["layernorm"] = "layernorm"
     eps: float = Field(1e-5, gt=0, description="added to the variance before the square root")
     bias: bool = Field(True, description="the shift beta")
 
-    def parameters(self, width: int) -> int:
-        """Count gamma and beta."""
-        return width * (1 + self.bias)
 
-
+@component("norm", "qk_norm")
 class RmsNorm(Brick):
-    """Root-mean-square normalisation (Zhang & Sennrich 2019): gamma * x / sqrt(mean(x^2) + eps)."""
+    """Root-mean-square normalisation (Zhang & Sennrich 2019): gamma * x / sqrt(mean(x^2) + eps).
 
-    advice: ClassVar[str] = "No mean and no shift, so a little cheaper than LayerNorm at equal quality; Llama and most models since."
+    Cost and use: No mean and no shift, so a little cheaper than LayerNorm at equal quality; Llama and most models since.
+    """
+
     kind: Literal["rmsnorm"] = "rmsnorm"
     eps: float = Field(1e-6, gt=0, description="added to the mean square before the square root")
 
-    def parameters(self, width: int) -> int:
-        """Count gamma."""
-        return width
 
-
+@component("norm", "qk_norm")
 class DynamicTanh(Brick):
-    """A bounded curve instead of statistics (Zhu et al. 2025, eq. 1): gamma * tanh(alpha * x) + beta, with one learned alpha."""
+    """A bounded curve instead of statistics (Zhu et al. 2025, eq. 1): gamma * tanh(alpha * x) + beta, with one learned alpha.
 
-    advice: ClassVar[str] = "No sums over the vector; slow to learn where alpha's start does not suit the depth. For experiments."
+    Cost and use: No sums over the vector; slow to learn where alpha's start does not suit the depth. For experiments.
+    """
+
     kind: Literal["dyt"] = "dyt"
     alpha: float = Field(0.5, gt=0, description="alpha before training")
 
-    def parameters(self, width: int) -> int:
-        """Count gamma, beta and alpha."""
-        return 2 * width + 1
+
+@component("norm", "qk_norm")
+class NoNorm(Brick):
+    """No normalisation: x.
+
+    Cost and use: Free; deep stacks do not train with it at usual learning rates. For experiments.
+    """
+
+    kind: Literal["none"] = "none"
 
 
+@component("norm")
 class BatchNorm(Brick):
     """Batch normalisation (Ioffe & Szegedy 2015): gamma * (x - mean) / sqrt(variance + eps) + beta, a column's statistics over tokens.
 
     In training they are those of all true tokens that are computed together, padding left out. In evaluation they are running ones, which
     each step moves by ``momentum`` towards those of its whole batch; they are saved with the weights.
+
+    Cost and use: The counter-example that LayerNorm is compared with, not for use on text. In training what a token gives depends on later
+    tokens and on other rows, so that a decoder is causal in evaluation only; rows of other lengths give other statistics than those that
+    evaluation has. Slices (training.accumulate) are normalised apart, so their number changes the result; training.average averages
+    statistics too, which are then no model's own; training.processes must be 1.
     """
 
-    advice: ClassVar[str] = (
-        "The counter-example that LayerNorm is compared with, not for use on text. In training what a token gives depends on later"
-        " tokens and on other rows, so that a decoder is causal in evaluation only; rows of other lengths give other statistics than"
-        " those that evaluation has. Slices (training.accumulate) are normalised apart, so their number changes the result;"
-        " training.average averages statistics too, which are then no model's own; training.processes must be 1."
-    )
     kind: Literal["batchnorm"] = "batchnorm"
     eps: float = Field(1e-5, gt=0, description="added to the variance before the square root")
     momentum: float = Field(0.1, gt=0, le=1, description="share of a step's statistics in the running ones")
-
-    def parameters(self, width: int) -> int:
-        """Count gamma and beta; the running statistics are not learned."""
-        return 2 * width
-
-
-class NoNorm(Brick):
-    """No normalisation: x."""
-
-    advice: ClassVar[str] = "Free; deep stacks do not train with it at usual learning rates. For experiments."
-    kind: Literal["none"] = "none"
-
-    def parameters(self, width: int) -> int:
-        """Count nothing."""
-        return 0
-
-
-TokenNorm = LayerNorm | RmsNorm | DynamicTanh | NoNorm
-"""The norms that know one vector at a time."""
-
-AnyNorm = TokenNorm | BatchNorm
-Norm = Annotated[AnyNorm, Field(discriminator="kind")]
 
 
 class PositionBrick(Brick):
@@ -96,39 +85,55 @@ class PositionBrick(Brick):
     BIASES: ClassVar[bool] = False
     """Whether it is told by what is added to the scores."""
 
-    kind: str
+    COMPUTED: ClassVar[bool] = False
+    """Whether nothing of it is learned, so that counting parameters need not make its tables."""
 
     def turned(self, d_head: int) -> int:
         """Count the columns of a head that are turned by positions."""
         return 0
 
-    def parameters(self, max_seq_len: int, d_model: int, n_heads: int) -> int:
-        """Count what is learned: nothing, where positions are computed."""
-        return 0
+
+Position = Annotated[PositionBrick, Slot("position", PositionBrick)]
+PatchPosition = Annotated[PositionBrick, Slot("patch_position", PositionBrick)]
+"""Of patches of an image."""
 
 
+@component("position")
 class Sinusoidal(PositionBrick):
     """Fixed sines and cosines added to the embeddings (Vaswani et al. 2017, section 3.5).
 
     P[i, 2k] = sin(i / base^(2k / d_model)), P[i, 2k + 1] = cos(i / base^(2k / d_model)).
+
+    Cost and use: Nothing to learn and next to no time; the default for translation, where lengths are those of training.
     """
 
-    advice: ClassVar[str] = "Nothing to learn and next to no time; the default for translation, where lengths are those of training."
+    COMPUTED: ClassVar[bool] = True
     kind: Literal["sinusoidal"] = "sinusoidal"
     base: float = Field(10000.0, gt=1, description="the longest wavelength is just below 2 pi times this")
 
 
+@component("position", "patch_position")
 class Learned(PositionBrick):
-    """A learned vector a position, added to the embeddings (Gehring et al. 2017, section 3.1): h = E[x] + P[i]."""
+    """A learned vector a position, added to the embeddings (Gehring et al. 2017, section 3.1): h = E[x] + P[i].
 
-    advice: ClassVar[str] = (
-        "max_seq_len * d_model parameters; as good as sinusoids within the trained length and useless beyond. GPT-2, BERT."
-    )
+    Cost and use: max_seq_len * d_model parameters; as good as sinusoids within the trained length and useless beyond. GPT-2, BERT.
+    """
+
     kind: Literal["learned"] = "learned"
 
-    def parameters(self, max_seq_len: int, d_model: int, n_heads: int) -> int:
-        """Count the table."""
-        return max_seq_len * d_model
+
+@component("patch_position")
+class Sinusoidal2d(PositionBrick):
+    """Fixed sines and cosines of a patch's row in one half of its vector and of its column in the other (He et al. 2022, MAE, section 3).
+
+    Each half is the sinusoid of Vaswani et al. 2017 over d_model / 2 columns. A classification token has none.
+
+    Cost and use: Nothing to learn, and any grid of patches has one; about as good as learned positions, better on little data.
+    """
+
+    COMPUTED: ClassVar[bool] = True
+    kind: Literal["sinusoidal-2d"] = "sinusoidal-2d"
+    base: float = Field(10000.0, gt=1, description="the longest wavelength is just below 2 pi times this")
 
 
 class Choice(NamedTuple):
@@ -163,16 +168,17 @@ SCALINGS = {
 """The kinds of ``Rotary.scaling``."""
 
 
+@component("position")
 class Rotary(PositionBrick):
     """Queries and keys turned by an angle that grows with the position (Su et al. 2021, eq. 34).
 
     The pair (x_k, x_{k + d/2}) of position i turns by i / base^(2k / d), d the width that is turned, so that q_i . k_j depends on i - j.
     The halves are paired as in GPT-NeoX and Llama; the paper pairs neighbours.
+
+    Cost and use: A few operations a query and key; the best choice for decoders, and with scaling it reaches beyond its training.
     """
 
-    advice: ClassVar[str] = (
-        "A few operations a query and key; the best choice for decoders, and with scaling it reaches beyond its training."
-    )
+    COMPUTED: ClassVar[bool] = True
     kind: Literal["rotary"] = "rotary"
     base: float = Field(10000.0, gt=1, description="the longest wavelength is just below 2 pi times this")
     share: float = Field(1.0, gt=0, le=1, description="share of each head's width that is turned (GPT-NeoX: 0.25)")
@@ -199,34 +205,35 @@ class Rotary(PositionBrick):
         return int(d_head * self.share) // 2 * 2
 
 
+@component("position")
 class Alibi(PositionBrick):
     """A penalty on distance, added to the scores (Press et al. 2022, section 3): -m_h |i - j|, slopes m_h = 2^(-8h / H) for head h of H.
 
     Where H is no power of two the slopes lie between those of the next smaller and the next larger one. Encoders, which the paper does not
     speak of, have the same penalty to both sides.
+
+    Cost and use: A bias on every score and nothing to learn; degrades gently beyond the trained length, weaker at long recall.
     """
 
     BIASES: ClassVar[bool] = True
-    advice: ClassVar[str] = "A bias on every score and nothing to learn; degrades gently beyond the trained length, weaker at long recall."
+    COMPUTED: ClassVar[bool] = True
     kind: Literal["alibi"] = "alibi"
 
 
+@component("position")
 class Relative(PositionBrick):
     """A learned bias a head and bucket of distance, added to the scores (Raffel et al. 2020, section 2.1): S_ij + b_h[bucket(j - i)].
 
     Half of the buckets hold one distance each, the other half grow logarithmically up to ``max_distance``; encoders tell the two
     directions apart. All blocks of a stack share the table.
+
+    Cost and use: A learned bias on every score, so slower attention in training; no limit of length. T5.
     """
 
     BIASES: ClassVar[bool] = True
-    advice: ClassVar[str] = "A learned bias on every score, so slower attention in training; no limit of length. T5."
     kind: Literal["relative"] = "relative"
     n_buckets: int = Field(32, ge=4, le=4096, description="buckets of distances")
     max_distance: int = Field(128, ge=2, description="distances from here on share the last bucket")
-
-    def parameters(self, max_seq_len: int, d_model: int, n_heads: int) -> int:
-        """Count the table."""
-        return self.n_buckets * n_heads
 
     @model_validator(mode="after")
     def _distances_fit(self) -> "Relative":
@@ -235,47 +242,42 @@ class Relative(PositionBrick):
         return self
 
 
+@component("position", "patch_position")
 class NoPosition(PositionBrick):
-    """No positions (Kazemnejad et al. 2023): a decoder can still tell order from what its mask hides, an encoder cannot."""
+    """No positions (Kazemnejad et al. 2023): a decoder can still tell order from what its mask hides, an encoder cannot.
 
-    advice: ClassVar[str] = "Free; for decoders in experiments, and for bags of words."
+    Cost and use: Free; for decoders in experiments, and for bags of words.
+    """
+
     kind: Literal["none"] = "none"
 
 
-Position = Annotated[Sinusoidal | Learned | Rotary | Alibi | Relative | NoPosition, Field(discriminator="kind")]
+Values = Annotated[Brick, Slot("value_residual")]
 
 
+@component("value_residual")
 class NoValueResidual(Brick):
-    """Each block's own values."""
+    """Each block's own values.
 
-    advice: ClassVar[str] = "The usual one."
+    Cost and use: The usual one.
+    """
+
     kind: Literal["none"] = "none"
 
-    def parameters(self, n_layers: int) -> int:
-        """Count nothing."""
-        return 0
 
-
+@component("value_residual")
 class ValueResidual(Brick):
     """Values mixed with those of the stack's first block (Zhou et al. 2024, ResFormer): V'_n = lambda_1 V_1 + lambda_2 V_n, n > 1.
 
     ``fixed`` keeps the two factors, ``learned`` starts from them, a pair a block. V_1 is as the first block projects it, and the mix is
     what the cache keeps. Cross-attention's values stay as they are.
+
+    Cost and use: Two products a value and no larger cache; for deep stacks, whose last blocks otherwise hardly know what their tokens were.
     """
 
-    advice: ClassVar[str] = (
-        "Two products a value and no larger cache; for deep stacks, whose last blocks otherwise hardly know what their tokens were."
-    )
     kind: Literal["fixed", "learned"] = "learned"
     first: float = Field(0.5, description="lambda_1, of the first block's values")
     own: float = Field(0.5, description="lambda_2, of the block's own values")
-
-    def parameters(self, n_layers: int) -> int:
-        """Count the learned pairs: one a block behind the first."""
-        return 2 * (n_layers - 1) * (self.kind == "learned")
-
-
-AnyValueResidual = NoValueResidual | ValueResidual
 
 
 class MultiHead(Brick):
@@ -283,21 +285,20 @@ class MultiHead(Brick):
 
     softmax(Q K^T / sqrt(d_k)) V a head; with fewer key heads than query heads (``n_kv_heads``), grouped-query attention (Ainslie et al.
     2023), with one, multi-query attention (Shazeer 2019).
+
+    Cost and use: Time and memory of scores grow with the square of the length. Fewer key heads make the cache smaller by as much, at little
+    cost in quality; qk_norm and softcap keep large models stable; sinks let a head look nowhere.
     """
 
-    advice: ClassVar[str] = (
-        "Time and memory of scores grow with the square of the length. Fewer key heads make the cache smaller by as much, at little cost in"
-        " quality; qk_norm and softcap keep large models stable; sinks let a head look nowhere."
-    )
     kind: Literal["multihead"] = "multihead"
     bias: bool = Field(True, description="biases on W_Q, W_K and W_V")
     output: bool = Field(True, description="mix the heads with W_O; without it n_heads * d_value must equal d_model")
     output_bias: bool = Field(True, description="a bias on W_O")
-    qk_norm: Annotated[TokenNorm, Field(discriminator="kind")] = Field(
+    qk_norm: TokenNorm = Field(
         NoNorm(),
         description="a norm of each head's queries and keys, before positions turn them (Dehghani et al. 2023, after Henry et al. 2020)",
     )
-    pattern: Annotated[AnyPattern, Field(discriminator="kind")] = Field(
+    pattern: AnyPattern = Field(
         Full(), description="which tokens of its own sequence a token looks at, among those that the family lets it see"
     )
     softcap: float | None = Field(
@@ -311,7 +312,7 @@ class MultiHead(Brick):
         description="a learned score per head for attending to nothing (Agarwal et al. 2025, gpt-oss); sparse patterns of long rows"
         " have a fast path with it, other attention is then computed by the equation",
     )
-    value_residual: Annotated[AnyValueResidual, Field(discriminator="kind")] = Field(
+    value_residual: Values = Field(
         NoValueResidual(), description="whether a stack's later blocks mix their values with those of its first (self-attention only)"
     )
     approximation: Approximation = Field(NoApproximation(), description="what stands in for the softmax over all pairs")
@@ -329,13 +330,9 @@ class MultiHead(Brick):
                 raise ValueError(f"approximation = {self.approximation.kind!r} has no scores for {found[0]} to act on; remove one of them")
         return self
 
-    def parameters(self, d_model: int, n_heads: int, n_kv_heads: int, d_head: int, d_value: int, n_positions: int) -> int:
-        """Count W_Q, W_K, W_V, W_O, their biases, norms and sinks, and what an approximation learns."""
-        inner = n_heads * d_head + n_kv_heads * (d_head + d_value)
-        out = d_model * (n_heads * d_value + self.output_bias) if self.output else 0
-        learned = self.approximation.parameters(n_positions)
-        return inner * (d_model + self.bias) + out + 2 * self.qk_norm.parameters(d_head) + n_heads * self.sinks + learned
 
+Attention = Annotated[MultiHead, Slot("attention", MultiHead)]
+component("attention")(MultiHead)
 
 HEADS = {
     "n_kv_heads": Choice(
@@ -368,56 +365,37 @@ HEADS = {
 """What one can change in the heads of attention, by its field in ``[model]``."""
 
 
-class FeedForwardBrick(Brick):
-    """What every feed-forward brick has."""
-
-    def idle(self, d_model: int, d_ff: int) -> int:
-        """Count the parameters that a token does not use: none, where all networks take all tokens."""
-        return 0
+FeedForwardNetwork = Annotated[Brick, Slot("feed_forward")]
+Expert = Annotated[Brick, Slot("expert")]
+"""The network that each expert of a mixture is."""
 
 
-class FeedForward(FeedForwardBrick):
+@component("feed_forward", "expert")
+class FeedForward(Brick):
     """Position-wise feed-forward network f(x W_1 + b_1) W_2 + b_2 (Vaswani et al. 2017, eq. 2).
 
     f is max(0, x) (relu), x Phi(x) (gelu, Hendrycks & Gimpel 2016; gelu-tanh is its approximation), x sigmoid(x) (silu) or max(0, x)^2
     (squared-relu, So et al. 2021).
+
+    Cost and use: 2 d_model d_ff weights, two thirds of a block; all take about the same time. gelu: GPT-2, BERT and ViT.
     """
 
-    advice: ClassVar[str] = "2 d_model d_ff weights, two thirds of a block; all take about the same time. gelu: GPT-2, BERT and ViT."
     kind: Literal["relu", "gelu", "gelu-tanh", "silu", "squared-relu"] = "relu"
     bias: bool = Field(True, description="biases on W_1 and W_2")
 
-    def parameters(self, d_model: int, d_ff: int) -> int:
-        """Count W_1, W_2 and their biases."""
-        return self.weights(d_model, d_ff) + (d_ff + d_model) * self.bias
 
-    def weights(self, d_model: int, d_ff: int) -> int:
-        """Count the weights that multiply each token."""
-        return 2 * d_model * d_ff
-
-
-class Gated(FeedForwardBrick):
+@component("feed_forward", "expert")
+class Gated(Brick):
     """Gated feed-forward network (f(x W_g) * (x W_1)) W_2 (Shazeer 2020, eq. 5 and 6).
 
     f is sigmoid (glu, Dauphin et al. 2017), max(0, x) (reglu), gelu (geglu) or silu (swiglu).
+
+    Cost and use: 3 d_model d_ff weights: take two thirds of a plain network's d_ff for equal size; a little better at equal size. Llama
+    (swiglu).
     """
 
-    advice: ClassVar[str] = (
-        "3 d_model d_ff weights: take two thirds of a plain network's d_ff for equal size; a little better at equal size. Llama (swiglu)."
-    )
     kind: Literal["glu", "reglu", "geglu", "swiglu"] = "swiglu"
     bias: bool = Field(False, description="biases on W_g, W_1 and W_2")
-
-    def parameters(self, d_model: int, d_ff: int) -> int:
-        """Count W_g, W_1, W_2 and their biases."""
-        return self.weights(d_model, d_ff) + (2 * d_ff + d_model) * self.bias
-
-    def weights(self, d_model: int, d_ff: int) -> int:
-        """Count the weights that multiply each token."""
-        return 3 * d_model * d_ff
-
-
-AnyFeedForward = FeedForward | Gated
 
 
 class NormPlacement(NamedTuple):
@@ -426,15 +404,11 @@ class NormPlacement(NamedTuple):
     Attributes:
         equation: of a sub-layer or block, with its source.
         advice: what it costs and when to use it.
-        norms_a_sub_layer: that each sub-layer has of its own.
-        norms_a_block: that sub-layers share.
         final_norm: whether the stack ends with one, since its blocks do not.
     """
 
     equation: str
     advice: str
-    norms_a_sub_layer: int
-    norms_a_block: int
     final_norm: bool
 
 
@@ -442,29 +416,21 @@ PLACEMENTS = {
     "post": NormPlacement(
         "x' = Norm(x + f(x)) (Vaswani et al. 2017, section 5.4)",
         "A little better than pre where it trains; needs a warm-up of the learning rate, and fails in deep stacks.",
-        norms_a_sub_layer=1,
-        norms_a_block=0,
         final_norm=False,
     ),
     "pre": NormPlacement(
         "x' = x + f(Norm(x)), and a norm at the end (Xiong et al. 2020, figure 1b)",
         "Trains at any depth and rate; the usual one since GPT-2.",
-        norms_a_sub_layer=1,
-        norms_a_block=0,
         final_norm=True,
     ),
     "sandwich": NormPlacement(
         "x' = x + Norm_out(f(Norm(x))), and a norm at the end (Ding et al. 2021; Gemma Team 2024)",
         "A second norm a sub-layer; holds large models' residual stream in bounds.",
-        norms_a_sub_layer=2,
-        norms_a_block=0,
         final_norm=True,
     ),
     "parallel": NormPlacement(
         "x' = x + Attention(Norm(x)) + FFN(Norm(x)), and a norm at the end (Wang & Komatsuzaki 2021; PaLM, 2022)",
         "One norm a block, and two products that need not wait for each other; next to no loss in large models.",
-        norms_a_sub_layer=0,
-        norms_a_block=1,
         final_norm=True,
     ),
 }

@@ -1,15 +1,11 @@
 """The catalogue of bricks, written from their schemas: ``make docs`` puts it into docs/bricks.md."""
 
 from collections.abc import Mapping
-from typing import NamedTuple, get_args
+from typing import NamedTuple
 
-from transom.config.brick import Schema, schemas
-from transom.config.bricks import HEADS, PLACEMENTS, SCALINGS, Choice, MultiHead, NormPlacement
-from transom.config.mixture import Mixture
-from transom.config.model import Decoder, TextTransformer
-from transom.config.recurrent import RecurrentSeq2Seq
-from transom.config.training import LanguageTraining
-from transom.config.vision import Convolutional, VisionTransformer
+from transom.config import model, training  # noqa: F401  # register their components
+from transom.config.brick import Brick, choices, described, kinds
+from transom.config.bricks import HEADS, PLACEMENTS, SCALINGS, Choice, NormPlacement
 
 HEAD = """# Bricks
 
@@ -28,42 +24,41 @@ class Table(NamedTuple):
     Attributes:
         title: above it.
         field: of a recipe, which its rows are values of.
-        holders: the schemas that have a field of bricks.
-        choices: the rows of a field whose values are no bricks.
+        slots: the components that the field can be.
+        choices: the rows of a field whose values are no components.
     """
 
     title: str
     field: str
-    holders: tuple[type[Schema], ...] = ()
+    slots: tuple[str, ...] = ()
     choices: Mapping[str, Choice | NormPlacement] = {}
 
     @property
-    def bricks(self) -> list[type[Schema]]:
-        """The bricks that the field can be, in their order."""
-        name = self.field.split(".")[-1]
-        return list(dict.fromkeys(brick for holder in self.holders for brick in schemas(holder.model_fields[name].annotation)))
+    def bricks(self) -> list[type[Brick]]:
+        """The components that the field can be, in their order."""
+        return list(dict.fromkeys(brick for slot in self.slots for brick in choices(slot)))
 
 
 TABLES = (
-    Table("Positions", "model.position", (TextTransformer, VisionTransformer)),
+    Table("Positions", "model.position", ("position", "patch_position")),
     Table("Rotary positions beyond the trained length", "model.position.scaling", choices=SCALINGS),
-    Table("What a decoder lets a token see", "model.mask", (Decoder,)),
-    Table("Attention", "model.attention", (TextTransformer, VisionTransformer)),
+    Table("What a decoder lets a token see", "model.mask", ("mask",)),
+    Table("Attention", "model.attention", ("attention",)),
     Table("Heads of attention", "model", choices=HEADS),
-    Table("Attention patterns", "model.attention.pattern", (MultiHead,)),
-    Table("Values of a stack's later blocks", "model.attention.value_residual", (MultiHead,)),
-    Table("Approximations of attention", "model.attention.approximation", (MultiHead,)),
-    Table("Feed-forward networks", "model.feed_forward", (TextTransformer, VisionTransformer)),
-    Table("What keeps experts equally busy", "model.feed_forward.balance", (Mixture,)),
-    Table("Norms", "model.norm", (TextTransformer, VisionTransformer)),
+    Table("Attention patterns", "model.attention.pattern", ("stack_pattern",)),
+    Table("Values of a stack's later blocks", "model.attention.value_residual", ("value_residual",)),
+    Table("Approximations of attention", "model.attention.approximation", ("approximation",)),
+    Table("Feed-forward networks", "model.feed_forward", ("feed_forward",)),
+    Table("What keeps experts equally busy", "model.feed_forward.balance", ("balance",)),
+    Table("Norms", "model.norm", ("norm",)),
     Table("Where the norm stands", "model.norm_placement", choices=PLACEMENTS),
-    Table("How many blocks a token passes", "model.depth", (TextTransformer, VisionTransformer)),
-    Table("Behind which blocks a decoder learns to answer", "training.exits", (LanguageTraining,)),
-    Table("In front of an image's patches", "model.stem", (VisionTransformer,)),
-    Table("Attention over channels and places, in a stem", "model.stem.attention", (Convolutional,)),
-    Table("Cells of recurrent networks", "model.cell", (RecurrentSeq2Seq,)),
-    Table("How a recurrent decoder sees the source", "model.attention", (RecurrentSeq2Seq,)),
-    Table("What learns when another run is fine-tuned", "training.adapter", (LanguageTraining,)),
+    Table("How many blocks a token passes", "model.depth", ("depth",)),
+    Table("Behind which blocks a decoder learns to answer", "training.exits", ("exits",)),
+    Table("In front of an image's patches", "model.stem", ("stem",)),
+    Table("Attention over channels and places, in a stem", "model.stem.attention", ("channel_attention",)),
+    Table("Cells of recurrent networks", "model.cell", ("cell",)),
+    Table("How a recurrent decoder sees the source", "model.attention", ("source_attention",)),
+    Table("What learns when another run is fine-tuned", "training.adapter", ("adapter",)),
 )
 """The tables of the page, in its order."""
 
@@ -81,10 +76,10 @@ def _laid_out(table: Table) -> list[str]:
     return [f"## {table.title}: `{table.field}`\n", head, "| --- | --- | --- |", *rows, ""]
 
 
-def row(brick: type[Schema]) -> str:
+def row(brick: type[Brick]) -> str:
     """Write a brick's line."""
-    kinds = ", ".join(f"`{kind}`" for kind in get_args(brick.model_fields["kind"].annotation))
-    return f"| {kinds} | {_cell(brick.__doc__ or '')} | {getattr(brick, 'advice')} |"  # noqa: B009  # each brick declares its own
+    equation, advice = described(brick)
+    return f"| {', '.join(f'`{kind}`' for kind in kinds(brick))} | {_cell(equation)} | {advice} |"
 
 
 def _cell(text: str) -> str:

@@ -6,7 +6,8 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from transom.config.brick import Brick, Schema
+from transom.config.brick import Brick, Schema, Slot
+from transom.config.components import component
 from transom.files.limits import MAX_SYMBOLS
 
 
@@ -44,6 +45,10 @@ class PairFiles(Files):
         return [path for path in (self.source, self.target, self.pairs) if path is not None]
 
 
+GeneratedPairs = Annotated[Brick, Slot("generated_pairs")]
+
+
+@component("generated_pairs")
 class Phrasebook(Brick):
     """English-Spanish sentence pairs from the built-in grammar."""
 
@@ -58,6 +63,7 @@ Rule = Literal["copy", "reverse", "sort"]
 """What becomes of a sequence."""
 
 
+@component("generated_pairs")
 class SequenceTask(Brick):
     """Random symbol sequences with a rule for the target: the same, reversed, or sorted."""
 
@@ -161,9 +167,7 @@ class PairData(Data):
     train: PairFiles | None = Field(None, description="training pairs")
     valid: PairFiles | None = Field(None, description="validation pairs; left out, 1 % of train is split off by hash")
     test: PairFiles | None = Field(None, description="test pairs: only the data report reads them, to tell which stand in train")
-    generate: Annotated[Phrasebook | SequenceTask | None, Field(discriminator="kind")] = Field(
-        None, description="generated pairs instead of files"
-    )
+    generate: GeneratedPairs | None = Field(None, description="generated pairs instead of files")
     max_length_ratio: float | None = Field(None, gt=1, description="drop pairs of which one side is this many times longer in tokens")
 
     @property
@@ -186,9 +190,7 @@ class Language(Schema):
     train: PairFiles | None = Field(None, description="training pairs")
     valid: PairFiles | None = Field(None, description="validation pairs; left out, 1 % of train is split off by hash")
     test: PairFiles | None = Field(None, description="test pairs: only the data report reads them, to tell which stand in train")
-    generate: Annotated[Phrasebook | SequenceTask | None, Field(discriminator="kind")] = Field(
-        None, description="generated pairs instead of files"
-    )
+    generate: GeneratedPairs | None = Field(None, description="generated pairs instead of files")
     reverse: bool = Field(False, description="read all pairs from their target to their source")
     split_off: ClassVar[str] = OF_PAIRS
 

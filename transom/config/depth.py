@@ -1,11 +1,12 @@
 """The schemas of how many of a stack's blocks a token passes."""
 
 import math
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
-from transom.config.brick import Brick
+from transom.config.brick import Brick, Slot
+from transom.config.components import component
 
 
 class DepthBrick(Brick):
@@ -19,34 +20,36 @@ class DepthBrick(Brick):
         """Count the tokens of a sequence that a routed block takes in training."""
         return n_tokens
 
-    def parameters(self, n_layers: int, d_model: int) -> int:
-        """Count what a stack's routers learn."""
-        return 0
+
+Depth = Annotated[DepthBrick, Slot("depth", DepthBrick)]
 
 
+@component("depth")
 class FullDepth(DepthBrick):
-    """Every token passes every block."""
+    """Every token passes every block.
 
-    advice: ClassVar[str] = "The usual one."
+    Cost and use: The usual one.
+    """
+
     kind: Literal["full"] = "full"
 
 
+@component("depth")
 class MixtureOfDepths(DepthBrick):
     """Mixture of depths (Raposo et al. 2024, eq. 1): x'_i = x_i + r_i f(X)_i for chosen tokens, x'_i = x_i for the others, r_i = w x_i + b.
 
     f is what a block adds to the stream, X the chosen tokens alone. Training chooses those of the ``capacity`` largest scores of each row.
     That looks at later tokens, so in evaluation each token decides by itself, by r_i > 0, in encoders too; a loss teaches the router to
     agree, ``weight`` times the mean cross-entropy between sigmoid(r_i) and whether token i was chosen (section 3.5, the first of two ways).
+
+    Cost and use: A routed block costs its capacity's share of a block, so deeper models for the same time; the paper's best is every second
+    block and 12.5 %. Training is not causal in its choices, evaluation is. How many tokens evaluation takes is learnt, not given:
+    metrics.jsonl has it (depth_alone) beside the share that training takes (depth_share). Answering skips a block where no row of the batch
+    chose it, so one text at a time gains most. Where one token is classified (pool = start or cls) it may pass the last block by, which
+    then does nothing for it; pool = mean has no such token. Not with a mixture of experts or approximated attention; masks are written out,
+    however sparse.
     """
 
-    advice: ClassVar[str] = (
-        "A routed block costs its capacity's share of a block, so deeper models for the same time; the paper's best is every second block"
-        " and 12.5 %. Training is not causal in its choices, evaluation is. How many tokens evaluation takes is learnt, not given:"
-        " metrics.jsonl has it (depth_alone) beside the share that training takes (depth_share). Answering skips a block where no row of"
-        " the batch chose it, so one text at a time gains most. Where one token is classified (pool = start or"
-        " cls) it may pass the last block by, which then does nothing for it; pool = mean has no such token. Not with a mixture of experts"
-        " or approximated attention; masks are written out, however sparse."
-    )
     kind: Literal["mixture"] = "mixture"
     capacity: float = Field(0.125, gt=0, le=1, description="share of each row's tokens that a routed block takes in training, rounded up")
     every: int = Field(2, ge=1, description="the last of each so many blocks is routed")
@@ -59,10 +62,3 @@ class MixtureOfDepths(DepthBrick):
     def n_chosen(self, n_tokens: int) -> int:
         """Take a share, rounded up."""
         return math.ceil(self.capacity * n_tokens)
-
-    def parameters(self, n_layers: int, d_model: int) -> int:
-        """Count w and b of each routed block."""
-        return n_layers // self.every * (d_model + 1)
-
-
-AnyDepth = Annotated[FullDepth | MixtureOfDepths, Field(discriminator="kind")]

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from transom.config.brick import Schema, listed, schemas
+from transom.config.brick import Schema, kinds, listed, schemas
 from transom.errors import ConfigError
 
 Path = tuple[str, ...]
@@ -131,15 +131,11 @@ def _owners(path: Path, schema: type[Schema], raw: Any) -> list[type[Schema]]:
         if part.isdecimal():  # a place in a list of tables
             continue
         fields = [owner.model_fields[part] for owner in owners if part in owner.model_fields]
-        owners = [member for field in fields for member in (*schemas(field.annotation), *listed(field.annotation))]
+        owners = [member for field in fields for member in (*schemas(field), *listed(field))]
         kind = raw.get("kind") if isinstance(raw, Mapping) else raw
         default = next((getattr(field.default, "kind", None) for field in fields), None)
-        owners = [owner for owner in owners if "kind" in owner.model_fields and _is_kind(owner, kind or default)] or owners
+        owners = [owner for owner in owners if (kind or default) in kinds(owner)] or owners
     return owners
-
-
-def _is_kind(schema: type[Schema], kind: Any) -> bool:
-    return kind in getattr(schema.model_fields["kind"].annotation, "__args__", ())
 
 
 def _neighbours(path: Path, schema: type[Schema], raw: Mapping[str, Any]) -> str:
@@ -160,13 +156,12 @@ def _kinds_with(path: Path, schema: type[Schema]) -> list[str]:
     """Name the kinds of the brick at a field's place that have the field."""
     owners = [schema]
     for part in path[:-1]:
-        owners = [below for owner in owners if part in owner.model_fields for below in schemas(owner.model_fields[part].annotation)]
-    having = [owner for owner in owners if path[-1] in owner.model_fields and "kind" in owner.model_fields]
-    return [kind for owner in having for kind in getattr(owner.model_fields["kind"].annotation, "__args__", ())]
+        owners = [below for owner in owners if part in owner.model_fields for below in schemas(owner.model_fields[part])]
+    return [kind for owner in owners if path[-1] in owner.model_fields for kind in kinds(owner)]
 
 
 def _all_fields(schema: type[Schema], prefix: str = "") -> Iterator[str]:
     for name, field in schema.model_fields.items():
         yield f"{prefix}{name}"
-        for member in schemas(field.annotation):
+        for member in schemas(field):
             yield from _all_fields(member, f"{prefix}{name}.")

@@ -4,10 +4,10 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from transom.config.architecture import PLACEMENT, Fraction, Placement, TextNetwork, Transformer, TwoSided
-from transom.config.brick import Brick
-from transom.config.bricks import FeedForward, Gated, Learned, Norm, Position, RmsNorm, Rotary, Sinusoidal
-from transom.config.mixture import FeedForwardNetwork
+from transom.config.architecture import PLACEMENT, Architecture, Fraction, Placement, TextNetwork, Transformer, TwoSided
+from transom.config.brick import Brick, Slot
+from transom.config.bricks import FeedForward, FeedForwardNetwork, Gated, Learned, Norm, Position, RmsNorm, Rotary, Sinusoidal
+from transom.config.components import component
 from transom.config.patterns import kinds_of
 from transom.config.recurrent import RecurrentDecoder, RecurrentSeq2Seq
 from transom.config.vision import ConvolutionalNetwork, VisionTransformer
@@ -50,24 +50,30 @@ class Seq2Seq(TextTransformer, TwoSided):
     kind: Literal["seq2seq"] = "seq2seq"
 
 
-class Causal(Brick):
-    """Each token sees itself and what came before it (Radford et al. 2018): j <= i."""
+Mask = Annotated[Brick, Slot("mask")]
 
-    advice: ClassVar[str] = "Every token of a text is learnt from; the usual one."
+
+@component("mask")
+class Causal(Brick):
+    """Each token sees itself and what came before it (Radford et al. 2018): j <= i.
+
+    Cost and use: Every token of a text is learnt from; the usual one.
+    """
+
     kind: Literal["causal"] = "causal"
 
 
+@component("mask")
 class PrefixLm(Brick):
     """A prefix is seen by all of its text, what follows it looks back only (Raffel et al. 2020, section 3.2.1): j <= i or j in the prefix.
 
     The prefix is what a batch says it is: of an instruction the prompt, up to the answer's start symbol. In plain text there is none, and
     the mask is causal. Where a text is gone on with, its prompt but for the last token is the prefix, read in one piece.
+
+    Cost and use: Costs nothing. Prompts are understood from both sides, as by an encoder; for instructions, where only answers are learnt
+    from. Not with approximated attention.
     """
 
-    advice: ClassVar[str] = (
-        "Costs nothing. Prompts are understood from both sides, as by an encoder; for instructions, where only answers are learnt from. Not"
-        " with approximated attention."
-    )
     kind: Literal["prefix"] = "prefix"
 
 
@@ -90,9 +96,7 @@ class Decoder(TextTransformer):
     position: Position = Field(Rotary(), description="the position brick")
     feed_forward: FeedForwardNetwork = Field(Gated(kind="swiglu"), description="the feed-forward brick")
     scale_embeddings: bool = Field(False, description="multiply embeddings by sqrt(d_model)")
-    mask: Annotated[Causal | PrefixLm, Field(discriminator="kind")] = Field(
-        Causal(), description="which tokens a token may see; attention.pattern chooses among them"
-    )
+    mask: Mask = Field(Causal(), description="which tokens a token may see; attention.pattern chooses among them")
 
     @model_validator(mode="after")
     def _approximations_look_back(self) -> "Decoder":
@@ -149,16 +153,18 @@ class TextEmbedder(Encoder):
     temperature: float = Field(0.05, gt=0, le=10, description="cosines are divided by it before their softmax (Gao et al. 2021, eq. 1)")
 
 
-Model = Annotated[
-    Seq2Seq
-    | RecurrentSeq2Seq
-    | Decoder
-    | RecurrentDecoder
-    | MaskedEncoder
-    | TextClassifier
-    | TextEmbedder
-    | VisionTransformer
-    | ConvolutionalNetwork,
-    Field(discriminator="kind"),
-]
-"""Any family's schema, told apart by ``kind``."""
+Model = Annotated[Architecture, Slot("model", Architecture)]
+PairModel = Annotated[Seq2Seq | RecurrentSeq2Seq, Slot("pair_model", Architecture)]
+LanguageModel = Annotated[Decoder | RecurrentDecoder, Slot("language_model", Architecture)]
+ImageModel = Annotated[VisionTransformer | ConvolutionalNetwork, Slot("image_model", Architecture)]
+"""Any network; those that translate, those that continue a text, and those that classify images. A type checker sees the package's own."""
+
+component("model", "pair_model")(Seq2Seq)
+component("model", "pair_model")(RecurrentSeq2Seq)
+component("model", "language_model")(Decoder)
+component("model", "language_model")(RecurrentDecoder)
+component("model")(MaskedEncoder)
+component("model")(TextClassifier)
+component("model")(TextEmbedder)
+component("model", "image_model")(VisionTransformer)
+component("model", "image_model")(ConvolutionalNetwork)

@@ -1,65 +1,87 @@
 """The schemas of attention patterns: which of the tokens that a family lets a token see it looks at."""
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from transom.config.brick import Brick
+from transom.config.brick import Brick, Slot
+from transom.config.components import component
+
+Pattern = Annotated[Brick, Slot("pattern")]
+"""Of one block."""
+
+AnyPattern = Annotated[Brick, Slot("stack_pattern")]
+"""Of one block, or of several in turn."""
 
 
+@component("pattern", "stack_pattern")
 class Full(Brick):
     """Every token sees all that its family lets it see (Vaswani et al. 2017, section 3.2).
 
     An image's patches are such tokens, counted row by row: in a row of n patches ``local`` with size n is the row and ``strided`` with
     stride n the column (axial attention, Ho et al. 2019). A classification token sees all and all see it, whatever the pattern.
+
+    Cost and use: Work grows with the square of the length; the best quality, and at some thousand tokens still cheap.
     """
 
-    advice: ClassVar[str] = "Work grows with the square of the length; the best quality, and at some thousand tokens still cheap."
     kind: Literal["full"] = "full"
 
 
+@component("pattern", "stack_pattern")
 class Window(Brick):
     """A sliding window (Beltagy et al. 2020, section 3.1; Jiang et al. 2023, section 2): token i sees j where -size < j - i < size.
 
     A decoder's window ends at the token itself, which leaves its last ``size`` tokens. Layers on top of each other see as many windows far.
+
+    Cost and use: size pairs a token; local syntax loses next to nothing, long recall needs full layers between (Gemma: 5 of 6).
     """
 
-    advice: ClassVar[str] = "size pairs a token; local syntax loses next to nothing, long recall needs full layers between (Gemma: 5 of 6)."
     kind: Literal["window"] = "window"
     size: int = Field(256, ge=1, description="tokens to a side, the token itself among them")
 
 
+@component("pattern", "stack_pattern")
 class Window2d(Brick):
     """A square window on an image (Ramachandran et al. 2019, section 3.1): a patch sees those fewer than size rows and columns away.
 
     At the edges of the image the window is cut off.
+
+    Cost and use: (2 size - 1)^2 pairs a patch; what is near on the image, as a convolution has it. For images only.
     """
 
-    advice: ClassVar[str] = "(2 size - 1)^2 pairs a patch; what is near on the image, as a convolution has it. For images only."
     kind: Literal["window-2d"] = "window-2d"
     size: int = Field(4, ge=1, description="patches to each side, the patch itself among them")
 
 
+@component("pattern", "stack_pattern")
 class Strided(Brick):
-    """Every stride-th token, counted back from the token itself (Child et al. 2019, section 4.2, A^(2)): (i - j) mod stride = 0."""
+    """Every stride-th token, counted back from the token itself (Child et al. 2019, section 4.2, A^(2)): (i - j) mod stride = 0.
 
-    advice: ClassVar[str] = "n / stride pairs a token; with a window of size stride in the next layer any token is two steps away."
+    Cost and use: n / stride pairs a token; with a window of size stride in the next layer any token is two steps away.
+    """
+
     kind: Literal["strided"] = "strided"
     stride: int = Field(128, ge=1, description="about the square root of the length")
 
 
+@component("pattern", "stack_pattern")
 class Local(Brick):
-    """The token's own block (Child et al. 2019, section 4.3, A^(1)): floor(i / size) = floor(j / size)."""
+    """The token's own block (Child et al. 2019, section 4.3, A^(1)): floor(i / size) = floor(j / size).
 
-    advice: ClassVar[str] = "size / 2 pairs a token of a decoder; goes with summary, whose columns carry what other blocks hold."
+    Cost and use: size / 2 pairs a token of a decoder; goes with summary, whose columns carry what other blocks hold.
+    """
+
     kind: Literal["local"] = "local"
     size: int = Field(128, ge=1, description="tokens of a block")
 
 
+@component("pattern", "stack_pattern")
 class Summary(Brick):
-    """The last columns of every block (Child et al. 2019, section 4.3, A^(2)): j mod stride >= stride - columns."""
+    """The last columns of every block (Child et al. 2019, section 4.3, A^(2)): j mod stride >= stride - columns.
 
-    advice: ClassVar[str] = "n * columns / stride pairs a token; better than strided where the data have no period, as text has none."
+    Cost and use: n * columns / stride pairs a token; better than strided where the data have no period, as text has none.
+    """
+
     kind: Literal["summary"] = "summary"
     stride: int = Field(128, ge=1, description="tokens of a block")
     columns: int = Field(8, ge=1, description="last tokens of a block, which all later ones see (8 to 32 in the paper)")
@@ -71,51 +93,61 @@ class Summary(Brick):
         return self
 
 
+@component("pattern", "stack_pattern")
 class Logarithmic(Brick):
-    """Near tokens, and those at distances 1, 2, 4, 8, ... (Li et al. 2019, section 4.2): |i - j| < local or a power of two."""
+    """Near tokens, and those at distances 1, 2, 4, 8, ... (Li et al. 2019, section 4.2): |i - j| < local or a power of two.
 
-    advice: ClassVar[str] = "log n pairs a token; after log n layers every token has reached every other. For long series."
+    Cost and use: log n pairs a token; after log n layers every token has reached every other. For long series.
+    """
+
     kind: Literal["logarithmic"] = "logarithmic"
     local: int = Field(16, ge=1, description="nearest tokens to a side that are all seen, the token itself among them")
 
 
+@component("pattern", "stack_pattern")
 class Global(Brick):
-    """Tokens at the start that see all and that all see (Beltagy et al. 2020, section 3.1; Zaheer et al. 2020, section 2, ITC)."""
+    """Tokens at the start that see all and that all see (Beltagy et al. 2020, section 3.1; Zaheer et al. 2020, section 2, ITC).
 
-    advice: ClassVar[str] = "size pairs a token; joined with a window it keeps a text's first symbol, or an attention sink, in sight."
+    Cost and use: size pairs a token; joined with a window it keeps a text's first symbol, or an attention sink, in sight.
+    """
+
     kind: Literal["global"] = "global"
     size: int = Field(1, ge=1, description="tokens at the start of each text")
 
 
+@component("pattern", "stack_pattern")
 class Random(Brick):
     """Blocks that are joined at random (Zaheer et al. 2020, section 2): each block with some of those before it, both ways.
 
     The draw is a function of the seed and the numbers of the two blocks, the same at any length and in a decoder's steps. In the paper
     each block draws from all blocks of the text.
+
+    Cost and use: blocks * size pairs a token; with window and global it is BigBird, which reaches everything in few layers.
     """
 
-    advice: ClassVar[str] = "blocks * size pairs a token; with window and global it is BigBird, which reaches everything in few layers."
     kind: Literal["random"] = "random"
     blocks: int = Field(3, ge=1, le=64, description="blocks before its own that a block draws; one may be drawn twice")
     size: int = Field(64, ge=1, description="tokens of a block")
     seed: int = Field(1, ge=0, lt=2**31, description="of the draw")
 
 
+@component("pattern", "stack_pattern")
 class Prefix(Brick):
     """The prefix of the token's own text, such as a prompt: token i sees j where j is in it.
 
     Which tokens are in it comes with the batch: an instruction's prompt; other texts, translations among them, have none. A decoder that is
     asked to go on with a prompt takes all of it but the last token for it.
+
+    Cost and use: prefix pairs a token; joined with a window it keeps a prompt in sight of all that follows.
     """
 
-    advice: ClassVar[str] = "prefix pairs a token; joined with a window it keeps a prompt in sight of all that follows."
     kind: Literal["prefix"] = "prefix"
 
 
 class Several(Brick):
     """What holds several patterns."""
 
-    of: tuple["Pattern", ...] = Field(
+    of: tuple[Pattern, ...] = Field(
         strict=False, description='patterns, as in of = ["window", { kind = "global", size = 2 }]; one may stand alone'
     )
 
@@ -128,31 +160,29 @@ class Several(Brick):
         return [{"kind": pattern} if isinstance(pattern, str) else pattern for pattern in patterns]
 
 
+@component("pattern", "stack_pattern")
 class Joined(Several):
-    """Patterns put together: a token is seen where any, all or none (not) of them let it be seen."""
+    """Patterns put together: a token is seen where any, all or none (not) of them let it be seen.
 
-    advice: ClassVar[str] = "Any costs as much as its parts together; all, as the cheapest of them; not, what it leaves."
+    Cost and use: Any costs as much as its parts together; all, as the cheapest of them; not, what it leaves.
+    """
+
     kind: Literal["any", "all", "not"]
 
 
+@component("stack_pattern")
 class Cycle(Several):
     """A pattern a layer: block k has pattern k mod n (Gemma Team 2024, section 2: window and full in turn).
 
     In a recipe a list is short for it: ``pattern = ["window", "full"]``.
+
+    Cost and use: The mean of its patterns' costs; full sight in one layer of two to six keeps what windows alone would lose.
     """
 
-    advice: ClassVar[str] = "The mean of its patterns' costs; full sight in one layer of two to six keeps what windows alone would lose."
     kind: Literal["cycle"]
 
 
-Leaf = Full | Window | Window2d | Strided | Local | Summary | Logarithmic | Global | Random | Prefix
-Pattern = Annotated[Leaf | Joined, Field(discriminator="kind")]
-AnyPattern = Leaf | Joined | Cycle
-for _schema in (Several, Joined, Cycle):
-    _schema.model_rebuild()
-
-
-def patterns_of(pattern: AnyPattern) -> tuple[Leaf | Joined, ...]:
+def patterns_of(pattern: AnyPattern) -> tuple[Pattern, ...]:
     """List the patterns that the blocks of a stack have in turn."""
     return pattern.of if isinstance(pattern, Cycle) else (pattern,)
 
@@ -160,7 +190,7 @@ def patterns_of(pattern: AnyPattern) -> tuple[Leaf | Joined, ...]:
 Sight = Literal["none", "some", "all"]
 
 
-def sight(pattern: Leaf | Joined, of_prefix: Sight) -> Sight:
+def sight(pattern: Pattern, of_prefix: Sight) -> Sight:
     """Tell how much of a text a pattern lets see, where ``prefix`` lets see ``of_prefix``.
 
     >>> sight(Joined(kind="any", of=(Prefix(), Window())), "none"), sight(Joined(kind="not", of=(Full(),)), "none")

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
+from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 import tomli_w
 from pydantic import Field, model_validator
@@ -23,12 +23,11 @@ from transom.config.data import (
 )
 from transom.config.decoding import Decoding, ImageReading, Reading, Replying, Sampling
 from transom.config.explaining import check
-from transom.config.model import Decoder, MaskedEncoder, Seq2Seq, TextClassifier, TextEmbedder
+from transom.config.model import Decoder, ImageModel, LanguageModel, MaskedEncoder, PairModel, Seq2Seq, TextClassifier, TextEmbedder
 from transom.config.names import nearest
 from transom.config.packaged import packaged_presets, packaged_recipes
 from transom.config.patterns import Sight, patterns_of, sight, spelled
 from transom.config.reading import Override, line_of, merged, parse_override, parse_toml, read_toml_text
-from transom.config.recurrent import RecurrentDecoder, RecurrentSeq2Seq
 from transom.config.training import (
     ClassificationTraining,
     ConsistentTraining,
@@ -40,7 +39,7 @@ from transom.config.training import (
     Training,
     TranslationTraining,
 )
-from transom.config.vision import ConvolutionalNetwork, VisionTransformer
+from transom.config.vision import VisionTransformer
 from transom.errors import ConfigError
 
 
@@ -111,9 +110,7 @@ class TranslationRecipe(TextRecipe):
     task: Literal["translation"] = Field("translation", description="what the model learns to do")
     data: TranslationData = Field(..., description="the examples")
     tokenizer: PairTokenizer = Field(PairTokenizer(), description="text to tokens")
-    model: Annotated[Seq2Seq | RecurrentSeq2Seq, Field(discriminator="kind")] = Field(
-        Seq2Seq(), description="the network; preset = NAME starts from a published one"
-    )
+    model: PairModel = Field(Seq2Seq(), description="the network; preset = NAME starts from a published one")
     training: TranslationTraining = Field(TranslationTraining(), description="the run")
     decoding: Decoding = Field(Decoding(), description="the search for translations")
 
@@ -134,9 +131,7 @@ class LanguageRecipe(TextRecipe):
     task: Literal["language"] = Field("language", description="what the model learns to do")
     data: TextData = Field(..., description="the examples")
     tokenizer: Tokenizer = Field(Tokenizer(), description="text to tokens")
-    model: Annotated[Decoder | RecurrentDecoder, Field(discriminator="kind")] = Field(
-        Decoder(), description="the network; preset = NAME starts from a published one"
-    )
+    model: LanguageModel = Field(Decoder(), description="the network; preset = NAME starts from a published one")
     training: LanguageTraining = Field(LanguageTraining(), description="the run")
     decoding: Sampling = Field(Sampling(), description="how text is gone on with")
 
@@ -170,9 +165,7 @@ class InstructionRecipe(TextRecipe):
     task: Literal["instruction"] = Field("instruction", description="what the model learns to do")
     data: InstructionData = Field(..., description="the examples")
     tokenizer: Tokenizer = Field(Tokenizer(), description="text to tokens")
-    model: Annotated[Decoder | RecurrentDecoder, Field(discriminator="kind")] = Field(
-        Decoder(), description="the network; preset = NAME starts from a published one"
-    )
+    model: LanguageModel = Field(Decoder(), description="the network; preset = NAME starts from a published one")
     training: InstructionTraining = Field(InstructionTraining(), description="the run")
     decoding: Replying = Field(Replying(), description="how prompts are answered")
 
@@ -237,9 +230,7 @@ class ImageRecipe(Recipe):
 
     task: Literal["image-classification"] = Field("image-classification", description="what the model learns to do")
     data: ImageData = Field(..., description="the examples")
-    model: Annotated[VisionTransformer | ConvolutionalNetwork, Field(discriminator="kind")] = Field(
-        VisionTransformer(), description="the network; preset = NAME starts from a published one"
-    )
+    model: ImageModel = Field(VisionTransformer(), description="the network; preset = NAME starts from a published one")
     training: ImageTraining = Field(ImageTraining(), description="the run")
     decoding: ImageReading = Field(ImageReading(), description="how images are read")
 

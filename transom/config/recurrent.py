@@ -5,63 +5,54 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from transom.config.architecture import Fraction, TextNetwork, TwoSided
-from transom.config.brick import Brick
+from transom.config.brick import Brick, Slot
+from transom.config.components import component
 
 
 class CellBrick(Brick):
     """What every cell has."""
 
-    GATES: ClassVar[int]
-    """Maps of the input; as many of the state."""
-
     STATES: ClassVar[int] = 1
     """Vectors that go from step to step."""
 
-    def parameters(self, d_in: int, d_out: int) -> int:
-        """Count W, U and their biases, two a map as in PyTorch's kernels."""
-        return self.weights(d_in, d_out) + 2 * self.GATES * d_out
 
-    def weights(self, d_in: int, d_out: int) -> int:
-        """Count the weights that multiply each token."""
-        return self.GATES * d_out * (d_in + d_out)
+Cell = Annotated[CellBrick, Slot("cell", CellBrick)]
 
 
+@component("cell")
 class Rnn(CellBrick):
-    """The simple recurrent network (Elman 1990): h_t = tanh(W x_t + U h_{t-1} + b)."""
+    """The simple recurrent network (Elman 1990): h_t = tanh(W x_t + U h_{t-1} + b).
 
-    GATES: ClassVar[int] = 1
+    Cost and use: One map a token, a quarter of an LSTM's work; forgets within some ten tokens. To see why the others were made.
+    """
 
-    advice: ClassVar[str] = "One map a token, a quarter of an LSTM's work; forgets within some ten tokens. To see why the others were made."
     kind: Literal["rnn"] = "rnn"
 
 
+@component("cell")
 class Lstm(CellBrick):
     """Long short-term memory (Hochreiter & Schmidhuber 1997; with the forget gate of Gers et al. 2000).
 
     i, f, o = sigmoid(W x_t + U h_{t-1} + b), g = tanh(W_g x_t + U_g h_{t-1} + b_g), c_t = f c_{t-1} + i g, h_t = o tanh(c_t).
+
+    Cost and use: 8 d^2 weights a layer; the cell of the translators of 2014 to 2017, and the fastest of the gated ones here.
     """
 
-    GATES: ClassVar[int] = 4
     STATES: ClassVar[int] = 2
 
-    advice: ClassVar[str] = "8 d^2 weights a layer; the cell of the translators of 2014 to 2017, and the fastest of the gated ones here."
     kind: Literal["lstm"] = "lstm"
 
 
+@component("cell")
 class Gru(CellBrick):
     """The gated recurrent unit (Cho et al. 2014, eq. 5 to 8): z, r = sigmoid(W x_t + U h_{t-1} + b), h_t = z h_{t-1} + (1 - z) n.
 
     n = tanh(W_n x_t + b_n + r (U_n h_{t-1} + b)): the reset gate acts behind the map, as in PyTorch's kernels; the paper has it before.
+
+    Cost and use: 6 d^2 weights a layer, three quarters of an LSTM's, at about its quality.
     """
 
-    GATES: ClassVar[int] = 3
-
-    advice: ClassVar[str] = "6 d^2 weights a layer, three quarters of an LSTM's, at about its quality."
     kind: Literal["gru"] = "gru"
-
-
-AnyCell = Rnn | Lstm | Gru
-Cell = Annotated[AnyCell, Field(discriminator="kind")]
 
 
 class SourceAttention(Brick):
@@ -75,33 +66,31 @@ class SourceAttention(Brick):
         """Width in which states are compared; 0 where they are not."""
         return 0
 
-    def weights(self, d_model: int, d_embedding: int) -> tuple[int, int]:
-        """Count the weights that multiply each vector of the target, and of the source."""
-        return 0, 0
 
-    def parameters(self, d_model: int, d_embedding: int) -> int:
-        """Count what is learned."""
-        return sum(self.weights(d_model, d_embedding))
+AnySourceAttention = Annotated[SourceAttention, Slot("source_attention", SourceAttention)]
 
 
+@component("source_attention")
 class NoAttention(SourceAttention):
-    """None: the decoder starts from the encoder's last states and sees no more of the source (Sutskever et al. 2014)."""
+    """None: the decoder starts from the encoder's last states and sees no more of the source (Sutskever et al. 2014).
 
-    advice: ClassVar[str] = "The cheapest: two plain recurrences. The whole source must fit into a vector a layer; long sentences suffer."
+    Cost and use: The cheapest: two plain recurrences. The whole source must fit into a vector a layer; long sentences suffer.
+    """
+
     kind: Literal["none"] = "none"
 
 
+@component("source_attention")
 class Additive(SourceAttention):
     """Additive attention (Bahdanau et al. 2015, eq. 4 to 6): e_tj = v^T tanh(W s_{t-1} + U h_j), c_t = sum_j softmax(e_t)_j h_j.
 
     The context enters the cell beside the last token, s_t = f(s_{t-1}, [y_{t-1}; c_t]), and the last vector, of which the logits are a
     map: the larger of each pair of T [s_t; y_{t-1}; c_t]. Appendix A.2.2 prints s_{t-1} there; this is eq. 4. Of several layers the
     last one's state asks, and the context enters the first.
+
+    Cost and use: A step waits for the one before it and takes a tanh a pair of tokens and column: slow, and the best of its time.
     """
 
-    advice: ClassVar[str] = (
-        "A step waits for the one before it and takes a tanh a pair of tokens and column: slow, and the best of its time."
-    )
     kind: Literal["additive"] = "additive"
     d_attention: int | None = Field(None, ge=1, description="width in which states are compared (the paper's n'); default d_model")
 
@@ -113,25 +102,16 @@ class Additive(SourceAttention):
         """Give the paper's n'."""
         return self.d_attention or d_model
 
-    def weights(self, d_model: int, d_embedding: int) -> tuple[int, int]:
-        """Count W and T, and U."""
-        compared = d_model * self.width(d_model)
-        return compared + 2 * d_model * (2 * d_model + d_embedding), compared
 
-    def parameters(self, d_model: int, d_embedding: int) -> int:
-        """Count these, v, and the biases of U and T."""
-        return super().parameters(d_model, d_embedding) + 2 * self.width(d_model) + 2 * d_model
-
-
+@component("source_attention")
 class Luong(SourceAttention):
     """Luong's attention (Luong et al. 2015): c_t = sum_j softmax(score(h_t, h_j))_j h_j, and the last vector tanh(W_c [c_t; h_t]) (eq. 5).
 
     The score (section 3.1) is h_t^T h_j (dot), h_t^T W h_j (general) or v^T tanh(W h_t + U h_j) (concat).
+
+    Cost and use: Products instead of a tanh a pair; without input feeding the decoder's recurrence is one pass of a fast kernel.
     """
 
-    advice: ClassVar[str] = (
-        "Products instead of a tanh a pair; without input feeding the decoder's recurrence is one pass of a fast kernel."
-    )
     kind: Literal["luong"] = "luong"
     score: Literal["dot", "general", "concat"] = Field("general", description="how the decoder's state is compared with the source's")
     input_feeding: bool = Field(True, description="the last vector enters the next step beside its token (Luong et al. 2015, section 3.3)")
@@ -150,18 +130,6 @@ class Luong(SourceAttention):
     def width(self, d_model: int) -> int:
         """Give the width of the states themselves, or of concat's sum."""
         return self.d_attention or d_model
-
-    def weights(self, d_model: int, d_embedding: int) -> tuple[int, int]:
-        """Count W and W_c, and U; general's W multiplies the source, once a sentence."""
-        compared, output = d_model * self.width(d_model), 2 * d_model**2
-        return {"dot": (output, 0), "general": (output, compared), "concat": (compared + output, compared)}[self.score]
-
-    def parameters(self, d_model: int, d_embedding: int) -> int:
-        """Count these, and concat's v and the bias of its U."""
-        return super().parameters(d_model, d_embedding) + (2 * self.width(d_model) if self.score == "concat" else 0)
-
-
-AnySourceAttention = NoAttention | Additive | Luong
 
 
 class Recurrent(TextNetwork):
@@ -194,7 +162,7 @@ class RecurrentSeq2Seq(Recurrent, TwoSided):
     n_encoder_layers: int = Field(1, ge=1, le=1000, description="layers of the encoder")
     n_decoder_layers: int = Field(1, ge=1, le=1000, description="layers of the decoder")
     bidirectional: bool = Field(True, description="half of an encoder layer's columns read the source from its end")
-    attention: Annotated[AnySourceAttention, Field(discriminator="kind")] = Field(Additive(), description="how the decoder sees the source")
+    attention: AnySourceAttention = Field(Additive(), description="how the decoder sees the source")
 
     @property
     def n_directions(self) -> int:

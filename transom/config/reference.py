@@ -5,11 +5,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
-from annotated_types import Ge, Gt, Le, Lt
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from transom.config.brick import Brick, Schema, listed, members, schemas
+from transom.config.brick import Brick, Schema, described, kinds, listed, members, schemas
 from transom.config.catalogue import catalogue
 from transom.config.recipe import TASKS
 
@@ -38,9 +37,9 @@ def _section(schema: type[Schema], path: tuple[str, ...], written: set[type[Sche
     if schema in written:
         return
     written.add(schema)
-    kinds, title = _kinds(schema), f"`[{'.'.join(path)}]`" if path else "The outermost table"
-    yield f"## {title}{' of kind ' + ' or '.join(f'`{kind}`' for kind in kinds) if kinds else ''}\n"
-    yield " ".join((schema.__doc__ or "").split()) + "\n"
+    of_kind, title = kinds(schema), f"`[{'.'.join(path)}]`" if path else "The outermost table"
+    yield f"## {title}{' of kind ' + ' or '.join(f'`{kind}`' for kind in of_kind) if of_kind else ''}\n"
+    yield described(schema)[0] + "\n"
     fields = {name: field for name, field in schema.model_fields.items() if name != "kind"}
     if fields:
         yield "| field | value | default | meaning |\n| --- | --- | --- | --- |"
@@ -48,18 +47,18 @@ def _section(schema: type[Schema], path: tuple[str, ...], written: set[type[Sche
             yield f"| `{name}` | {_value(field)} | {_default(field)} | {_cell(field.description or '')} |"
         yield ""
     for name, field in fields.items():
-        for below in (*schemas(field.annotation), *listed(field.annotation)):
+        for below in (*schemas(field), *listed(field)):
             yield from _section(below, (*path, name), written)
 
 
 def _value(field: FieldInfo) -> str:
     words = {int: "whole number", float: "number", str: "text", bool: "true or false", type(None): '`"none"`'}
     parts: list[str] = []
-    for member in members(field.annotation):
+    for member in members(field):
         if get_origin(member) is Literal:
             parts += [f'`"{choice}"`' for choice in get_args(member)]
         elif isinstance(member, type) and issubclass(member, Schema):
-            parts += [f'`"{choice}"`' for choice in _kinds(member)] or ["table"]
+            parts += [f'`"{choice}"`' for choice in kinds(member)] or ["table"]
         else:
             parts.append(_listed(get_args(member)[0]) if get_origin(member) in (list, tuple) else words[member])
     return " or ".join(dict.fromkeys(parts)) + "".join(_bounds(field))
@@ -69,21 +68,11 @@ def _listed(member: Any) -> str:
     return f"list of {'texts' if str in members(member) or get_origin(member) is Literal else 'tables or kinds'}"
 
 
-def _kinds(schema: type[Schema]) -> tuple[Any, ...]:
-    return get_args(schema.model_fields["kind"].annotation) if issubclass(schema, Brick) else ()
-
-
 def _bounds(field: FieldInfo) -> Iterator[str]:
     for bound in field.metadata:
-        match bound:
-            case Ge(limit):
-                yield f", at least {limit}"
-            case Gt(limit):
-                yield f", above {limit}"
-            case Le(limit):
-                yield f", at most {limit}"
-            case Lt(limit):
-                yield f", below {limit}"
+        for name, words in (("ge", "at least"), ("gt", "above"), ("le", "at most"), ("lt", "below")):
+            if (limit := getattr(bound, name, None)) is not None:
+                yield f", {words} {limit}"
 
 
 def _default(field: FieldInfo) -> str:
@@ -91,7 +80,7 @@ def _default(field: FieldInfo) -> str:
     if value is PydanticUndefined:
         return "required"
     if isinstance(value, Brick):
-        return f'`"{_kinds(type(value))[0]}"`'
+        return f'`"{kinds(type(value))[0]}"`'
     if isinstance(value, Schema):
         return "as below"
     if isinstance(value, tuple):

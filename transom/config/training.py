@@ -1,15 +1,20 @@
 """The schema of a training run."""
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
 from transom.config.adapter import Lora
-from transom.config.brick import Brick, Schema
+from transom.config.brick import Brick, Schema, Slot
+from transom.config.components import component
 
 Rate = Annotated[float, Field(gt=0)]
 
 
+Optimizer = Annotated[Brick, Slot("optimizer")]
+
+
+@component("optimizer")
 class Sgd(Brick):
     """Stochastic gradient descent with momentum."""
 
@@ -18,6 +23,7 @@ class Sgd(Brick):
     weight_decay: float = Field(0.0, ge=0, description="L2 penalty added to the gradient")
 
 
+@component("optimizer")
 class Adam(Brick):
     """Adam (Kingma & Ba 2015) with the betas and epsilon of Vaswani et al. 2017, section 5.3."""
 
@@ -27,6 +33,7 @@ class Adam(Brick):
     eps: float = Field(1e-9, gt=0, description="added to the denominator")
 
 
+@component("optimizer")
 class AdamW(Adam):
     """Adam with decoupled weight decay (Loshchilov & Hutter 2019), on matrices only."""
 
@@ -34,6 +41,7 @@ class AdamW(Adam):
     weight_decay: float = Field(0.01, ge=0, description="decoupled decay of weight matrices; never of biases, gains or embeddings")
 
 
+@component("optimizer")
 class Muon(AdamW):
     """Muon (Jordan et al. 2024) for the maps of attention and feed-forward in blocks, AdamW for all the rest, experts and routers included.
 
@@ -47,7 +55,17 @@ class Muon(AdamW):
     weight_decay: float = Field(0.1, ge=0, description="decoupled decay of weight matrices; never of biases, gains or embeddings")
 
 
-class PaperSchedule(Brick):
+class ScheduleBrick(Brick):
+    """What every schedule has."""
+
+    warmup_steps: int = Field(1000, ge=0, description="steps of linear rise")
+
+
+Schedule = Annotated[ScheduleBrick, Slot("schedule", ScheduleBrick)]
+
+
+@component("schedule")
+class PaperSchedule(ScheduleBrick):
     """min(step^-0.5, step * warmup^-1.5), scaled so that the peak is ``training.learning_rate`` (Vaswani et al. 2017, eq. 3).
 
     ``learning_rate = "paper"`` takes the paper's own peak, (d_model * warmup_steps)^-0.5.
@@ -57,28 +75,33 @@ class PaperSchedule(Brick):
     warmup_steps: int = Field(4000, ge=1, description="steps of linear rise")
 
 
-class Cosine(Brick):
+@component("schedule")
+class Cosine(ScheduleBrick):
     """Linear rise, then half a cosine down to ``final`` times the peak at the last step."""
 
     kind: Literal["cosine"] = "cosine"
-    warmup_steps: int = Field(1000, ge=0, description="steps of linear rise")
     final: float = Field(0.1, ge=0, le=1, description="last learning rate as a share of the peak")
 
 
-class WarmupStableDecay(Brick):
+@component("schedule")
+class WarmupStableDecay(ScheduleBrick):
     """Linear rise, a plateau, and a linear fall to zero over the last share of the steps (Hu et al. 2024)."""
 
     kind: Literal["wsd"] = "wsd"
-    warmup_steps: int = Field(1000, ge=0, description="steps of linear rise")
     decay: float = Field(0.2, gt=0, le=1, description="share of all steps that the fall takes")
 
 
+Average = Annotated[Brick, Slot("average")]
+
+
+@component("average")
 class NoAverage(Brick):
     """The weights as the optimizer leaves them."""
 
     kind: Literal["none"] = "none"
 
 
+@component("average")
 class Ema(Brick):
     """An exponential moving average of the weights, updated each step, corrected for its start as Adam's moments are.
 
@@ -90,6 +113,7 @@ class Ema(Brick):
     decay: float = Field(0.999, gt=0, lt=1, description="share of the old average that is kept at a step")
 
 
+@component("average")
 class CheckpointAverage(Brick):
     """The mean of the last checkpoints' weights (Vaswani et al. 2017, section 6.1); a validation measures the raw ones too, as for ema."""
 
@@ -97,9 +121,6 @@ class CheckpointAverage(Brick):
     last: int = Field(5, ge=1, description="how many checkpoints")
 
 
-Optimizer = Annotated[Sgd | Adam | AdamW | Muon, Field(discriminator="kind")]
-Schedule = Annotated[PaperSchedule | Cosine | WarmupStableDecay, Field(discriminator="kind")]
-Average = Annotated[NoAverage | Ema | CheckpointAverage, Field(discriminator="kind")]
 Peak = Rate | Literal["paper"]
 _PEAK = "peak learning rate, or the paper's (d_model * warmup_steps)^-0.5"
 _SMOOTHING = "probability spread evenly over the vocabulary, or the classes (Szegedy et al. 2016)"
@@ -249,28 +270,38 @@ class ImageTraining(AdamWTraining):
     validate_samples: int = Field(6, ge=0, description="validation images whose class is told at a validation, to be shown")
 
 
-class NoExits(Brick):
-    """The last block's loss alone."""
-
-    advice: ClassVar[str] = "The usual one."
-    kind: Literal["none"] = "none"
+class ExitsBrick(Brick):
+    """What every choice of blocks to learn behind has."""
 
     def weights(self, n_blocks: int) -> tuple[float, ...]:
         """Give the weight of the loss behind each block that has one."""
         return (1.0,)
 
 
-class Exits(Brick):
+AnyExits = Annotated[ExitsBrick, Slot("exits", ExitsBrick)]
+
+
+@component("exits")
+class NoExits(ExitsBrick):
+    """The last block's loss alone.
+
+    Cost and use: The usual one.
+    """
+
+    kind: Literal["none"] = "none"
+
+
+@component("exits")
+class Exits(ExitsBrick):
     """A loss behind every block through the one output map, for ``decoding.exit_threshold``: sum_n w_n L_n of N blocks.
 
     w_n is n / sum_m m (linear; Schuster et al. 2022, section 3.3) or 1 / N (uniform; Elbayad et al. 2020). Costs the output map's product
     and softmax once a block; the figures of the record are the last block's.
+
+    Cost and use: With a small vocabulary a little of a step's time, and some of the last block's quality; a token that is sure passes fewer
+    blocks. linear favours the last block, uniform the first ones. decoding.exit_threshold trades the rest: choose it on validation data.
     """
 
-    advice: ClassVar[str] = (
-        "With a small vocabulary a little of a step's time, and some of the last block's quality; a token that is sure passes fewer blocks."
-        " linear favours the last block, uniform the first ones. decoding.exit_threshold trades the rest: choose it on validation data."
-    )
     kind: Literal["linear", "uniform"] = "linear"
 
     def weights(self, n_blocks: int) -> tuple[float, ...]:
@@ -283,9 +314,7 @@ class Exits(Brick):
 class LanguageTraining(AdamWTraining, ConsistentTraining):
     """One training run of a language model."""
 
-    exits: Annotated[NoExits | Exits, Field(discriminator="kind")] = Field(
-        NoExits(), description="behind which blocks the model learns to answer"
-    )
+    exits: AnyExits = Field(NoExits(), description="behind which blocks the model learns to answer")
     token_dropout: float = Field(
         0.0,
         ge=0,

@@ -6,45 +6,40 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from transom.config.architecture import PLACEMENT, Architecture, Fraction, Placement, Transformer
-from transom.config.brick import Brick
-from transom.config.bricks import FeedForward, Learned, NoPosition, PositionBrick
-from transom.config.mixture import FeedForwardNetwork
+from transom.config.brick import Brick, Slot
+from transom.config.bricks import FeedForward, FeedForwardNetwork, Learned, PatchPosition
+from transom.config.components import component
 from transom.files.limits import MAX_PATCHES
 
 
-class Sinusoidal2d(PositionBrick):
-    """Fixed sines and cosines of a patch's row in one half of its vector and of its column in the other (He et al. 2022, MAE, section 3).
-
-    Each half is the sinusoid of Vaswani et al. 2017 over d_model / 2 columns. A classification token has none.
-    """
-
-    advice: ClassVar[str] = "Nothing to learn, and any grid of patches has one; about as good as learned positions, better on little data."
-    kind: Literal["sinusoidal-2d"] = "sinusoidal-2d"
-    base: float = Field(10000.0, gt=1, description="the longest wavelength is just below 2 pi times this")
-
-
-VisionPosition = Annotated[Learned | Sinusoidal2d | NoPosition, Field(discriminator="kind")]
-
-
-class NoChannelAttention(Brick):
-    """All channels and places as they are: x."""
-
-    advice: ClassVar[str] = "Free."
-    kind: Literal["none"] = "none"
-
-    def parameters(self, channels: int) -> int:
-        """Count nothing."""
-        return 0
+class ChannelAttentionBrick(Brick):
+    """What every attention over channels has."""
 
     def products(self, channels: int, size: int) -> int:
-        """Count no multiplication."""
+        """Count the multiplications for a map of ``size`` x ``size`` places."""
         return 0
 
 
-class SqueezeExcitation(Brick):
-    """Each channel times a weight from the means of all (Hu et al. 2018, eq. 2-4): x_c sigmoid(W_2 relu(W_1 mean(x)))_c."""
+ChannelAttention = Annotated[ChannelAttentionBrick, Slot("channel_attention", ChannelAttentionBrick)]
 
-    advice: ClassVar[str] = "2 c^2 / reduction weights a stage of c channels and next to no time; no gain on 8 x 8 digits."
+
+@component("channel_attention")
+class NoChannelAttention(ChannelAttentionBrick):
+    """All channels and places as they are: x.
+
+    Cost and use: Free.
+    """
+
+    kind: Literal["none"] = "none"
+
+
+@component("channel_attention")
+class SqueezeExcitation(ChannelAttentionBrick):
+    """Each channel times a weight from the means of all (Hu et al. 2018, eq. 2-4): x_c sigmoid(W_2 relu(W_1 mean(x)))_c.
+
+    Cost and use: 2 c^2 / reduction weights a stage of c channels and next to no time; no gain on 8 x 8 digits.
+    """
+
     kind: Literal["se"] = "se"
     reduction: int = Field(8, ge=1, description="channels over the hidden width")
 
@@ -52,23 +47,20 @@ class SqueezeExcitation(Brick):
         """Give the hidden width."""
         return max(1, channels // self.reduction)
 
-    def parameters(self, channels: int) -> int:
-        """Count W_1, W_2 and their biases."""
-        hidden = self.hidden(channels)
-        return 2 * channels * hidden + hidden + channels
-
     def products(self, channels: int, size: int) -> int:
         """Count the multiplications of W_1 and W_2, once per map of ``size`` x ``size`` places."""
         return 2 * channels * self.hidden(channels)
 
 
+@component("channel_attention")
 class Cbam(SqueezeExcitation):
     """First channels, then places are weighted (Woo et al. 2018, eq. 1-3): CBAM.
 
     x' = x sigmoid(MLP(mean(x)) + MLP(max(x))) over places, then x' sigmoid(Conv([mean(x'); max(x')])) over channels.
+
+    Cost and use: As se, and a convolution of two channels a stage: where on the image to look as well as for what.
     """
 
-    advice: ClassVar[str] = "As se, and a convolution of two channels a stage: where on the image to look as well as for what."
     kind: Literal["cbam"] = "cbam"  # type: ignore[assignment]
     kernel: int = Field(7, ge=1, le=31, description="width of the convolution over places, odd")
 
@@ -78,44 +70,45 @@ class Cbam(SqueezeExcitation):
             raise ValueError(f"expected an odd kernel, found {self.kernel}")
         return self
 
-    def parameters(self, channels: int) -> int:
-        """Count the perceptron's weights and biases, and the convolution's."""
-        return super().parameters(channels) + 2 * self.kernel**2
-
     def products(self, channels: int, size: int) -> int:
         """Count the multiplications of the perceptron, which reads means and maxima, and of the convolution at every place."""
         return 2 * super().products(channels, size) + 2 * (self.kernel * size) ** 2
 
 
-ChannelAttention = Annotated[NoChannelAttention | SqueezeExcitation | Cbam, Field(discriminator="kind")]
-
-
-class NoStem(Brick):
-    """Patches of the image itself (Dosovitskiy et al. 2021, section 3.1)."""
-
-    advice: ClassVar[str] = "The plain Vision Transformer; it has to learn from the data what is near to what, and needs many."
-    kind: Literal["none"] = "none"
+class StemBrick(Brick):
+    """What every stem has."""
 
     def maps(self, channels: int) -> tuple[int, ...]:
         """Give the channels before and behind each stage."""
         return (channels,)
 
-    def parameters(self, channels: int) -> int:
-        """Count nothing."""
-        return 0
-
     def products(self, channels: int, size: int) -> int:
-        """Count no multiplication."""
+        """Count the multiplications for an image of ``size`` x ``size`` pixels."""
         return 0
 
 
-class Convolutional(Brick):
+Stem = Annotated[StemBrick, Slot("stem", StemBrick)]
+
+
+@component("stem")
+class NoStem(StemBrick):
+    """Patches of the image itself (Dosovitskiy et al. 2021, section 3.1).
+
+    Cost and use: The plain Vision Transformer; it has to learn from the data what is near to what, and needs many.
+    """
+
+    kind: Literal["none"] = "none"
+
+
+@component("stem")
+class Convolutional(StemBrick):
     """Stages of convolutions in front of the patches, each of which halves the image (Xiao et al. 2021; Hassani et al. 2021, section 3.3).
 
     A stage is ``depth`` times Attention(relu(GroupNorm(Conv_3x3(x)))), then the largest of each 3 x 3 places at every second one.
+
+    Cost and use: Knows from the start that near pixels belong together: much better than plain patches on few images.
     """
 
-    advice: ClassVar[str] = "Knows from the start that near pixels belong together: much better than plain patches on few images."
     kind: Literal["convolutional"] = "convolutional"
     channels: tuple[Annotated[int, Field(ge=1, le=65536)], ...] = Field(
         (64, 128), strict=False, min_length=1, max_length=12, description="channels behind each stage"
@@ -127,14 +120,6 @@ class Convolutional(Brick):
         """Give the channels before and behind each stage."""
         return (channels, *self.channels)
 
-    def parameters(self, channels: int) -> int:
-        """Count kernels, gains and shifts of the norms, and the attention's parameters."""
-        maps, total = self.maps(channels), 0
-        for before, behind in pairwise(maps):
-            kernels = 9 * behind * (before + (self.depth - 1) * behind)
-            total += kernels + self.depth * (2 * behind + self.attention.parameters(behind))
-        return total
-
     def products(self, channels: int, size: int) -> int:
         """Count the multiplications of kernels and attention on an image of ``size`` x ``size`` pixels."""
         total = 0
@@ -143,9 +128,6 @@ class Convolutional(Brick):
             kernels = 9 * behind * (before + (self.depth - 1) * behind) * width**2
             total += kernels + self.depth * self.attention.products(behind, width)
         return total
-
-
-Stem = Annotated[NoStem | Convolutional, Field(discriminator="kind")]
 
 
 class ImageClassifier(Architecture):
@@ -193,7 +175,7 @@ class VisionTransformer(ImageClassifier, Transformer):
     pool: Literal["cls", "mean"] = Field("cls", description="what is classified: a token of its own in front, or the mean of all patches")
     head_dropout: Fraction = Field(0.0, description="on the pooled vector")
     norm_placement: Placement = Field("pre", description=PLACEMENT)
-    position: VisionPosition = Field(Learned(), description="the position brick")
+    position: PatchPosition = Field(Learned(), description="the position brick")
     feed_forward: FeedForwardNetwork = Field(FeedForward(kind="gelu"), description="the feed-forward brick")
 
     @model_validator(mode="after")

@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
-from transom.config.approximations import AnyApproximation, Linear, Linformer, Nystrom, Performer
+from transom.config.approximations import ApproximationBrick, Linear, Linformer, Nystrom, Performer
 from transom.config.architecture import Transformer
 from transom.errors import ConfigError
 from transom.layers.approximations.approximate import build_approximation
@@ -111,7 +111,7 @@ def stretched(of: Tapped, length: int) -> Tapped:
 
 
 @torch.no_grad()
-def systems(of: Tapped, windows: Sequence[int], bricks: Mapping[str, AnyApproximation], seed: int) -> dict[str, System]:
+def systems(of: Tapped, windows: Sequence[int], bricks: Mapping[str, ApproximationBrick], seed: int) -> dict[str, System]:
     """Name every way to attend that fits a place.
 
     Args:
@@ -143,7 +143,7 @@ def _approximate(of: Tapped, approximation: Approximation, segments: SegmentMask
     return System(lambda: approximation(q, k, v, segments), lambda: approximation.implied_weights(q, k, AttentionContext(mask=mask)))
 
 
-def _prepared(brick: AnyApproximation, q: Tensor, n_keys: int, seed: int) -> Approximation:
+def _prepared(brick: ApproximationBrick, q: Tensor, n_keys: int, seed: int) -> Approximation:
     """Build an approximation: random features of a seed, and what would have to be learned a mean over runs of tokens."""
     layer = build_approximation(brick, q.shape[3], n_keys)
     if isinstance(layer, PerformerLayer):
@@ -243,7 +243,7 @@ def means(of_places: Sequence[Sequence[Cost]]) -> list[Cost]:
     return found
 
 
-def bricks_for(features: Sequence[int], ranks: Sequence[int], n_keys: int) -> dict[str, AnyApproximation]:
+def bricks_for(features: Sequence[int], ranks: Sequence[int], n_keys: int) -> dict[str, ApproximationBrick]:
     """Name the approximations to compare.
 
     Args:

@@ -4,6 +4,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from transom.config import bricks, mixture
+from transom.config.brick import Brick
+from transom.config.components import build, implements
 from transom.layers.activation import ACTIVATIONS, GATES
 from transom.layers.context import LayerContext
 from transom.layers.dropout import Dropout
@@ -11,6 +13,7 @@ from transom.layers.mixture import Mixture
 from transom.layers.observe import observe
 
 
+@implements(bricks.FeedForward)
 class FeedForward(nn.Module):
     """Two linear maps with an activation between: FFN(x) = f(x W_1 + b_1) W_2 + b_2 (Vaswani et al. 2017, eq. 2, with f a rectifier).
 
@@ -32,6 +35,7 @@ class FeedForward(nn.Module):
         return self.down(self.dropout(hidden))
 
 
+@implements(bricks.Gated)
 class GatedFeedForward(nn.Module):
     """Two maps up, one of which gates the other: FFN(x) = (f(x W_g) * (x W_1)) W_2 (Shazeer 2020, eq. 6).
 
@@ -54,14 +58,12 @@ class GatedFeedForward(nn.Module):
         return self.down(self.dropout(hidden))
 
 
-def build_feed_forward(
-    brick: bricks.AnyFeedForward | mixture.Mixture, d_model: int, d_ff: int, dropout: float
-) -> FeedForward | GatedFeedForward | Mixture:
+@implements(mixture.Mixture)
+def build_mixture(brick: mixture.Mixture, d_model: int, d_ff: int, dropout: float) -> Mixture:
+    """Build a mixture of experts, each of which is a network that another brick describes."""
+    return Mixture(brick, d_model, d_ff, lambda width: build_feed_forward(brick.expert, d_model, width, dropout))
+
+
+def build_feed_forward(brick: Brick, d_model: int, d_ff: int, dropout: float) -> nn.Module:
     """Build the network that a brick describes."""
-    match brick:
-        case mixture.Mixture():
-            return Mixture(brick, d_model, d_ff, lambda width: build_feed_forward(brick.expert, d_model, width, dropout))
-        case bricks.Gated():
-            return GatedFeedForward(brick, d_model, d_ff, dropout)
-        case bricks.FeedForward():
-            return FeedForward(brick, d_model, d_ff, dropout)
+    return build(brick, d_model, d_ff, dropout)

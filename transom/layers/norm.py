@@ -1,6 +1,5 @@
 """Normalisation of tokens' vectors."""
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -8,11 +7,14 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from transom.config import bricks
+from transom.config.brick import Brick
+from transom.config.components import build, implements
 from transom.layers.context import LayerContext
 from transom.layers.dispatch import operation
 from transom.layers.observe import observe
 
 
+@implements(bricks.NoNorm)
 class Norm(nn.Module):
     """What every kind has, and what ``none`` is: the vector as it is."""
 
@@ -44,6 +46,7 @@ def rms_norm(x: Float[Tensor, "*axes d_model"], weight: Float[Tensor, "d_model"]
     return (exact * (exact.square().mean(-1, keepdim=True) + eps).rsqrt() * weight).to(x.dtype)
 
 
+@implements(bricks.LayerNorm)
 class LayerNorm(Norm):
     """Layer normalisation: gamma * (x - mean) / sqrt(variance + eps) + beta over d_model (Ba et al. 2016, eq. 4).
 
@@ -63,6 +66,7 @@ class LayerNorm(Norm):
         return layer_norm(x, self.weight, self.bias, self.eps)
 
 
+@implements(bricks.RmsNorm)
 class RmsNorm(Norm):
     """Root-mean-square normalisation: gamma * x / sqrt(mean(x^2) + eps) over d_model (Zhang & Sennrich 2019, eq. 4).
 
@@ -81,6 +85,7 @@ class RmsNorm(Norm):
         return rms_norm(x, self.weight, self.eps)
 
 
+@implements(bricks.DynamicTanh)
 class DynamicTanh(Norm):
     """A bounded curve in a norm's place: gamma * tanh(alpha * x) + beta (Zhu et al. 2025, eq. 1)."""
 
@@ -105,6 +110,7 @@ class _Statistics(NamedTuple):
     variance: Tensor
 
 
+@implements(bricks.BatchNorm)
 class BatchNorm(Norm):
     """Batch normalisation: gamma * (x - mean) / sqrt(variance + eps) + beta, mean and variance over true tokens (Ioffe & Szegedy 2015).
 
@@ -160,16 +166,6 @@ class BatchNorm(Norm):
         self.variance.lerp_(variance.to(self.variance), self.momentum)
 
 
-NORMS: dict[str, Callable[[Any, int], Norm]] = {
-    "layernorm": LayerNorm,
-    "rmsnorm": RmsNorm,
-    "dyt": DynamicTanh,
-    "batchnorm": BatchNorm,
-    "none": Norm,
-}
-"""The norms by the ``kind`` that they have in a recipe."""
-
-
-def build_norm(brick: bricks.AnyNorm, width: int) -> Norm:
+def build_norm(brick: Brick, width: int) -> Norm:
     """Build the norm that a brick describes, for vectors of ``width`` columns."""
-    return NORMS[brick.kind](brick, width)
+    return build(brick, width)

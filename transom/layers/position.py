@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from transom.config import bricks
 from transom.config.architecture import Architecture, Transformer
-from transom.config.vision import Sinusoidal2d as Sinusoidal2dBrick
+from transom.config.components import implementation, implements
 from transom.config.vision import VisionTransformer
 from transom.layers.dispatch import operation
 
@@ -30,6 +30,7 @@ class Rotation(NamedTuple):
     sin: Float[Tensor, "#batch 1 length pairs"]
 
 
+@implements(bricks.NoPosition)
 class Position(nn.Module):
     """What every kind has, and what ``none`` is."""
 
@@ -89,6 +90,7 @@ def _angles(start: int, max_seq_len: int, frequency: Float[Tensor, "pairs"]) -> 
     return torch.arange(start, min(start + _ROWS, max_seq_len), dtype=torch.float64)[:, None] * frequency
 
 
+@implements(bricks.Sinusoidal)
 class Sinusoidal(Position):
     """Fixed sinusoids, added to the embeddings."""
 
@@ -104,13 +106,14 @@ class Sinusoidal(Position):
         return self.table[positions]
 
 
+@implements(bricks.Sinusoidal2d)
 class Sinusoidal2d(Position):
     """Fixed sinusoids of a patch's row and column, half of the vector each (He et al. 2022, section 3); a token in front has zeros."""
 
     def __init__(self, config: Transformer, causal: bool) -> None:
         """Tabulate a grid of patches; the table is derived, never saved."""
         super().__init__(config, causal)
-        assert isinstance(config, VisionTransformer) and isinstance(config.position, Sinusoidal2dBrick)
+        assert isinstance(config, VisionTransformer) and isinstance(config.position, bricks.Sinusoidal2d)
         side, half = config.grid, config.d_model // 2
         line = sinusoids(side, half, config.position.base)
         grid = torch.cat([line[:, None].expand(-1, side, -1), line[None].expand(side, -1, -1)], -1).reshape(side * side, -1)
@@ -122,6 +125,7 @@ class Sinusoidal2d(Position):
         return self.table[positions]
 
 
+@implements(bricks.Learned)
 class Learned(Position):
     """A learned vector a position, added to the embeddings (Gehring et al. 2017, section 3.1)."""
 
@@ -192,6 +196,7 @@ def frequencies(brick: bricks.Rotary, width: int, max_seq_len: int) -> tuple[Flo
     return theta * (1 - squeezed) + theta / f * squeezed, 0.1 * math.log(f) + 1
 
 
+@implements(bricks.Rotary)
 class Rotary(Position):
     """Rotary positions: queries and keys are turned by angles proportional to their position (Su et al. 2021)."""
 
@@ -244,6 +249,7 @@ def slopes(n_heads: int) -> list[float]:
     return whole + [2 ** (-4 * (2 * h + 1) / n) for h in range(n_heads - n)]
 
 
+@implements(bricks.Alibi)
 class Alibi(Position):
     """Attention with linear biases: -m_h |i - j| on the scores (Press et al. 2022, section 3)."""
 
@@ -279,6 +285,7 @@ def bucket(offsets: Int[Tensor, "*axes"], n_buckets: int, max_distance: int, cau
     return first + torch.where(distance < exact, distance, (exact + far.long()).clamp(max=n - 1))
 
 
+@implements(bricks.Relative)
 class Relative(Position):
     """Relative biases: a learned number a head and bucket of distance on the scores (Raffel et al. 2020, section 2.1)."""
 
@@ -308,18 +315,6 @@ class Relative(Position):
         return lambda head, query, key: table[bucket(key - query, *sizes), head]
 
 
-POSITIONS: dict[str, Callable[[Transformer, bool], Position]] = {
-    "sinusoidal": Sinusoidal,
-    "sinusoidal-2d": Sinusoidal2d,
-    "learned": Learned,
-    "rotary": Rotary,
-    "alibi": Alibi,
-    "relative": Relative,
-    "none": Position,
-}
-"""The position bricks by the ``kind`` that they have in a recipe."""
-
-
 def build_position(config: Transformer, causal: bool) -> Position:
     """Build the position brick of a configuration for one stack; ``causal`` where its queries see only what stands before them."""
-    return POSITIONS[config.position.kind](config, causal)
+    return implementation(config.position)(config, causal)

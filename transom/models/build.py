@@ -1,4 +1,4 @@
-"""From a configuration to a model: the only table of families."""
+"""From a configuration to a model."""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -7,30 +7,15 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from transom.config.architecture import Architecture
+from transom.config.components import implementation
 from transom.layers.observe import assign_addresses
-from transom.models.decoder import DecoderTransformer
-from transom.models.encoder import MaskedEncoderTransformer, TextClassifierTransformer, TextEmbedderTransformer
+from transom.models import decoder, encoder, recurrent, seq2seq, vision  # noqa: F401  # each registers its networks
 from transom.models.initialise import initialise
 from transom.models.network import Network
-from transom.models.recurrent import RecurrentEncoderDecoder, RecurrentLanguageModel
-from transom.models.seq2seq import Seq2SeqTransformer
-from transom.models.vision import ConvolutionalNetwork, VisionTransformer
-
-FAMILIES: dict[str, Callable[[Any], Network]] = {
-    "seq2seq": Seq2SeqTransformer,
-    "recurrent-seq2seq": RecurrentEncoderDecoder,
-    "decoder": DecoderTransformer,
-    "recurrent-decoder": RecurrentLanguageModel,
-    "encoder": MaskedEncoderTransformer,
-    "text-classifier": TextClassifierTransformer,
-    "text-embedder": TextEmbedderTransformer,
-    "vision-transformer": VisionTransformer,
-    "convolutional": ConvolutionalNetwork,
-}
 
 
 def build_model(config: Architecture) -> Network:
-    """Build the family that ``config.kind`` names, with fresh weights from the default generator."""
+    """Build the network that ``config`` describes, with fresh weights from the default generator."""
     model = _build(config)
     initialise(model, config)
     return model
@@ -43,7 +28,7 @@ def build_empty(config: Architecture) -> Network:
 
 
 def _build(config: Architecture) -> Network:
-    model = FAMILIES[config.kind](config)
+    model = implementation(config)(config)
     assign_addresses(model)
     return model
 

@@ -6,7 +6,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from transom.config.model import Decoder
+from transom.config.components import build, implements
+from transom.config.model import Causal, Decoder, PrefixLm
 from transom.layers.cache import DecoderCache
 from transom.layers.context import UNMASKED, AttentionContext, StackContext, open_observer
 from transom.layers.embedding import Embedding
@@ -17,10 +18,11 @@ from transom.layers.position import build_position
 from transom.layers.stack import Stack
 from transom.models.network import LanguageNetwork, Sequences, TextBatch
 
-MASKS = {"causal": LOOKING_BACK, "prefix": BOTH_WAYS_IN_PREFIX}
-"""What a decoder lets a token see, by the kind of its mask."""
+implements(Causal)(lambda mask: LOOKING_BACK)
+implements(PrefixLm)(lambda mask: BOTH_WAYS_IN_PREFIX)
 
 
+@implements(Decoder)
 class DecoderTransformer(LanguageNetwork):
     """A language model: p(y) = prod_t p(y_t | y_<t) (Radford et al. 2018, eq. 1 and 2).
 
@@ -35,7 +37,7 @@ class DecoderTransformer(LanguageNetwork):
         tokens = nn.Embedding(config.vocab_size, config.d_model)
         self.embedding = Embedding(tokens, build_position(config, causal=True), config.scale_embeddings, config.dropout)
         self.decoder = Stack(config, config.n_layers, cross=False)
-        self.rules = build_rules(config.attention, MASKS[config.mask.kind])
+        self.rules = build_rules(config.attention, build(config.mask))
         self.unembedding = nn.Linear(config.d_model, config.vocab_size, bias=False)
         if config.tie:
             self.unembedding.weight = tokens.weight

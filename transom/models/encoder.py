@@ -7,6 +7,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from transom.config.components import implements
 from transom.config.model import Encoder, MaskedEncoder, TextClassifier, TextEmbedder
 from transom.layers.context import UNMASKED, AttentionContext, StackContext, open_observer
 from transom.layers.dropout import Dropout
@@ -68,6 +69,7 @@ class EncoderTransformer(Network):
         return of_block(self.context(batch.source, dense=True).attentions, attention)
 
 
+@implements(MaskedEncoder)
 class MaskedEncoderTransformer(EncoderTransformer):
     """A masked language model: p(x_t | the text with x_t hidden) (Devlin et al. 2019, section 3.1).
 
@@ -89,6 +91,7 @@ class MaskedEncoderTransformer(EncoderTransformer):
         return self.transform_norm(F.gelu(self.transform(self.encode(batch.source, ctx))), ctx)
 
 
+@implements(TextClassifier)
 class TextClassifierTransformer(EncoderTransformer):
     """A classifier of texts: p(class | text) (Devlin et al. 2019, section 4.1).
 
@@ -113,6 +116,7 @@ class TextClassifierTransformer(EncoderTransformer):
         return self.dropout(self.pooler(pooled).tanh())
 
 
+@implements(TextEmbedder)
 class TextEmbedderTransformer(EncoderTransformer):
     """An encoder of texts to vectors, of which those of a pair are to be near: the mean of the last vectors (Reimers & Gurevych 2019).
 

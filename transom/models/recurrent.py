@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from transom.config.components import implements
 from transom.config.recurrent import RecurrentDecoder, RecurrentSeq2Seq
 from transom.layers.context import AttentionContext, LayerContext, open_observer
 from transom.layers.dropout import Dropout
@@ -32,6 +33,7 @@ class RecurrentMemory(NamedTuple):
     segments: Int[Tensor, "batch source"]
 
 
+@implements(RecurrentSeq2Seq)
 class RecurrentEncoderDecoder(Seq2SeqNetwork):
     """Sequence to sequence (Sutskever et al. 2014), with the attention of Bahdanau et al. (2015), of Luong et al. (2015), or none.
 
@@ -96,6 +98,7 @@ class RecurrentEncoderDecoder(Seq2SeqNetwork):
         return self.unembedding(x)
 
 
+@implements(RecurrentDecoder)
 class RecurrentLanguageModel(LanguageNetwork):
     """A recurrent language model (Zaremba et al. 2014): p(y) = prod_t p(y_t | y_<t), each sequence of a row from a state of zeros."""
 

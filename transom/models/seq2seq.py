@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from transom.config.components import implements
 from transom.config.model import Seq2Seq
 from transom.layers.cache import DecoderCache
 from transom.layers.context import UNMASKED, AttentionContext, SegmentMask, StackContext, open_observer
@@ -31,6 +32,7 @@ class Memory(NamedTuple):
     segments: Int[Tensor, "batch source"]
 
 
+@implements(Seq2Seq)
 class Seq2SeqTransformer(Seq2SeqNetwork):
     """The Transformer (Vaswani et al. 2017, figure 1): p(y | x) = prod_t p(y_t | y_<t, x)."""
 

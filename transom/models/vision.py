@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from transom.config import vision
+from transom.config.components import implements
 from transom.layers.context import UNMASKED, AttentionContext, LayerContext, StackContext, open_observer
 from transom.layers.dropout import Dropout
 from transom.layers.embedding import in_autocast_type
@@ -30,6 +31,7 @@ class Batch(Protocol):
     def pixels(self) -> Float[Tensor, "batch channels height width"]: ...
 
 
+@implements(vision.VisionTransformer)
 class VisionTransformer(Network):
     """A classifier of images: p(class | image) (Dosovitskiy et al. 2021, section 3.1).
 
@@ -75,6 +77,7 @@ class VisionTransformer(Network):
         return [torch.ones(len(batch.pixels), self.config.n_positions, dtype=torch.bool, device=batch.pixels.device)]
 
 
+@implements(vision.ConvolutionalNetwork)
 class ConvolutionalNetwork(Network):
     """A classifier of images by convolutions alone: logits = W relu(V mean(stages(x)) + b) (after LeCun et al. 1998)."""
 

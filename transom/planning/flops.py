@@ -11,6 +11,7 @@ from transom.layers.masks.rule import LOOKING_BACK, SAME_SEGMENT, Places, Rule, 
 from transom.layers.masks.visible_tiles import visible_tiles
 from transom.layers.vision.grid import image_places, image_rules
 from transom.planning.approximations import approximate
+from transom.planning.parameters import feed_forward_weights, weights
 
 OF_FROZEN_MAPS = 2 / 3
 """Part of a training's operations that is left where maps are frozen: those for their gradients are not made. The few of what is adapted
@@ -50,7 +51,7 @@ def count_flops(config: Architecture, batch: int, source: int, target: int) -> F
             1 for a class. Of images, ``source`` is ``n_positions``, and 0 where there are none.
     """
     c, n_source, n_target, parts = config, batch * source, batch * target, dict[str, int]()
-    feed_forward = 2 * c.feed_forward.weights(c.d_model, c.d_ff) if isinstance(c, Transformer) else 0
+    feed_forward = 2 * feed_forward_weights(c) if isinstance(c, Transformer) else 0
     if isinstance(c, ImageClassifier):
         parts["stem"] = 2 * batch * c.stem.products(c.channels, c.image_size)
     if isinstance(c, VisionTransformer):
@@ -73,7 +74,7 @@ def count_flops(config: Architecture, batch: int, source: int, target: int) -> F
     if isinstance(c, RecurrentSeq2Seq):
         parts |= _recurrent(c, batch, source, target)
     if isinstance(c, RecurrentDecoder):
-        parts["decoder.layers"] = 2 * n_target * sum(c.cell.weights(d_in, c.d_model) for d_in in c.inputs)
+        parts["decoder.layers"] = 2 * n_target * weights(c, "decoder.layers")
     if isinstance(c, MaskedEncoder):
         parts["transform"] = 2 * c.d_model**2 * n_source
     if isinstance(c, TextClassifier):
@@ -136,13 +137,13 @@ def _of_pairs(c: Transformer, pairs: int) -> int:
 
 def _recurrent(c: RecurrentSeq2Seq, batch: int, source: int, target: int) -> dict[str, int]:
     """Both recurrences, the decoder's start, and what its attention compares and gathers."""
-    n_source, n_target, width = batch * source, batch * target, c.d_model // c.n_directions
-    asked, answered = c.attention.weights(c.d_model, c.width_of_embedding)
+    n_source, n_target = batch * source, batch * target
+    asked, answered = weights(c, "decoder.cross.q", "decoder.maxout", "decoder.joined"), weights(c, "decoder.cross.k")
     pairs = n_target * source * (c.attention.width(c.d_model) + c.d_model) if c.attention.kind != "none" else 0
     return {
-        "encoder.layers": 2 * n_source * c.n_directions * sum(c.cell.weights(d_in, width) for d_in in c.encoder_inputs),
-        "decoder.start": 2 * batch * c.n_decoder_layers * c.cell.STATES * c.d_model**2,
-        "decoder.layers": 2 * n_target * sum(c.cell.weights(d_in, c.d_model) for d_in in c.decoder_inputs),
+        "encoder.layers": 2 * n_source * weights(c, "encoder.layers"),
+        "decoder.start": 2 * batch * weights(c, "decoder.start"),
+        "decoder.layers": 2 * n_target * weights(c, "decoder.layers"),
         "decoder.cross": 2 * (n_target * asked + n_source * answered + pairs),
     }
 

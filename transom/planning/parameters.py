@@ -1,13 +1,21 @@
-"""How many numbers a model learns, from its configuration alone: each brick counts its own."""
+"""How many numbers a model learns: those of the same model on the meta device, where tensors have shapes and no memory."""
 
+import re
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch import nn
 
 from transom.config.architecture import Architecture, Transformer
-from transom.config.bricks import PLACEMENTS
-from transom.config.model import Decoder, Encoder, MaskedEncoder, Seq2Seq, TextClassifier
-from transom.config.recurrent import Recurrent, RecurrentDecoder, RecurrentSeq2Seq
-from transom.config.vision import ConvolutionalNetwork, VisionTransformer
+from transom.config.bricks import NoPosition
+from transom.config.depth import MixtureOfDepths
+from transom.config.mixture import Mixture
+from transom.config.recurrent import Recurrent
+from transom.errors import ConfigError
 from transom.files.limits import FREE_POSITION_TABLE
+from transom.models.build import build_empty
 
 
 @dataclass(frozen=True)
@@ -39,63 +47,30 @@ class Parameters:
 
 
 def count_parameters(config: Architecture) -> Parameters:
-    """Count the parameters of a model whose vocabulary sizes are known, without building it.
+    """Count the parameters of a model whose vocabulary sizes are known.
 
     An attention layer has 4 d_model^2 weights where h d_k = h d_v = d_model, a feed-forward layer 2 d_model d_ff; biases and norms
     come on top.
+
+    Raises:
+        ConfigError: a matrix of it has more numbers than PyTorch can count.
     """
-    c, parts = config, dict[str, int]()
+    parts = dict[str, int]()
+    sizes = totals(config, torch.numel)
+    for name, size in sizes.items():
+        parts[_part(name)] = parts.get(_part(name), 0) + size
+    return Parameters(parts, _idle(config, sizes))
 
-    def table(vocab_size: int | None) -> int:
-        assert vocab_size, "the vocabulary sizes come from the tokenizer"
-        return vocab_size * (c.width_of_embedding if isinstance(c, Recurrent) else c.d_model)
 
-    position = c.position.parameters(c.n_positions, c.d_model, c.n_heads) if isinstance(c, Transformer) else 0
+def weights(config: Architecture, *names: str) -> int:
+    """Count the weights of the linear maps whose parameters' names, numbers left out, begin with one of these."""
+    return sum(size for name, size in totals(config, _weights).items() if name.startswith(names))
 
-    match c:
-        case Seq2Seq():
-            parts["source_embedding"] = (c.tie != "all") * table(c.source_vocab_size) + position
-            parts["target_embedding"] = table(c.target_vocab_size) + position
-            parts["unembedding"] = (c.tie == "none") * table(c.target_vocab_size)
-            parts |= _stack(c, "encoder", c.n_encoder_layers, cross=False) | _stack(c, "decoder", c.n_decoder_layers, cross=True)
-        case RecurrentSeq2Seq():
-            parts["source_embedding"] = (c.tie != "all") * table(c.source_vocab_size)
-            parts["target_embedding"] = table(c.target_vocab_size)
-            parts["unembedding"] = (c.tie == "none") * (c.target_vocab_size or 0) * c.d_model
-            parts |= _recurrent(c)
-        case RecurrentDecoder():
-            parts["embedding"] = table(c.vocab_size)
-            parts["unembedding"] = (not c.tie) * (c.vocab_size or 0) * c.d_model
-            parts["decoder.layers"] = sum(c.cell.parameters(d_in, c.d_model) for d_in in c.inputs)
-        case Decoder():
-            parts["embedding"] = table(c.vocab_size) + position
-            parts["unembedding"] = (not c.tie) * table(c.vocab_size)
-            parts |= _stack(c, "decoder", c.n_layers, cross=False)
-        case Encoder():
-            assert c.vocab_size, "the vocabulary size comes from the tokenizer"
-            norm = c.norm.parameters(c.d_model)
-            parts["embedding"] = table(c.vocab_size + 1) + position + c.embedding_norm * norm
-            parts |= _stack(c, "encoder", c.n_layers, cross=False)
-            if isinstance(c, MaskedEncoder):
-                parts["transform"] = c.d_model * (c.d_model + 1) + norm
-                parts["unembedding"] = (not c.tie) * table(c.vocab_size + 1)
-            if isinstance(c, TextClassifier):
-                parts["pooler"] = c.d_model * (c.d_model + 1)
-                parts["unembedding"] = len(c.classes) * c.d_model
-        case VisionTransformer():
-            cls = c.d_model * (c.pool == "cls")
-            parts["embedding"] = (c.patch_width + 1) * c.d_model + cls + position
-            parts["embedding.stem"] = c.stem.parameters(c.channels)
-            parts |= _stack(c, "encoder", c.n_layers, cross=False)
-            parts["unembedding"] = len(c.classes) * c.d_model
-        case ConvolutionalNetwork():
-            parts["stem"] = c.stem.parameters(c.channels)
-            parts["pooler"] = (c.maps[-1] + 1) * c.d_model
-            parts["unembedding"] = len(c.classes) * c.d_model
-        case _:
-            raise AssertionError(c.kind)
-    idle = sum(c.stacks) * c.feed_forward.idle(c.d_model, c.d_ff) if isinstance(c, Transformer) else 0
-    return Parameters(parts, idle)
+
+def feed_forward_weights(config: Transformer) -> int:
+    """Count the weights of a block's feed-forward network that multiply each token."""
+    in_all = weights(config, "encoder.blocks.ff.", "decoder.blocks.ff.")
+    return (in_all - _idle(config, totals(config, _weights))) // sum(config.stacks)
 
 
 def excess_positions(config: Architecture) -> str | None:
@@ -103,7 +78,7 @@ def excess_positions(config: Architecture) -> str | None:
 
     A configuration alone vouches for such a table: a few bytes could ask for gigabytes.
     """
-    if not isinstance(config, Transformer) or config.position.parameters(config.n_positions, config.d_model, config.n_heads):
+    if not isinstance(config, Transformer) or not config.position.COMPUTED:
         return None
     table, most = config.position_table, max(FREE_POSITION_TABLE, count_parameters(config).total)
     if table <= most:
@@ -114,25 +89,70 @@ def excess_positions(config: Architecture) -> str | None:
     )
 
 
-def _stack(c: Transformer, name: str, n_layers: int, cross: bool) -> dict[str, int]:
-    attention = c.attention.parameters(c.d_model, c.n_heads, c.key_heads, c.width_of_head, c.width_of_value, c.n_positions)
-    norm, placement = c.norm.parameters(c.d_model), PLACEMENTS[c.norm_placement]
-    norms_a_block = (3 if cross else 2) * placement.norms_a_sub_layer + placement.norms_a_block
-    return {
-        f"{name}.attn": n_layers * attention,
-        f"{name}.mixes": c.attention.value_residual.parameters(n_layers),
-        **({f"{name}.cross": n_layers * attention} if cross else {}),
-        f"{name}.depth": c.depth.parameters(n_layers, c.d_model),
-        f"{name}.ff": n_layers * c.feed_forward.parameters(c.d_model, c.d_ff),
-        f"{name}.norm": (n_layers * norms_a_block + placement.final_norm) * norm,
-    }
+@lru_cache(maxsize=64)
+def totals(config: Architecture, measure: Callable[[torch.Tensor], int]) -> Mapping[str, int]:
+    """Sum a measure of all parameters that have a name, numbers left out: ``decoder.blocks.attn.q.weight`` is of every block.
+
+    A parameter that is shared counts once, as an embedding rather than an output map. Blocks and experts are all alike: of many, a few are
+    built, and a few more to see what each further one adds.
+    """
+    if isinstance(config, Transformer) and isinstance(config.depth, MixtureOfDepths) and (every := config.depth.every) > 1:
+        routed = totals(config.model_copy(update={"depth": config.depth.model_copy(update={"every": 1})}), measure)
+        n = {name: getattr(config, f"n_{name.split('.')[0]}_layers", 0) or config.stacks[0] for name in routed}
+        return {name: size * (n[name] // every) // n[name] if ".blocks.depth." in name else size for name, size in routed.items()}
+    for fewer, more, times in _smaller(config):
+        few = totals(fewer, measure)
+        return {name: few.get(name, 0) + times * (size - few.get(name, 0)) for name, size in totals(more, measure).items()}
+    if isinstance(config, Transformer) and config.position.COMPUTED:
+        config = config.model_copy(update={"position": NoPosition()})
+    try:
+        with torch.device("meta"):
+            model = build_empty(config)
+    except (RuntimeError, TypeError) as error:
+        if "overflow" not in str(error).lower():
+            raise
+        raise ConfigError("model: expected matrices of fewer than 2^61 numbers each, found a larger one; lower its widths") from None
+    names, found = dict[nn.Parameter, str](), dict[str, int]()
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        if parameter not in names or not name.startswith("unembedding"):
+            names[parameter] = re.sub(r"\.\d+(?=\.)", "", name)
+    for parameter, name in names.items():
+        found[name] = found.get(name, 0) + measure(parameter)
+    return found
 
 
-def _recurrent(c: RecurrentSeq2Seq) -> dict[str, int]:
-    width = c.d_model // c.n_directions
-    return {
-        "encoder.layers": c.n_directions * sum(c.cell.parameters(d_in, width) for d_in in c.encoder_inputs),
-        "decoder.start": c.n_decoder_layers * c.cell.STATES * c.d_model * (c.d_model + 1),
-        "decoder.layers": sum(c.cell.parameters(d_in, c.d_model) for d_in in c.decoder_inputs),
-        "decoder.cross": c.attention.parameters(c.d_model, c.width_of_embedding),
-    }
+def _smaller(config: Architecture) -> Iterator[tuple[Architecture, Architecture, int]]:
+    """Give a smaller model, one with a block or an expert more, and how many of them ``config`` has beyond the first."""
+    for field in ("n_encoder_layers", "n_decoder_layers", "n_layers") if isinstance(config, Transformer | Recurrent) else ():
+        if (n := getattr(config, field, 0)) > 2:
+            fewer, more = (config.model_copy(update={field: each}) for each in (1, 2))
+            yield fewer, more, n - 1
+    if isinstance(config, Transformer) and isinstance(config.feed_forward, Mixture) and (n := config.feed_forward.n_experts) > 2:
+        bricks = (config.feed_forward.model_copy(update={"n_experts": each}) for each in (1, 2))
+        fewer, more = (config.model_copy(update={"feed_forward": brick}) for brick in bricks)
+        yield fewer, more, n - 1
+
+
+def _idle(config: Architecture, sizes: Mapping[str, int]) -> int:
+    """Count what experts hold that a token is not sent to."""
+    if not isinstance(config, Transformer) or not isinstance(config.feed_forward, Mixture):
+        return 0
+    n, top_k = config.feed_forward.n_experts, config.feed_forward.top_k
+    return sum(size for name, size in sizes.items() if ".ff.experts." in name) * (n - top_k) // n
+
+
+def _part(name: str) -> str:
+    """Name the part of a model that a parameter belongs to.
+
+    >>> _part("decoder.blocks.attn_residual.norm.weight"), _part("embedding.tokens.weight")
+    ('decoder.norm', 'embedding')
+    """
+    first, second, *_ = name.replace(".blocks.", ".").split(".")
+    if first in ("encoder", "decoder"):
+        second = "norm" if second.endswith("_residual") else "cross" if second in ("maxout", "joined") else second
+        return f"{first}.{second}"
+    return "embedding.stem" if (first, second) == ("embedding", "stem") else first.removesuffix("_norm")
+
+
+def _weights(parameter: torch.Tensor) -> int:
+    return parameter.numel() if parameter.ndim > 1 else 0

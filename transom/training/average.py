@@ -7,7 +7,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from transom.config.training import CheckpointAverage, Ema, NoAverage
+from transom.config.brick import Brick
+from transom.config.training import CheckpointAverage, Ema
 from transom.training.state import learned_tensors
 
 WeightsName = Literal["raw", "averaged"]
@@ -25,7 +26,7 @@ class Averager:
         snapshots: weights at the last checkpoints, by step; empty unless the brick asks for them.
     """
 
-    def __init__(self, brick: NoAverage | Ema | CheckpointAverage, model: nn.Module) -> None:
+    def __init__(self, brick: Brick, model: nn.Module) -> None:
         """Begin with no average: the initial weights are no part of it."""
         self._brick = brick
         self._model = model

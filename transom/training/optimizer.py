@@ -1,6 +1,6 @@
 """The optimizer of a recipe, over a model's parameters."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -8,7 +8,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from transom.checkpoints.tensors import Spec
-from transom.config.training import AdamW, Muon, Optimizer, Sgd
+from transom.config.brick import Brick
+from transom.config.components import build, implements
+from transom.config.training import Adam, AdamW, Muon, Sgd
 from transom.errors import ConfigError
 from transom.layers.block import Block
 from transom.layers.depth import DepthRouter
@@ -18,7 +20,7 @@ QUINTIC = (3.4445, -4.7750, 2.0315)
 """a, b and c of a s + b s^3 + c s^5, which five times over takes every s from about 0.002 to 1 near 1 (Jordan et al. 2024)."""
 
 
-def build_optimizer(model: nn.Module, brick: Optimizer, dtype: torch.dtype = torch.float32) -> torch.optim.Optimizer:
+def build_optimizer(model: nn.Module, brick: Brick, dtype: torch.dtype = torch.float32) -> torch.optim.Optimizer:
     """Build the optimizer, in PyTorch's fused form where it has one.
 
     AdamW decays weight matrices only: never vectors (biases, gains) nor embeddings, tied output map included.
@@ -32,27 +34,37 @@ def build_optimizer(model: nn.Module, brick: Optimizer, dtype: torch.dtype = tor
     Raises:
         ConfigError: Muon is asked for, and no matrix learns that it is for.
     """
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    if isinstance(brick, Sgd):
-        return torch.optim.SGD(parameters, lr=0.0, momentum=brick.momentum, weight_decay=brick.weight_decay, fused=True)
-    if isinstance(brick, Muon):
-        return MuonAndAdamW(model, parameters, brick, dtype)
-    if isinstance(brick, AdamW):
-        return _adamw(model, parameters, brick)
-    return torch.optim.Adam(parameters, lr=0.0, betas=(brick.beta1, brick.beta2), eps=brick.eps, fused=True)
+    return build(brick, model, [p for p in model.parameters() if p.requires_grad], dtype)
 
 
 def state_specs(optimizer: torch.optim.Optimizer, parameter: nn.Parameter) -> dict[str, Spec]:
-    """Return the tensors that an optimizer keeps per parameter once the parameter had a gradient: their types and shapes, by name."""
+    """Return the tensors that an optimizer keeps per parameter once the parameter had a gradient: their types and shapes, by name.
+
+    One that is not PyTorch's says it itself, by a method ``state_specs(parameter)``.
+    """
+    if own := getattr(optimizer, "state_specs", None):
+        return own(parameter)
     like = Spec.of(parameter)
     if isinstance(optimizer, torch.optim.SGD):
         return {"momentum_buffer": like} if optimizer.defaults["momentum"] else {}
-    if isinstance(optimizer, MuonAndAdamW) and any(parameter is p for p in optimizer.param_groups[0]["params"]):
-        return {"momentum": like}
     return {"step": Spec(torch.float32, ()), "exp_avg": like, "exp_avg_sq": like}
 
 
-def _adamw(model: nn.Module, parameters: Iterable[nn.Parameter], brick: AdamW) -> torch.optim.AdamW:
+@implements(Sgd)
+def build_sgd(brick: Sgd, model: nn.Module, parameters: list[nn.Parameter], dtype: torch.dtype) -> torch.optim.SGD:
+    """Build stochastic gradient descent."""
+    return torch.optim.SGD(parameters, lr=0.0, momentum=brick.momentum, weight_decay=brick.weight_decay, fused=True)
+
+
+@implements(Adam)
+def build_adam(brick: Adam, model: nn.Module, parameters: list[nn.Parameter], dtype: torch.dtype) -> torch.optim.Adam:
+    """Build Adam."""
+    return torch.optim.Adam(parameters, lr=0.0, betas=(brick.beta1, brick.beta2), eps=brick.eps, fused=True)
+
+
+@implements(AdamW)
+def build_adamw(brick: AdamW, model: nn.Module, parameters: list[nn.Parameter], dtype: torch.dtype) -> torch.optim.AdamW:
+    """Build AdamW, which decays weight matrices only."""
     embeddings = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
     decayed: list[nn.Parameter] = []
     others: list[nn.Parameter] = []
@@ -62,6 +74,7 @@ def _adamw(model: nn.Module, parameters: Iterable[nn.Parameter], brick: AdamW) -
     return torch.optim.AdamW(groups, lr=0.0, betas=(brick.beta1, brick.beta2), eps=brick.eps, fused=True)
 
 
+@implements(Muon)
 class MuonAndAdamW(torch.optim.Optimizer):
     """Muon for the maps of attention and feed-forward in blocks, PyTorch's fused AdamW for all the rest; one state, one learning rate.
 
@@ -69,7 +82,7 @@ class MuonAndAdamW(torch.optim.Optimizer):
     PyTorch's own Muon is not used because it multiplies in bfloat16 everywhere, and where a processor cannot do that fast, very slowly.
     """
 
-    def __init__(self, model: nn.Module, parameters: Iterable[nn.Parameter], brick: Muon, dtype: torch.dtype) -> None:
+    def __init__(self, brick: Muon, model: nn.Module, parameters: list[nn.Parameter], dtype: torch.dtype) -> None:
         """Part the parameters between the two.
 
         Raises:
@@ -83,7 +96,7 @@ class MuonAndAdamW(torch.optim.Optimizer):
             raise ConfigError("training.optimizer: expected matrices in blocks that learn, for muon, found none; use 'adamw'")
         self.momentum, self.weight_decay = brick.momentum, brick.weight_decay
         self.dtype = dtype if dtype == torch.bfloat16 else None
-        self.adamw = _adamw(model, rest, brick)
+        self.adamw = build_adamw(brick, model, rest, dtype)
         super().__init__([{"params": matrices, "lr": 0.0}, *self.adamw.param_groups], {})
         self._share()
 
@@ -95,6 +108,11 @@ class MuonAndAdamW(torch.optim.Optimizer):
         """Put back what ``state_dict`` gave."""
         super().load_state_dict(state_dict)
         self._share()
+
+    def state_specs(self, parameter: nn.Parameter) -> dict[str, Spec]:
+        """Return what is kept per parameter: Muon's momentum, or AdamW's state."""
+        ours = any(parameter is p for p in self.param_groups[0]["params"])
+        return {"momentum": Spec.of(parameter)} if ours else state_specs(self.adamw, parameter)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]

@@ -2,7 +2,8 @@
 
 import math
 
-from transom.config.training import Cosine, PaperSchedule, Training, WarmupStableDecay
+from transom.config.components import build, implements
+from transom.config.training import Cosine, PaperSchedule, ScheduleBrick, Training, WarmupStableDecay
 
 HIGH = 0.1
 """How far above its end, as a share of the peak, a learning rate is worth a word."""
@@ -53,15 +54,26 @@ def ends_early(training: Training, seconds_left: float, step: int, seconds_a_ste
     ]
 
 
-def share_of_peak(step: int, schedule: PaperSchedule | Cosine | WarmupStableDecay, max_steps: int) -> float:
+def share_of_peak(step: int, schedule: ScheduleBrick, max_steps: int) -> float:
     """Compute the learning rate of a step as a share of the peak; ``step`` counts from 1."""
     warmup = schedule.warmup_steps
-    if step < warmup:
-        return step / warmup
-    if isinstance(schedule, PaperSchedule):
-        return math.sqrt(warmup / step)
-    if isinstance(schedule, Cosine):
-        done = min((step - warmup) / max(max_steps - warmup, 1), 1.0)
-        return schedule.final + (1 - schedule.final) * (1 + math.cos(math.pi * done)) / 2
-    fall = max(round(schedule.decay * max_steps), 1)
-    return min(1.0, max(max_steps - step + 1, 0) / fall)
+    return step / warmup if step < warmup else build(schedule, step, max_steps)
+
+
+@implements(PaperSchedule)
+def inverse_square_root(schedule: PaperSchedule, step: int, max_steps: int) -> float:
+    """Compute sqrt(warmup / step) (Vaswani et al. 2017, eq. 3)."""
+    return math.sqrt(schedule.warmup_steps / step)
+
+
+@implements(Cosine)
+def cosine(schedule: Cosine, step: int, max_steps: int) -> float:
+    """Compute half a cosine from 1 at the end of the rise down to ``final``."""
+    done = min((step - schedule.warmup_steps) / max(max_steps - schedule.warmup_steps, 1), 1.0)
+    return schedule.final + (1 - schedule.final) * (1 + math.cos(math.pi * done)) / 2
+
+
+@implements(WarmupStableDecay)
+def stable_then_decay(schedule: WarmupStableDecay, step: int, max_steps: int) -> float:
+    """Compute 1, and a linear fall to zero over the last steps."""
+    return min(1.0, max(max_steps - step + 1, 0) / max(round(schedule.decay * max_steps), 1))

@@ -10,6 +10,7 @@ from torch import nn
 from transom.checkpoints.run_files import BASE, CONFIG, RECIPE, TOKENIZER, WEIGHTS
 from transom.checkpoints.run_folder import RunFolder
 from transom.config.adapter import Lora
+from transom.config.approximations import Linformer
 from transom.config.architecture import Architecture, Transformer
 from transom.config.brick import Schema
 from transom.config.bricks import Rotary
@@ -172,11 +173,11 @@ def _refusal(path: str, old: object, new: object, folder: Path, asked: Asked) ->
 
 def _refuse_other_places(old: Architecture, new: Architecture, folder: Path, asked: Asked) -> None:
     """Refuse another number of positions where blocks have a weight for each of them; a table of positions can be resized."""
-    if isinstance(old, Transformer) and isinstance(new, Transformer):
-        learned = new.attention.approximation.parameters
-        if learned(old.n_positions) != learned(new.n_positions):
-            path = "image_size" if isinstance(new, ImageClassifier) else "max_seq_len"
-            raise _refusal(path, getattr(old, path), getattr(new, path), folder, asked)
+    if not (isinstance(old, Transformer) and isinstance(new, Transformer) and isinstance(new.attention.approximation, Linformer)):
+        return
+    if old.n_positions != new.n_positions:
+        path = "image_size" if isinstance(new, ImageClassifier) else "max_seq_len"
+        raise _refusal(path, getattr(old, path), getattr(new, path), folder, asked)
 
 
 def _refuse_other_tokenizer(recipe: TextRecipe, run: RunFolder, asked: Asked) -> None:

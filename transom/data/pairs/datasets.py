@@ -2,11 +2,12 @@
 
 from pathlib import Path
 
-from transom.config.data import Language, PairData, Phrasebook, TranslationData
+from transom.config.components import build
+from transom.config.data import Language, PairData, TranslationData
 from transom.data.pairs.pairs import Pairs, load_pairs, split_validation
 from transom.data.split import Splits, read_splits
-from transom.data.synthetic.phrasebook.generate import generate
-from transom.data.synthetic.sequences import generate_sequences
+from transom.data.synthetic import sequences  # noqa: F401  # registers its pairs
+from transom.data.synthetic.phrasebook import generate  # noqa: F401  # registers its pairs
 from transom.data.text.text import expanded
 
 
@@ -40,5 +41,5 @@ def load_languages(data: PairData, base: Path) -> dict[str | None, Splits[Pairs]
 
 def _load(data: PairData | Language, root: Path) -> Splits[Pairs]:
     if data.generate is not None:
-        return generate(data.generate) if isinstance(data.generate, Phrasebook) else generate_sequences(data.generate)
+        return build(data.generate)
     return read_splits(data, lambda files: load_pairs(files, root), split_validation)

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from random import Random
 from string import ascii_lowercase
 
+from transom.config.components import implements
 from transom.config.data import Rule, SequenceTask
 from transom.data.pairs.pairs import Pairs
 from transom.data.split import Splits
@@ -15,6 +16,7 @@ _TEST_SHARE = 0.2
 _VALID_SHARE = 0.1
 
 
+@implements(SequenceTask)
 def generate_sequences(config: SequenceTask) -> Splits[Pairs]:
     """Generate sequences of letters and what the rule makes of them: ``c a b`` and, for "sort", ``a b c``.
 

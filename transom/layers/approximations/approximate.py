@@ -1,34 +1,25 @@
 """Multi-head attention whose softmax over all pairs is approximated, and the choice between it and exact attention."""
 
-from collections.abc import Callable
-from typing import Any
-
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from transom.config.approximations import AnyApproximation
+from transom.config.approximations import ApproximationBrick
 from transom.config.architecture import Transformer
+from transom.config.bricks import MultiHead
+from transom.config.components import build, implementation, implements
+from transom.layers.approximations import low_rank  # noqa: F401  # registers its layers
 from transom.layers.approximations.approximation import Approximation
-from transom.layers.approximations.linear_attention import KernelAttention, Linear, Performer
-from transom.layers.approximations.low_rank import Linformer, Nystrom
+from transom.layers.approximations.linear_attention import KernelAttention
 from transom.layers.attention import Attention
 from transom.layers.cache import BlockCache, KeyValues, ProjectedMemory, Sums, SumsCache
 from transom.layers.context import AttentionContext
 from transom.layers.value_residual import FirstValues
 
-APPROXIMATIONS: dict[str, Callable[[Any, int, int], Approximation]] = {
-    "linear": Linear,
-    "performer": Performer,
-    "linformer": Linformer,
-    "nystrom": Nystrom,
-}
-"""By the ``kind`` that they have in a recipe."""
 
-
-def build_approximation(brick: AnyApproximation, d_head: int, n_positions: int) -> Approximation:
+def build_approximation(brick: ApproximationBrick, d_head: int, n_positions: int) -> Approximation:
     """Build what a brick describes, for heads of a width and texts of at most ``n_positions`` tokens."""
-    return APPROXIMATIONS[brick.kind](brick, d_head, n_positions)
+    return build(brick, d_head, n_positions)
 
 
 class ApproximateAttention(Attention):
@@ -94,6 +85,12 @@ class ApproximateAttention(Attention):
         return self.approximation.implied_weights(q, k, ctx)
 
 
+@implements(MultiHead)
+def build_multi_head(config: Transformer) -> Attention:
+    """Build exact attention, or an approximation."""
+    return Attention(config) if config.attention.approximation.kind == "none" else ApproximateAttention(config)
+
+
 def build_attention(config: Transformer) -> Attention:
     """Build the attention that a configuration describes."""
-    return Attention(config) if config.attention.approximation.kind == "none" else ApproximateAttention(config)
+    return implementation(config.attention)(config)

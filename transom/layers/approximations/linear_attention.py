@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from transom.config import approximations
+from transom.config.components import implements
 from transom.layers.approximations.approximation import Approximation, visible
 from transom.layers.attention import per_query_head
 from transom.layers.cache import Sums
@@ -169,6 +170,7 @@ def _carried(
     return torch.stack(entering, 2), total
 
 
+@implements(approximations.Linear)
 class Linear(KernelAttention):
     """phi(x) = elu(x) + 1 (Katharopoulos et al. 2020, eq. 7) or max(0, x), element by element.
 
@@ -194,6 +196,7 @@ class Linear(KernelAttention):
         return F.relu(x) if self.feature_map == "relu" else F.relu(x) + x.clamp(-BOUND, 0).exp()
 
 
+@implements(approximations.Performer)
 class Performer(KernelAttention):
     """phi(x)_r = exp(w_r . x' - |x'|^2 / 2), x' = x / d_k^(1/4) (Choromanski et al. 2021, lemma 1).
 

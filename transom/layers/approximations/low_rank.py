@@ -5,10 +5,12 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from transom.config import approximations
+from transom.config.components import implements
 from transom.layers.approximations.approximation import Approximation
 from transom.layers.attention import Terms, pattern, per_query_head, scores
 
 
+@implements(approximations.Linformer)
 class Linformer(Approximation):
     """softmax(Q (E K)^T / sqrt(d_k)) F V (Wang et al. 2020, eq. 7); E and F, of all heads, are ``e`` and ``f``, a column a position."""
 
@@ -40,6 +42,7 @@ class Linformer(Approximation):
         return mixing.weight[:, : of.shape[2]].to(of)
 
 
+@implements(approximations.Nystrom)
 class Nystrom(Approximation):
     """softmax(Q K'^T) softmax(Q' K'^T)^+ softmax(Q' K^T) V, all over sqrt(d_k) (Xiong et al. 2021, eq. 13 and 14).
 

@@ -16,7 +16,9 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from transom.config import patterns
+from transom.config.brick import Brick
 from transom.config.bricks import MultiHead
+from transom.config.components import build, implements
 from transom.config.patterns import patterns_of
 
 TILE = 64
@@ -415,32 +417,33 @@ LOOKING_BACK = SAME_SEGMENT & CAUSAL
 BOTH_WAYS_IN_PREFIX = SAME_SEGMENT & (CAUSAL | InPrefix())
 """What a prefix-LM lets a token see: beside these, all of its sequence's prefix."""
 
-RULES: dict[type[patterns.Leaf], Callable[..., Rule]] = {
-    patterns.Full: lambda p, width: EVERYWHERE,
-    patterns.Window: lambda p, width: Distance(1 - p.size, p.size - 1),
-    patterns.Window2d: lambda p, width: Near(p.size, width),
-    patterns.Strided: lambda p, width: SameResidue(p.stride),
-    patterns.Local: lambda p, width: SameBlock(p.size),
-    patterns.Summary: lambda p, width: LastColumns(p.stride, p.columns),
-    patterns.Logarithmic: lambda p, width: Powers(p.local),
-    patterns.Global: lambda p, width: First(p.size),
-    patterns.Random: lambda p, width: RandomBlocks(p.blocks, p.size, p.seed),
-    patterns.Prefix: lambda p, width: InPrefix(),
-}
-"""The rule of each pattern, in an image of so many patches a row."""
+implements(patterns.Full)(lambda p, width: EVERYWHERE)
+implements(patterns.Window)(lambda p, width: Distance(1 - p.size, p.size - 1))
+implements(patterns.Window2d)(lambda p, width: Near(p.size, width))
+implements(patterns.Strided)(lambda p, width: SameResidue(p.stride))
+implements(patterns.Local)(lambda p, width: SameBlock(p.size))
+implements(patterns.Summary)(lambda p, width: LastColumns(p.stride, p.columns))
+implements(patterns.Logarithmic)(lambda p, width: Powers(p.local))
+implements(patterns.Global)(lambda p, width: First(p.size))
+implements(patterns.Random)(lambda p, width: RandomBlocks(p.blocks, p.size, p.seed))
+implements(patterns.Prefix)(lambda p, width: InPrefix())
 
 
-def rule_of(pattern: patterns.Leaf | patterns.Joined, width: int = 0) -> Rule:
+@implements(patterns.Joined)
+def join(pattern: patterns.Joined, width: int) -> Rule:
+    """Build the rule of patterns put together."""
+    parts = [rule_of(part, width) for part in pattern.of]
+    return reduce(and_, parts) if pattern.kind == "all" else reduce(or_, parts) if pattern.kind == "any" else ~reduce(or_, parts)
+
+
+def rule_of(pattern: Brick, width: int = 0) -> Rule:
     """Build the rule that a pattern is.
 
     Args:
         pattern: the brick.
         width: patches a row, of images.
     """
-    if not isinstance(pattern, patterns.Joined):
-        return RULES[type(pattern)](pattern, width)
-    parts = [rule_of(part, width) for part in pattern.of]
-    return reduce(and_, parts) if pattern.kind == "all" else reduce(or_, parts) if pattern.kind == "any" else ~reduce(or_, parts)
+    return build(pattern, width)
 
 
 def build_rules(attention: MultiHead, family: Rule) -> list[Rule]:

@@ -1,6 +1,6 @@
 """Recurrent layers: cells over PyTorch's kernels, an encoder that reads both ways, and a stack that can be run or taken step by step."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -8,7 +8,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from transom.config.recurrent import AnyCell, RecurrentSeq2Seq
+from transom.config.components import build, implements
+from transom.config.recurrent import CellBrick, Gru, Lstm, RecurrentSeq2Seq, Rnn
 from transom.layers.context import LayerContext
 from transom.layers.dropout import Dropout
 from transom.layers.observe import observe
@@ -16,11 +17,22 @@ from transom.layers.observe import observe
 State = tuple[Tensor, ...]
 """A layer's state, (rows, width) each: h, and behind it an LSTM's c."""
 
-KERNELS: dict[str, Any] = {"rnn": nn.RNN, "lstm": nn.LSTM, "gru": nn.GRU}
-"""Whole rows at once."""
 
-STEPS: dict[str, Any] = {"rnn": torch.rnn_tanh_cell, "lstm": torch.lstm_cell, "gru": torch.gru_cell}
-"""One step, by the same weights."""
+class CellKernels(NamedTuple):
+    """PyTorch's kernels of a cell.
+
+    Attributes:
+        rows: whole rows at once.
+        step: one step, by the same weights.
+    """
+
+    rows: type[nn.RNN] | type[nn.LSTM] | type[nn.GRU]
+    step: Callable[..., Any]
+
+
+implements(Rnn)(lambda cell: CellKernels(nn.RNN, torch.rnn_tanh_cell))
+implements(Lstm)(lambda cell: CellKernels(nn.LSTM, torch.lstm_cell))
+implements(Gru)(lambda cell: CellKernels(nn.GRU, torch.gru_cell))
 
 
 class Group(NamedTuple):
@@ -41,11 +53,12 @@ class Recurrence(nn.Module):
     PyTorch's kernels keep the maps of all gates as one, under the names ``weight_ih_l0`` (W) and ``weight_hh_l0`` (U), and a bias for each.
     """
 
-    def __init__(self, cell: AnyCell, d_in: int, d_out: int) -> None:
+    def __init__(self, cell: CellBrick, d_in: int, d_out: int) -> None:
         """Make the maps from ``d_in`` columns to a state of ``d_out``."""
         super().__init__()
-        self.kernel: nn.RNNBase = KERNELS[cell.kind](d_in, d_out, batch_first=True)
-        self._step, self.n_states = STEPS[cell.kind], cell.STATES
+        kernels: CellKernels = build(cell)
+        self.kernel: nn.RNNBase = kernels.rows(d_in, d_out, batch_first=True)
+        self._step, self.n_states = kernels.step, cell.STATES
 
     def forward(self, x: Float[Tensor, "rows length d_in"], state: State | None = None) -> tuple[Float[Tensor, "rows length d_out"], State]:
         """Read whole rows; return the state h at each place, and the state at the end.
@@ -177,7 +190,7 @@ class RecurrentStack(nn.Module):
 
     packed = True
 
-    def __init__(self, cell: AnyCell, inputs: Sequence[int], d_model: int, dropout: float) -> None:
+    def __init__(self, cell: CellBrick, inputs: Sequence[int], d_model: int, dropout: float) -> None:
         """Make a layer for each of the widths ``inputs`` that are read."""
         super().__init__()
         self.layers = cast(Sequence[Recurrence], nn.ModuleList(Recurrence(cell, d_in, d_model) for d_in in inputs))

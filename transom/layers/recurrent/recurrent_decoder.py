@@ -9,7 +9,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from transom.config.recurrent import Additive, Luong, RecurrentSeq2Seq
+from transom.config.components import implementation, implements
+from transom.config.recurrent import Additive, Luong, NoAttention, RecurrentSeq2Seq
 from transom.layers.attention import Terms, pattern
 from transom.layers.context import AttentionContext, LayerContext
 from transom.layers.masks import mask as masks
@@ -123,6 +124,7 @@ class DecoderState(NamedTuple):
         return DecoderState(layers, None if self.fed is None else self.fed[rows])
 
 
+@implements(NoAttention)
 class PlainDecoder(RecurrentStack):
     """A decoder that sees nothing of the source but the state that it starts from (Sutskever et al. 2014)."""
 
@@ -228,6 +230,7 @@ class InputFeedingDecoder(LuongDecoder):
         return torch.stack(vectors, 1), DecoderState(layers, fed)
 
 
+@implements(Additive)
 class AdditiveDecoder(AttendingDecoder):
     """A decoder each of whose steps begins with attention over the source by the state before it (Bahdanau et al. 2015, eq. 4 to 6)."""
 
@@ -261,17 +264,16 @@ def unrolled(ctx: LayerContext, n_places: int) -> LayerContext:
     return ctx if ctx.observer is None else replace(ctx, observer=UnrolledObserver(ctx.observer, n_places))
 
 
+@implements(Luong)
+def build_luong(config: RecurrentSeq2Seq) -> LuongDecoder:
+    """Build Luong's decoder, with input feeding or without."""
+    assert isinstance(config.attention, Luong)
+    return InputFeedingDecoder(config) if config.attention.input_feeding else LuongDecoder(config)
+
+
 def build_recurrent_decoder(config: RecurrentSeq2Seq) -> PlainDecoder:
     """Build the decoder that a configuration describes."""
-    match config.attention:
-        case Additive():
-            return AdditiveDecoder(config)
-        case Luong(input_feeding=True):
-            return InputFeedingDecoder(config)
-        case Luong():
-            return LuongDecoder(config)
-        case _:
-            return PlainDecoder(config)
+    return implementation(config.attention)(config)
 
 
 class RecurrentCache:

@@ -1,6 +1,5 @@
 """Attention over channels and places of a feature map: each is weighted by what stands in all of it."""
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -9,8 +8,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from transom.config import vision
+from transom.config.components import build, implements
 
 
+@implements(vision.NoChannelAttention)
 class ChannelAttention(nn.Module):
     """What every kind has, and what ``none`` is."""
 
@@ -23,6 +24,7 @@ class ChannelAttention(nn.Module):
         return x
 
 
+@implements(vision.SqueezeExcitation)
 class SqueezeExcitation(ChannelAttention):
     """x_c s_c, s = sigmoid(W_2 relu(W_1 z + b_1) + b_2), z the mean of each channel (Hu et al. 2018, eq. 2-4)."""
 
@@ -41,6 +43,7 @@ class SqueezeExcitation(ChannelAttention):
         return self.excite(F.relu(self.squeeze(z)))
 
 
+@implements(vision.Cbam)
 class Cbam(SqueezeExcitation):
     """Channels, then places (Woo et al. 2018): x' = x M_c(x), x'' = x' M_s(x').
 
@@ -59,14 +62,6 @@ class Cbam(SqueezeExcitation):
         return x * self.spatial(torch.cat([x.mean(1, keepdim=True), x.amax(1, keepdim=True)], 1)).sigmoid()
 
 
-CHANNEL_ATTENTIONS: dict[str, Callable[[Any, int], ChannelAttention]] = {
-    "none": ChannelAttention,
-    "se": SqueezeExcitation,
-    "cbam": Cbam,
-}
-"""By the ``kind`` that they have in a recipe."""
-
-
-def build_channel_attention(brick: Any, channels: int) -> ChannelAttention:
+def build_channel_attention(brick: vision.ChannelAttentionBrick, channels: int) -> ChannelAttention:
     """Build the attention that a brick describes."""
-    return CHANNEL_ATTENTIONS[brick.kind](brick, channels)
+    return build(brick, channels)

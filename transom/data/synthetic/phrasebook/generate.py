@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from transom.config.components import implements
 from transom.config.data import Phrasebook
 from transom.data.pairs.pairs import Pairs
 from transom.data.split import Splits
@@ -52,6 +53,7 @@ def sentences(seed: int) -> Iterator[Phrase]:
             yield phrase
 
 
+@implements(Phrasebook)
 def generate(config: Phrasebook) -> Splits[Pairs]:
     """Generate English-Spanish pairs for training, validation and test.
 

@@ -1,0 +1,327 @@
+"""The registry of components: what is registered from outside is validated, explained, listed, built and trained like the package's own."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Annotated, Literal
+
+import pytest
+from pydantic import Field, TypeAdapter, ValidationError
+
+from tests.size import ROOT
+from transom.config.brick import SLOTS, Brick, Schema, Slot, choices, kinds, members, schemas
+from transom.config.bricks import LayerNorm, MultiHead, RmsNorm
+from transom.config.catalogue import TABLES
+from transom.config.components import build, component, implements
+from transom.config.model import Model, TextTransformer
+from transom.config.recipe import TASKS
+from transom.errors import ConfigError
+
+OUTSIDE = '''
+"""Components that are no part of the package."""
+
+import math
+from typing import Literal
+
+import torch
+from pydantic import Field
+from torch import nn
+
+from transom.checkpoints.tensors import Spec
+from transom.config.brick import Brick
+from transom.config.bricks import MultiHead, PositionBrick
+from transom.config.components import component, implements
+from transom.config.training import ScheduleBrick
+from transom.layers.attention import Attention, pattern
+from transom.layers.masks.rule import Distance
+from transom.layers.norm import Norm
+from transom.layers.position import Position
+
+
+@component("norm", "qk_norm")
+class MaxNorm(Brick):
+    """gamma * x / max |x|.
+
+    Cost and use: For this test.
+    """
+
+    kind: Literal["max"] = "max"
+    floor: float = Field(0.001, gt=0, description="least divisor")
+
+
+@implements(MaxNorm)
+class MaxNormLayer(Norm):
+    def __init__(self, brick, width):
+        super().__init__(brick, width)
+        self.floor, self.weight = brick.floor, nn.Parameter(torch.ones(width))
+
+    def forward(self, x, taps=None, real=None):
+        return (x / x.abs().amax(-1, keepdim=True).clamp_min(self.floor) * self.weight).to(x.dtype)
+
+
+@component("feed_forward", "expert")
+class Bilinear(Brick):
+    """(x W) * (x V), then W_2.
+
+    Cost and use: For this test.
+    """
+
+    kind: Literal["bilinear"] = "bilinear"
+
+
+@implements(Bilinear)
+class BilinearLayer(nn.Module):
+    def __init__(self, brick, d_model, d_ff, dropout):
+        super().__init__()
+        self.a, self.b, self.down = nn.Linear(d_model, d_ff), nn.Linear(d_model, d_ff), nn.Linear(d_ff, d_model)
+
+    def forward(self, x, taps=None, real=None):
+        return self.down(self.a(x) * self.b(x))
+
+
+@component("attention")
+class Nearness(MultiHead):
+    """softmax(-|q - k|^2 / (2 sqrt(d_k))) V.
+
+    Cost and use: For this test.
+    """
+
+    kind: Literal["nearness"] = "nearness"
+
+
+@implements(Nearness)
+class NearnessAttention(Attention):
+    def gather(self, q, memory, sight, cache):
+        k, v = memory if cache is None else cache.append(memory)
+        return self.weights(q, k, sight).to(v.dtype) @ v
+
+    def weights(self, q, k, sight):
+        s = -torch.cdist(q.float(), k.float()).square() / (2 * q.shape[-1] ** 0.5)
+        return pattern(s, self.terms(sight))
+
+
+@component("position")
+class Ramp(PositionBrick):
+    """One learned direction times the position.
+
+    Cost and use: For this test.
+    """
+
+    kind: Literal["ramp"] = "ramp"
+
+
+@implements(Ramp)
+class RampLayer(Position):
+    def __init__(self, config, causal):
+        super().__init__(config, causal)
+        self.direction = nn.Parameter(torch.zeros(config.d_model))
+
+    def forward(self, positions):
+        return positions[..., None] * self.direction
+
+
+@component("pattern", "stack_pattern")
+class Past(Brick):
+    """Tokens at a distance.
+
+    Cost and use: For this test.
+    """
+
+    kind: Literal["past"] = "past"
+    least: int = Field(0, ge=0, description="fewest tokens back")
+
+
+implements(Past)(lambda pattern, width: Distance(pattern.least))
+
+
+@component("optimizer")
+class Sign(Brick):
+    """w <- w - lr sign(g)."""
+
+    kind: Literal["sign"] = "sign"
+
+
+@implements(Sign)
+class SignOptimizer(torch.optim.Optimizer):
+    def __init__(self, brick, model, parameters, dtype):
+        super().__init__(parameters, {"lr": 0.0})
+
+    def state_specs(self, parameter):
+        return {"steps": Spec(torch.float32, ())}
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    state = self.state[p]
+                    state["steps"] = state.get("steps", torch.zeros(())) + 1
+                    p.sub_(p.grad.sign(), alpha=group["lr"])
+
+
+@component("schedule")
+class Linear(ScheduleBrick):
+    """A linear fall to zero."""
+
+    kind: Literal["linear"] = "linear"
+
+
+implements(Linear)(lambda schedule, step, max_steps: 1 - (step - 1) / max_steps)
+'''
+
+KNOWN = """
+from transom.config.catalogue import catalogue
+from transom.config.recipe import load_recipe
+from transom.config.reference import reference
+from transom.errors import ConfigError
+
+mine = ["model.norm=max", "model.norm.floor=0.5", "model.feed_forward=bilinear", "model.position=ramp", "training.optimizer=sign",
+        "training.schedule=linear", "training.schedule.warmup_steps=2", "model.attention=nearness", "model.attention.qk_norm=max",
+        'model.attention.pattern=["full", {kind = "any", of = ["past", "local"]}]']
+experts = ['model.feed_forward={kind = "mixture", expert = "bilinear"}', "data.train.files=a"]
+recipe, _ = load_recipe("copy", mine)
+assert recipe.model.norm == outside.MaxNorm(floor=0.5) and recipe.model.attention.pattern.of[1].of[0] == outside.Past()
+assert load_recipe("text-bpe", experts)[0].model.feed_forward.expert.kind == "bilinear"
+
+def told(*overrides):
+    try:
+        load_recipe("copy", overrides)
+    except ConfigError as error:
+        return str(error)
+
+assert told("model.norm=max", "model.norm.flor=1").endswith("unknown field model.norm.flor; did you mean model.norm.floor?")
+assert told("model.norm.floor=1").endswith("unknown field model.norm.floor; it goes with model.norm.kind = 'max'")
+assert told("model.norm=max", "model.norm.floor=0").endswith("model.norm.floor: expected a number greater than 0, found 0")
+assert "expected one of 'layernorm', 'rmsnorm', 'dyt', 'none', 'batchnorm', 'max', found 'mux'" in told("model.norm=mux")
+assert "'paper', 'cosine', 'wsd', 'linear', found" in told("training.schedule=liner")
+page = reference()
+assert "## `[model.norm]` of kind `max`" in page and "| `floor` | number, above 0 | `0.001` | least divisor |" in page
+assert '`"none"` or `"batchnorm"` or `"max"` |' in page and "## `[training.optimizer]` of kind `sign`" in page
+assert "| `max` | gamma * x / max |x|. | For this test. |".replace("|x|", "\\\\|x\\\\|") in catalogue()
+assert all(f"| `{kind}` |" in catalogue() for kind in ("bilinear", "nearness", "ramp", "past"))
+"""
+
+TRAINED = """
+import sys
+from transom.cli.main import main
+from transom.decoding.load import load
+from transom.planning.parameters import count_parameters
+
+sets = [f"--set={each}" for each in [*mine, "model.d_model=16", "model.n_heads=2", "model.d_ff=16", "model.n_encoder_layers=1",
+        "model.n_decoder_layers=2", "data.generate.n_train=200", "data.generate.n_valid=20", "data.generate.n_test=20",
+        "training.validate_every=4", "training.checkpoint_every=4", "training.average=none", "training.learning_rate=0.001"]]
+for more in (["--set=training.max_steps=4"], ["--set=training.max_steps=8", "--resume"]):
+    assert main(["train", "copy", "--out", sys.argv[1], "--json", *sets, *more]) == 0
+translator = load(sys.argv[1])
+model = translator.model
+assert count_parameters(model.config).total == sum(p.numel() for p in model.parameters())
+kinds = {type(module).__name__ for module in model.modules()}
+assert {"MaxNormLayer", "BilinearLayer", "NearnessAttention", "RampLayer"} <= kinds, kinds
+assert len(translator.translate(["a b"])) == 1
+"""
+
+
+def run(tmp_path: Path, script: str, *arguments: str) -> None:
+    (tmp_path / "outside.py").write_text(OUTSIDE)
+    command = [sys.executable, "-c", script, *arguments]
+    done = subprocess.run(command, cwd=tmp_path, env={"PYTHONPATH": f"{ROOT}:.", "OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_component_that_is_registered_before_recipes_are_defined_is_known(tmp_path: Path) -> None:
+    run(tmp_path, f"import outside\n{KNOWN}")
+
+
+def test_a_component_that_is_registered_afterwards_is_known_trains_resumes_and_answers(tmp_path: Path) -> None:
+    run(tmp_path, f"import transom.config.recipe\nimport outside\n{KNOWN}{TRAINED}", str(tmp_path / "run"))
+
+
+def test_every_slot_has_components_and_the_order_of_the_code() -> None:
+    assert all(slot.choices for slot in SLOTS.values())
+    assert choices("norm")[:2] == (LayerNorm, RmsNorm)
+    assert {slot for table in TABLES for slot in table.slots} <= SLOTS.keys()
+    assert set(schemas(Model)) >= {schema for task in TASKS.values() for schema in schemas(task.model_fields["model"])}
+    assert set(members(TextTransformer.model_fields["norm"])) == set(choices("norm"))
+
+
+def test_a_wrong_registration_is_refused() -> None:
+    class Unnamed(Brick):
+        """It has no kind."""
+
+    class Taken(Brick):
+        """Its kind is another's."""
+
+        kind: Literal["rmsnorm"] = "rmsnorm"
+
+    class Free(Brick):
+        """Nothing is wrong with it."""
+
+        kind: Literal["free"] = "free"
+
+    for schema, slot, message in (
+        (Free, "nrom", "component Free: expected a slot, found 'nrom'; did you mean norm?"),
+        (Unnamed, "norm", "component Unnamed: expected its name in recipes"),
+        (Taken, "norm", "found 'rmsnorm', which is RmsNorm; choose another name"),
+        (Free, "attention", "component Free: expected a subclass of MultiHead for slot 'attention'"),
+    ):
+        before = {name: slot.choices for name, slot in SLOTS.items()}
+        with pytest.raises(ConfigError) as caught:
+            component("norm" if slot != "norm" else "qk_norm", slot)(schema)
+        assert message in str(caught.value)
+        assert before == {name: slot.choices for name, slot in SLOTS.items()}, "nothing was registered"
+    unbuilt = r"component Free: expected what builds it, found nothing; decorate a layer with @implements\(Free\)"
+    with pytest.raises(ConfigError, match=unbuilt):
+        build(Free())
+    implements(Free)(dict)
+    with pytest.raises(ConfigError, match=r"component Free: expected one thing that builds it, found builtins\.list beside builtins\.dict"):
+        implements(Free)(list)
+
+
+def test_holders_are_rebuilt_however_deep_the_slot_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    slots = dict[str, Slot]()
+    for module in ("brick", "components"):
+        monkeypatch.setattr(f"transom.config.{module}.SLOTS", slots)
+    leaves = Annotated[Brick, Slot("leaf")]
+
+    @component("leaf")
+    class Leaf(Brick):
+        kind: Literal["leaf"] = "leaf"
+
+    @component("leaf")
+    class Tree(Brick):
+        kind: Literal["tree"] = "tree"
+        of: tuple[leaves, ...] = Field((), strict=False)
+
+    class Wood(Schema):
+        best: leaves = Leaf()
+        others: tuple[leaves, ...] = Field((), strict=False)
+
+    class Land(Schema):
+        wood: Wood = Wood()
+
+    assert TypeAdapter(leaves).validate_python({"kind": "tree", "of": [{"kind": "tree", "of": [{"kind": "leaf"}]}]}) == Tree(
+        of=(Tree(of=(Leaf(),)),)
+    )
+    with pytest.raises(ValidationError):
+        Land.model_validate({"wood": {"best": {"kind": "fern"}}})
+
+    @component("leaf")
+    class Fern(Brick):
+        kind: Literal["fern", "moss"] = "fern"
+
+    assert kinds(Fern) == ("fern", "moss") and choices("leaf") == (Leaf, Tree, Fern)
+    deep = Land.model_validate({"wood": {"best": "moss", "others": [{"kind": "tree", "of": [{"kind": "fern"}]}]}})
+    assert deep == Land(wood=Wood(best=Fern(kind="moss"), others=(Tree(of=(Fern(),)),)))
+
+    @implements(Fern)
+    def grow(fern: Fern, height: int) -> str:
+        return fern.kind * height
+
+    assert build(Fern(), 2) == "fernfern"
+
+
+def test_a_slot_of_one_component_is_that_component() -> None:
+    assert schemas(TextTransformer.model_fields["attention"]) == [MultiHead]
+    with pytest.raises(ValidationError) as caught:
+        TypeAdapter(Model).validate_python({"kind": "decoder", "attention": "multi"})
+    assert [error["type"] for error in caught.value.errors()] == ["literal_error"]
