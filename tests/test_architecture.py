@@ -11,7 +11,7 @@ import pytest
 from tests.size import FAIL, ROOT, lines_of_files
 from transom.cli.verbs import VERBS
 from transom.config.brick import Schema, schemas
-from transom.config.recipe import TASKS
+from transom.config.registry import tasks
 
 ROOMS = (
     "errors",
@@ -248,7 +248,7 @@ def below(schema: type[Schema]) -> Iterator[type[Schema]]:
 
 
 def test_every_field_of_the_schema_is_described() -> None:
-    every = {part for recipe in TASKS.values() for part in below(recipe)}
+    every = {part for recipe in tasks().values() for part in below(recipe)}
     undescribed = [
         f"{part.__name__}.{name}" for part in every for name, field in part.model_fields.items() if name != "kind" and not field.description
     ]

@@ -9,18 +9,21 @@ import torch
 
 from tests.training.conftest import ANIMALS, SAYS, changed, measured, sit
 from transom.checkpoints.run_folder import RunFolder
-from transom.config.recipe import ClassificationRecipe, EmbeddingRecipe, MaskedRecipe, Recipe
+from transom.config.recipe import Recipe
 from transom.data.batch import Sequences, matched_batch
 from transom.data.tokenizer.special import EOS
-from transom.decoding.load import load
 from transom.decoding.predictors.classifier import Classifier
 from transom.decoding.predictors.embedder import Embedder
 from transom.decoding.predictors.filler import Filler
 from transom.errors import DataError
 from transom.models.build import build_model
-from transom.training.setup import set_up
+from transom.tasks.classification.schema import ClassificationRecipe
+from transom.tasks.classification.task import ClassificationTask
+from transom.tasks.embedding.schema import EmbeddingRecipe
+from transom.tasks.load import load
+from transom.tasks.masked.schema import MaskedRecipe
+from transom.tasks.task import set_up
 from transom.training.step import batch_loss
-from transom.training.tasks.classification import ClassificationTask
 
 
 @pytest.fixture(params=["masked", "classes", "pairs"])

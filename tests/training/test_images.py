@@ -11,13 +11,13 @@ from tests.training.conftest import changed, measured, sit
 from transom.checkpoints.run_files import WEIGHTS
 from transom.checkpoints.run_folder import RunFolder
 from transom.checkpoints.tensors import read_tensors
-from transom.config.recipe import ImageRecipe
-from transom.decoding.load import load
 from transom.decoding.predictors.image_classifier import ImageClassifier
 from transom.errors import DataError
 from transom.layers.position import resized_grid
+from transom.tasks.image_classification.schema import ImageRecipe
+from transom.tasks.load import load
+from transom.tasks.task import set_up
 from transom.training.events import Finished
-from transom.training.setup import set_up
 
 
 @pytest.fixture(params=["vision", "convolutional"])

@@ -11,14 +11,15 @@ from torch.nn import functional as F
 from tests.training.conftest import MODEL, TRAINING, changed, measured, sit
 from tests.training.test_run import die_and_end_the_same
 from transom.checkpoints.run_folder import RunFolder
-from transom.config.recipe import InstructionRecipe, LanguageRecipe
-from transom.decoding.load import load
 from transom.decoding.predictors.generator import Generator
 from transom.errors import DataError
+from transom.tasks.instruction.schema import InstructionRecipe
+from transom.tasks.instruction.task import InstructionTask
+from transom.tasks.language.schema import LanguageRecipe
+from transom.tasks.load import load
+from transom.tasks.task import set_up
 from transom.training.events import Started, Validated
-from transom.training.setup import set_up
 from transom.training.step import batch_loss
-from transom.training.tasks.instruction import InstructionTask
 
 
 def instructions(folder: Path, **model: Any) -> InstructionRecipe:

@@ -10,14 +10,15 @@ import pytest
 from tests.training.conftest import measured
 from tests.training.test_run import die_and_end_the_same
 from transom.checkpoints.run_folder import RunFolder
-from transom.config.recipe import LanguageRecipe
-from transom.decoding.load import load
 from transom.decoding.predictors.generator import Generator
 from transom.errors import DataError
+from transom.tasks.language.schema import LanguageRecipe
+from transom.tasks.language.task import LanguageTask
+from transom.tasks.load import load
+from transom.tasks.task import set_up
 from transom.training.events import Finished
 from transom.training.run import train
-from transom.training.setup import Parts, set_up
-from transom.training.tasks.language import LanguageTask
+from transom.training.setup import Parts
 
 WORDS = ["red", "green", "blue", "sky", "tree"]
 

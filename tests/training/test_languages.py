@@ -7,16 +7,16 @@ import pytest
 
 from tests.training.conftest import changed, measured, sit
 from transom.checkpoints.run_folder import RunFolder
-from transom.config.recipe import TranslationRecipe
 from transom.data.pairs.datasets import load_languages
 from transom.data.tokenizer.special import PAD, SOS
-from transom.decoding.load import load_as
 from transom.decoding.predictors import translator as searching
 from transom.decoding.predictors.translator import Translator
 from transom.decoding.search.loop import search
 from transom.errors import ConfigError, DataError
+from transom.tasks.load import load_as
+from transom.tasks.task import set_up
+from transom.tasks.translation.schema import TranslationRecipe
 from transom.training.evaluation import bleu, exact_match
-from transom.training.setup import set_up
 
 
 @pytest.mark.long

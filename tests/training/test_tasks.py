@@ -8,7 +8,8 @@ import pytest
 
 from tests.training.conftest import changed, sit
 from tests.training.test_run import die_and_end_the_same
-from transom.config.recipe import EmbeddingRecipe, Recipe
+from transom.config.recipe import Recipe
+from transom.tasks.embedding.schema import EmbeddingRecipe
 from transom.training.events import Stepped
 
 

@@ -11,7 +11,7 @@ from pydantic_core import PydanticUndefined
 
 from transom.config.brick import Brick, Schema, listed, members, schemas
 from transom.config.catalogue import catalogue
-from transom.config.recipe import TASKS
+from transom.config.registry import tasks
 
 HEAD = """# Every field of a recipe
 
@@ -28,7 +28,7 @@ share is described under the first.
 def reference() -> str:
     """Write the page."""
     parts, written = [HEAD], set[type[Schema]]()
-    for task, schema in TASKS.items():
+    for task, schema in tasks().items():
         parts += [f'# `task = "{task}"`\n', *_section(schema, (), written)]
     return "\n".join(parts).rstrip() + "\n"
 

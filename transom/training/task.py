@@ -15,6 +15,9 @@ from transom.data.sampler import Slicing
 from transom.models.network import Network
 from transom.planning.precision import Precision
 
+ReadTask = Callable[[Any, "Reader"], "Task"]
+"""Reads the data of a recipe and makes a task of them."""
+
 Answers = tuple[dict[str, float], tuple[Mapping[str, Any], ...]]
 """Scores of a model's answers to validation data, if the task has any, and a few of the answers with what they answer to."""
 

@@ -1,33 +1,68 @@
 """Classification of images as a task: the class of a whole image is to be named."""
 
 import base64
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from io import BytesIO
-from typing import Any, Self
+from pathlib import Path
+from typing import Any, ClassVar, Self
 
 import torch
 from jaxtyping import UInt8
 from torch import Tensor
 
 from transom.checkpoints.run_folder import RunFolder
-from transom.config.recipe import ImageRecipe
+from transom.config.decoding import ImageReading
 from transom.config.vision import VisionTransformer as VisionTransformerConfig
 from transom.data.batch import ImageBatch
-from transom.data.images.images import Images, pillow
+from transom.data.images.images import Images, pillow, read_images
 from transom.data.images.loader import ImageLoader, image_batches, image_fingerprint, load_images, pixel_statistics
 from transom.data.labeled.classes import classes_of, numbered
 from transom.data.reports.images import ImageReport, report_images
+from transom.decoding.backends.searcher import reader_of
+from transom.decoding.inference import Tell
+from transom.decoding.predictors.classifier import Classified, Scores, scored
 from transom.decoding.predictors.image_classifier import ImageClassifier
+from transom.decoding.predictors.long_texts import TooLong
 from transom.models.network import Network
 from transom.models.vision import ConvolutionalNetwork, VisionTransformer
 from transom.planning.flops import count_flops
 from transom.planning.precision import Precision
-from transom.training.tasks.task import Answers, Reader
+from transom.tasks.image_classification.schema import ImageRecipe
+from transom.tasks.task import LoadedRun
+from transom.training.task import Answers, Reader
 from transom.training.validation import validation_accuracy, validation_loss
 
 SHOWN_SIDE = 64
 """Most pixels a side of an image that a report shows."""
+
+
+@dataclass(frozen=True)
+class ImagesClassified:
+    """What ``transom classify`` works with: a classifier of images, all of which are brought to its size."""
+
+    NOUN: ClassVar[str] = "images"
+    KEY: ClassVar[str] = "image"
+
+    classifier: ImageClassifier
+    max_tokens: None = None
+
+    def classify(self, items: list[str], too_long: TooLong, tell: Tell) -> list[Classified]:
+        """Name the class of each file's image."""
+        return self.classifier.classify(items, tell)
+
+    def score(self, labelled: Path, too_long: TooLong, tell: Tell) -> Scores:
+        """Compare the classes that the model names with those of labelled images.
+
+        Raises:
+            TransomError: an image cannot be read, or is of a class that the model does not have.
+        """
+        config, batch = self.classifier.model.config, self.classifier.reading.batch_images
+        known, found = read_images(labelled, config.image_size, config.channels), list[Classified]()
+        for start in range(0, len(known), batch):
+            found += self.classifier.classify_pixels(known.load(range(start, min(start + batch, len(known)))))
+            tell(len(found), len(known))
+        return scored(found, known.labels, known, config.classes)
 
 
 @dataclass(frozen=True)
@@ -50,6 +85,9 @@ class ImageTask:
     report: ImageReport
     data: str
 
+    PREDICTOR: ClassVar[type] = ImageClassifier
+    VERBS: ClassVar[Mapping[str, Callable[[Any], Any]]] = {"classify": ImagesClassified}
+
     @classmethod
     def read(cls, recipe: ImageRecipe, reader: Reader) -> Self:
         """Read the images and examine them.
@@ -58,7 +96,7 @@ class ImageTask:
             TransomError: the images cannot be read, or do not fit the recipe.
         """
         reader.tell("reading the images")
-        splits = load_images(recipe.data, reader.base, recipe.model)
+        splits = load_images(recipe.data, reader.base, recipe.model, recipe.data.valid_share)
         classes = classes_of(splits.train.labels, splits.train, recipe.model.classes)
         found: dict[str, Any] = {"classes": classes}
         if not recipe.model.pixel_mean:
@@ -117,6 +155,13 @@ class ImageTask:
             {"picture": _picture(image), "text": self.valid.names[i], "class": self.valid.labels[i], "found": answer.label}
             for i, image, answer in rows
         )
+
+    @classmethod
+    def predictor(cls, run: LoadedRun) -> ImageClassifier:
+        """Return what answers with a run's model."""
+        assert isinstance(run.model, VisionTransformer | ConvolutionalNetwork)
+        reading = run.recipe.decoding if isinstance(run.recipe, ImageRecipe) else ImageReading()
+        return ImageClassifier(run.model, reading, run.precision, reader_of(run.model))
 
 
 def _picture(pixels: UInt8[Tensor, "channels size size"]) -> str:

@@ -1,9 +1,11 @@
 """Pairs made ready for the tasks that learn from them: both sides, their tokenizers, training batches."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
-from transom.config.recipe import EmbeddingRecipe, TranslationRecipe
+from transom.config.data import Language
+from transom.config.recipe import PairRecipe
 from transom.data.pairs.datasets import load_languages
 from transom.data.pairs.loader import Loader, MakeBatch
 from transom.data.pairs.pairs import Pairs, together
@@ -11,7 +13,7 @@ from transom.data.split import Splits
 from transom.data.tokenizer.tokenizer import Tokenizers
 from transom.errors import ConfigError
 from transom.training.start import given_tokenizers
-from transom.training.tasks.task import Reader
+from transom.training.task import Reader
 
 
 @dataclass(frozen=True)
@@ -29,24 +31,24 @@ class PairedText:
     loaders: Mapping[str | None, Loader]
 
 
-def read_pairs(recipe: TranslationRecipe | EmbeddingRecipe, reader: Reader, make: MakeBatch) -> PairedText:
+def read_pairs(recipe: PairRecipe, reader: Reader, make: MakeBatch, languages: Sequence[Language] = ()) -> PairedText:
     """Read a recipe's pairs, make its tokenizers or load those of another run, and lay out training batches.
 
     Args:
         recipe: what to train.
         reader: who reads.
         make: makes a batch.
+        languages: the recipe's pairs into several target languages, if they are.
 
     Raises:
         TransomError: the data cannot be read, or do not fit the recipe.
     """
     reader.tell("reading the data")
-    splits = load_languages(recipe.data, reader.base)
+    splits = load_languages(recipe.data, reader.base, languages)
     reader.tell("preparing the tokenizer")
     tags, train = [to for to in splits if to is not None], [of_language.train for of_language in splits.values()]
     tokenizers = given_tokenizers(recipe, reader.folder) or Tokenizers.train(together(train), recipe.tokenizer, tags)
-    if recipe.task == "translation":
-        _check_tags(tags, tokenizers.source.tags)
+    _check_tags(tags, tokenizers.source.tags)
     training = recipe.training
     loaders = {
         to: Loader(
@@ -64,6 +66,14 @@ def read_pairs(recipe: TranslationRecipe | EmbeddingRecipe, reader: Reader, make
         for to, of_language in splits.items()
     }
     return PairedText(splits, tokenizers, loaders)
+
+
+def train_pair_tokenizers(recipe: PairRecipe, base: Path, tell: Callable[[str], None], languages: Sequence[Language] = ()) -> Tokenizers:
+    """Learn the symbols of a recipe's training pairs; ``tell`` is told how many they are."""
+    splits = load_languages(recipe.data, base, languages)
+    pairs = together([of_language.train for of_language in splits.values()])
+    tell(f"learning symbols from {len(pairs.source):,} pairs ...")
+    return Tokenizers.train(pairs, recipe.tokenizer, [to for to in splits if to is not None])
 
 
 def _check_tags(tags: list[str], known: tuple[str, ...]) -> None:

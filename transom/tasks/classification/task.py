@@ -1,28 +1,65 @@
 """Classification of texts as a task: the class of a whole text is to be named."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Self
+from pathlib import Path
+from typing import Any, ClassVar, Self
 
 import torch
 
 from transom.checkpoints.run_files import TOKENIZER
 from transom.checkpoints.run_folder import RunFolder
-from transom.config.recipe import ClassificationRecipe
+from transom.config.data import LabelledFiles
+from transom.config.decoding import Reading
 from transom.data.batch import LabelledBatch
 from transom.data.labeled.classes import classes_of, numbered
-from transom.data.labeled.labelled import LabelledLoader, load_labelled, refuse_longer, text_batches
+from transom.data.labeled.labelled import LabelledLoader, load_labelled, read_labelled, refuse_longer, text_batches
 from transom.data.pairs.pairs import Pairs, fingerprint
 from transom.data.reports.labelled import LabelledReport, report_labelled
 from transom.data.tokenizer.tokenizer import Tokenizer, Tokenizers
-from transom.decoding.predictors.classifier import Classifier
+from transom.decoding.backends.searcher import reader_of
+from transom.decoding.inference import Tell
+from transom.decoding.predictors.classifier import Classified, Classifier, Scores, scored
+from transom.decoding.predictors.long_texts import TooLong
 from transom.models.encoder import TextClassifierTransformer
 from transom.models.network import Network
 from transom.planning.flops import count_flops
 from transom.planning.precision import Precision
+from transom.tasks.classification.schema import ClassificationRecipe
+from transom.tasks.encoders import embedder_of
+from transom.tasks.task import LoadedRun
+from transom.tasks.text import train_text_tokenizers
 from transom.training.start import tokenizer_of
-from transom.training.tasks.task import Answers, Reader
+from transom.training.task import Answers, Reader
 from transom.training.validation import validation_accuracy, validation_loss
+
+
+@dataclass(frozen=True)
+class TextsClassified:
+    """What ``transom classify`` works with: a classifier of texts."""
+
+    NOUN: ClassVar[str] = "texts"
+    KEY: ClassVar[str] = "text"
+
+    classifier: Classifier
+
+    @property
+    def max_tokens(self) -> int:
+        """Most tokens that the model reads of a text."""
+        return self.classifier.model.config.max_seq_len - 1
+
+    def classify(self, items: list[str], too_long: TooLong, tell: Tell) -> list[Classified]:
+        """Name the class of each text."""
+        return self.classifier.classify(items, too_long, tell)
+
+    def score(self, labelled: Path, too_long: TooLong, tell: Tell) -> Scores:
+        """Compare the classes that the model names with those of labelled texts.
+
+        Raises:
+            TransomError: the file cannot be read, or a text is of a class that the model does not have.
+        """
+        known = read_labelled(LabelledFiles(file=str(labelled.absolute())), Path.cwd())
+        return scored(self.classify(known.source, too_long, tell), known.target, known, self.classifier.model.config.classes)
 
 
 @dataclass(frozen=True)
@@ -46,6 +83,9 @@ class ClassificationTask:
     valid_batches: Sequence[LabelledBatch]
     report: LabelledReport
     data: str
+
+    PREDICTOR: ClassVar[type] = Classifier
+    VERBS: ClassVar[Mapping[str, Callable[[Any], Any]]] = {"classify": TextsClassified, "embed": embedder_of}
 
     @classmethod
     def read(cls, recipe: ClassificationRecipe, reader: Reader) -> Self:
@@ -112,3 +152,15 @@ class ClassificationTask:
             answers = classifier.classify(self.valid.source[shown])
         rows = zip(self.valid.source[shown], self.valid.target[shown], answers, strict=True)
         return {}, tuple({"text": text, "class": label, "found": each.label} for text, label, each in rows)
+
+    @classmethod
+    def predictor(cls, run: LoadedRun) -> Classifier:
+        """Return what answers with a run's model."""
+        assert isinstance(run.model, TextClassifierTransformer) and run.tokenizers is not None
+        reading = run.recipe.decoding if isinstance(run.recipe, ClassificationRecipe) else Reading()
+        return Classifier(run.model, run.tokenizers.source, reading, run.precision, reader_of(run.model))
+
+    @classmethod
+    def train_tokenizers(cls, recipe: ClassificationRecipe, base: Path, tell: Callable[[str], None]) -> Tokenizers:
+        """Learn the symbols of a recipe's training data."""
+        return train_text_tokenizers(load_labelled(recipe.data, base).train.source, recipe.tokenizer, tell)

@@ -1,25 +1,30 @@
 """Translation as a task: what the training loop learns from, and what a validation measures."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Self
+from pathlib import Path
+from typing import Any, ClassVar, Self
 
 import torch
 
 from transom.checkpoints.run_files import TOKENIZER
 from transom.checkpoints.run_folder import RunFolder
-from transom.config.recipe import TranslationRecipe
 from transom.data.batch import TranslationBatch, translation_batch
 from transom.data.pairs.loader import Loader, ordered_batches
 from transom.data.pairs.mixture import LanguageMixture
 from transom.data.pairs.pairs import Pairs, fingerprint
 from transom.data.reports.pairs import PairReport, report_languages
 from transom.data.tokenizer.tokenizer import Tokenizers
+from transom.decoding.predictors.translator import Translator
+from transom.errors import DataError
+from transom.inspection.alignment import Alignment, align, cross_attentions
 from transom.models.network import Network, Seq2SeqNetwork
 from transom.planning.flops import count_flops
 from transom.planning.precision import Precision
-from transom.training.tasks.pairs import read_pairs
-from transom.training.tasks.task import Answers, Reader
+from transom.tasks.pairs import read_pairs, train_pair_tokenizers
+from transom.tasks.task import LoadedRun
+from transom.tasks.translation.schema import TranslationRecipe
+from transom.training.task import Answers, Reader
 from transom.training.validation import validation_losses, validation_scores
 
 
@@ -45,6 +50,9 @@ class TranslationTask:
     report: PairReport
     data: str
 
+    PREDICTOR: ClassVar[type] = Translator
+    VERBS: ClassVar[Mapping[str, Callable[[Any], Any]]] = {}
+
     @classmethod
     def read(cls, recipe: TranslationRecipe, reader: Reader) -> Self:
         """Read the data, make or load the tokenizers, and examine all of it.
@@ -52,7 +60,7 @@ class TranslationTask:
         Raises:
             TransomError: the data cannot be read, or do not fit the recipe.
         """
-        text = read_pairs(recipe, reader, translation_batch)
+        text = read_pairs(recipe, reader, translation_batch, recipe.data.languages)
         splits, tokenizers, loaders = text.splits, text.tokenizers, text.loaders
         sizes = {"source_vocab_size": tokenizers.source.vocab_size, "target_vocab_size": tokenizers.target.vocab_size}
         recipe = recipe.with_fields("model", **sizes)
@@ -100,3 +108,26 @@ class TranslationTask:
         if not n_sentences:
             return {}, ()
         return validation_scores(model, self.valid, n_sentences, self.tokenizers, self.recipe.decoding, precision.dtype)
+
+    @classmethod
+    def predictor(cls, run: LoadedRun) -> Translator:
+        """Return what answers with a run's model."""
+        assert isinstance(run.model, Seq2SeqNetwork) and run.tokenizers is not None
+        settings = run.recipe.decoding if isinstance(run.recipe, TranslationRecipe) else None
+        return Translator(run.model, run.tokenizers, settings, run.precision, run.searcher)
+
+    @classmethod
+    def train_tokenizers(cls, recipe: TranslationRecipe, base: Path, tell: Callable[[str], None]) -> Tokenizers:
+        """Learn the symbols of a recipe's training data."""
+        return train_pair_tokenizers(recipe, base, tell, recipe.data.languages)
+
+    def alignments(self, model: Network, samples: Iterable[Mapping[str, str]]) -> Iterator[Alignment]:
+        """Align the translations that are not empty; what was translated in pieces is too long to be aligned as a whole."""
+        if not (isinstance(model, Seq2SeqNetwork) and cross_attentions(model)):
+            return
+        for sample in samples:
+            if sample["translation"].strip():
+                try:
+                    yield align(model, self.tokenizers, sample["source"], sample["translation"], to=sample.get("to"))
+                except DataError:
+                    continue

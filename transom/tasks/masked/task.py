@@ -1,27 +1,32 @@
 """Masked language modelling as a task: each hidden token of a text is to be named from all the others."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Self
+from pathlib import Path
+from typing import Any, ClassVar, Self
 
 import torch
 
 from transom.checkpoints.run_files import TOKENIZER
 from transom.checkpoints.run_folder import RunFolder
-from transom.config.recipe import MaskedRecipe
+from transom.config.decoding import Reading
 from transom.data.batch import MaskedBatch
 from transom.data.reports.text import TextReport, report_text
-from transom.data.text.documents import Documents
+from transom.data.text.documents import Documents, load_text
 from transom.data.text.masking import MaskedLoader, masked
 from transom.data.text.windows import Stream, scoring_batches
 from transom.data.tokenizer.tokenizer import Tokenizer, Tokenizers
+from transom.decoding.backends.searcher import reader_of
 from transom.decoding.predictors.filler import Filler
 from transom.models.encoder import MaskedEncoderTransformer
 from transom.models.network import Network
 from transom.planning.flops import count_flops
 from transom.planning.precision import Precision
-from transom.training.tasks.task import Answers, Reader
-from transom.training.tasks.text import read_text
+from transom.tasks.encoders import embedder_of
+from transom.tasks.masked.schema import MaskedRecipe
+from transom.tasks.task import LoadedRun
+from transom.tasks.text import read_text, train_text_tokenizers
+from transom.training.task import Answers, Reader
 from transom.training.validation import validation_accuracy, validation_loss
 
 VALIDATION = (0, 0)
@@ -53,6 +58,9 @@ class MaskedTask:
     report: TextReport
     data: str
 
+    PREDICTOR: ClassVar[type] = Filler
+    VERBS: ClassVar[Mapping[str, Callable[[Any], Any]]] = {"embed": embedder_of}
+
     @classmethod
     def read(cls, recipe: MaskedRecipe, reader: Reader) -> Self:
         """Read the text, make or load the tokenizer, and examine all of it.
@@ -60,7 +68,7 @@ class MaskedTask:
         Raises:
             TransomError: the text cannot be read, or does not fit the recipe.
         """
-        text = read_text(recipe, reader)
+        text = read_text(recipe, recipe.data, reader)
         recipe = recipe.with_fields("model", vocab_size=text.tokenizer.vocab_size)
         training, max_seq_len = recipe.training, recipe.model.max_seq_len
         mask = text.tokenizer.vocab_size
@@ -105,6 +113,18 @@ class MaskedTask:
             before, behind = (self.tokenizer.decode(part) for part in (row[:gap], row[gap + 1 :]))
             samples.append({"text": f"{before} [MASK]{behind}", "filled": best.text, "was": self.tokenizer.decode(row[gap : gap + 1])})
         return {}, tuple(samples)
+
+    @classmethod
+    def predictor(cls, run: LoadedRun) -> Filler:
+        """Return what answers with a run's model."""
+        assert isinstance(run.model, MaskedEncoderTransformer) and run.tokenizers is not None
+        reading = run.recipe.decoding if isinstance(run.recipe, MaskedRecipe) else Reading()
+        return Filler(run.model, run.tokenizers.source, reading, run.precision, reader_of(run.model))
+
+    @classmethod
+    def train_tokenizers(cls, recipe: MaskedRecipe, base: Path, tell: Callable[[str], None]) -> Tokenizers:
+        """Learn the symbols of a recipe's training data."""
+        return train_text_tokenizers(load_text(recipe.data, base).train.texts, recipe.tokenizer, tell)
 
 
 def _hidden(stream: Stream, max_seq_len: int, batch_tokens: int, share: float, mask: int) -> list[MaskedBatch]:

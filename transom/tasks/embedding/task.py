@@ -1,26 +1,30 @@
 """Vectors of texts as a task: of each pair's left side, its right side is to be told from all others of the batch."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Self
+from pathlib import Path
+from typing import Any, ClassVar, Self
 
 import torch
 
 from transom.checkpoints.run_files import TOKENIZER
 from transom.checkpoints.run_folder import RunFolder
-from transom.config.recipe import EmbeddingRecipe
+from transom.config.decoding import Reading
 from transom.data.batch import MatchedBatch, matched_batch
 from transom.data.pairs.loader import Loader, ordered_batches
 from transom.data.pairs.pairs import Pairs, fingerprint
 from transom.data.reports.pairs import PairReport, report_pairs
 from transom.data.tokenizer.tokenizer import Tokenizers
+from transom.decoding.backends.searcher import reader_of
 from transom.decoding.predictors.embedder import Embedder
 from transom.models.encoder import TextEmbedderTransformer
 from transom.models.network import Network
 from transom.planning.flops import count_flops
 from transom.planning.precision import Precision
-from transom.training.tasks.pairs import read_pairs
-from transom.training.tasks.task import Answers, Reader
+from transom.tasks.embedding.schema import EmbeddingRecipe
+from transom.tasks.pairs import read_pairs, train_pair_tokenizers
+from transom.tasks.task import LoadedRun
+from transom.training.task import Answers, Reader
 from transom.training.validation import validation_loss
 
 SEARCHED = 1000
@@ -48,6 +52,9 @@ class EmbeddingTask:
     valid_batches: Sequence[MatchedBatch]
     report: PairReport
     data: str
+
+    PREDICTOR: ClassVar[type] = Embedder
+    VERBS: ClassVar[Mapping[str, Callable[[Any], Any]]] = {}
 
     @classmethod
     def read(cls, recipe: EmbeddingRecipe, reader: Reader) -> Self:
@@ -101,3 +108,15 @@ class EmbeddingTask:
         accuracy = 100 * sum(right[found] == own for found, own in zip(nearest, right, strict=True)) / len(right)
         shown = range(min(self.recipe.training.validate_samples, len(left)))
         return {"accuracy": accuracy}, tuple({"text": left[i], "class": right[i], "found": right[nearest[i]]} for i in shown)
+
+    @classmethod
+    def predictor(cls, run: LoadedRun) -> Embedder:
+        """Return what answers with a run's model."""
+        assert isinstance(run.model, TextEmbedderTransformer) and run.tokenizers is not None
+        reading = run.recipe.decoding if isinstance(run.recipe, EmbeddingRecipe) else Reading()
+        return Embedder(run.model, run.tokenizers.source, reading, run.precision, reader_of(run.model))
+
+    @classmethod
+    def train_tokenizers(cls, recipe: EmbeddingRecipe, base: Path, tell: Callable[[str], None]) -> Tokenizers:
+        """Learn the symbols of a recipe's training data."""
+        return train_pair_tokenizers(recipe, base, tell)

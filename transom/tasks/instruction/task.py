@@ -1,14 +1,14 @@
 """Answering instructions as a task: each token of an answer is to be said from the prompt and those before it."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Self
+from pathlib import Path
+from typing import Any, ClassVar, Self
 
 import torch
 
 from transom.checkpoints.run_files import TOKENIZER
 from transom.checkpoints.run_folder import RunFolder
-from transom.config.recipe import InstructionRecipe
 from transom.data.batch import LanguageBatch
 from transom.data.labeled.instructions import InstructionLoader, Instructions, load_instructions, reading_batches
 from transom.data.pairs.pairs import Pairs, fingerprint
@@ -19,8 +19,11 @@ from transom.decoding.predictors.generator import Generator
 from transom.models.network import LanguageNetwork, Network
 from transom.planning.flops import count_flops
 from transom.planning.precision import Precision
+from transom.tasks.instruction.schema import InstructionRecipe
+from transom.tasks.task import LoadedRun
+from transom.tasks.text import train_text_tokenizers
 from transom.training.start import tokenizer_of
-from transom.training.tasks.task import Answers, Reader
+from transom.training.task import Answers, Reader
 from transom.training.validation import validation_accuracy, validation_loss
 
 
@@ -45,6 +48,9 @@ class InstructionTask:
     valid_batches: Sequence[LanguageBatch]
     report: InstructionReport
     data: str
+
+    PREDICTOR: ClassVar[type] = Generator
+    VERBS: ClassVar[Mapping[str, Callable[[Any], Any]]] = {}
 
     @classmethod
     def read(cls, recipe: InstructionRecipe, reader: Reader) -> Self:
@@ -106,3 +112,16 @@ class InstructionTask:
         answers = generator.generate(self.valid.source[shown], min_new_tokens=0)
         rows = zip(self.valid.source[shown], self.valid.target[shown], answers, strict=True)
         return {}, tuple({"text": prompt, "class": answer, "found": found} for prompt, answer, found in rows)
+
+    @classmethod
+    def predictor(cls, run: LoadedRun) -> Generator:
+        """Return what answers with a run's model."""
+        assert isinstance(run.model, LanguageNetwork) and run.tokenizers is not None and isinstance(run.recipe, InstructionRecipe)
+        tokenizer, settings = run.tokenizers.source, run.recipe.decoding
+        return Generator(run.model, tokenizer, settings, run.precision, run.searcher, answering=True, exits_learned=False)
+
+    @classmethod
+    def train_tokenizers(cls, recipe: InstructionRecipe, base: Path, tell: Callable[[str], None]) -> Tokenizers:
+        """Learn the symbols of a recipe's training data."""
+        train = load_instructions(recipe.data, base).train
+        return train_text_tokenizers(train.source + train.target, recipe.tokenizer, tell)

@@ -1,18 +1,18 @@
 """Language modelling as a task: each token of a text is to be said from those before it."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Self
+from pathlib import Path
+from typing import Any, ClassVar, Self
 
 import torch
 
 from transom.checkpoints.run_files import TOKENIZER
 from transom.checkpoints.run_folder import RunFolder
-from transom.config.recipe import LanguageRecipe
 from transom.data.batch import LanguageBatch
 from transom.data.reports.text import TextReport, report_text
-from transom.data.text.documents import Documents
+from transom.data.text.documents import Documents, load_text
 from transom.data.text.windows import WindowLoader, scoring_batches
 from transom.data.tokenizer.tokenizer import Tokenizer, Tokenizers
 from transom.decoding.backends.searcher import searcher_of
@@ -20,8 +20,10 @@ from transom.decoding.predictors.generator import Generator
 from transom.models.network import LanguageNetwork, Network
 from transom.planning.flops import count_flops
 from transom.planning.precision import Precision
-from transom.training.tasks.task import Answers, Reader
-from transom.training.tasks.text import read_text
+from transom.tasks.language.schema import LanguageRecipe
+from transom.tasks.task import LoadedRun
+from transom.tasks.text import read_text, train_text_tokenizers
+from transom.training.task import Answers, Reader
 from transom.training.validation import validation_loss
 
 PROMPT_TOKENS, ANSWER_TOKENS = 32, 96
@@ -50,6 +52,9 @@ class LanguageTask:
     report: TextReport
     data: str
 
+    PREDICTOR: ClassVar[type] = Generator
+    VERBS: ClassVar[Mapping[str, Callable[[Any], Any]]] = {}
+
     @classmethod
     def read(cls, recipe: LanguageRecipe, reader: Reader) -> Self:
         """Read the text, make or load the tokenizer, and examine all of it.
@@ -57,7 +62,7 @@ class LanguageTask:
         Raises:
             TransomError: the text cannot be read, or does not fit the recipe.
         """
-        text = read_text(recipe, reader, recipe.training.token_dropout)
+        text = read_text(recipe, recipe.data, reader, recipe.training.token_dropout)
         recipe = recipe.with_fields("model", vocab_size=text.tokenizer.vocab_size)
         training, max_seq_len = recipe.training, recipe.model.max_seq_len
         return cls(
@@ -102,3 +107,16 @@ class LanguageTask:
         answers = generator.generate(prompts, max_new_tokens=ANSWER_TOKENS, min_new_tokens=0, stop=())
         samples = [{"prompt": prompt, "continuation": answer} for prompt, answer in zip(prompts, answers, strict=True)]
         return {}, tuple(samples)
+
+    @classmethod
+    def predictor(cls, run: LoadedRun) -> Generator:
+        """Return what answers with a run's model."""
+        assert isinstance(run.model, LanguageNetwork) and run.tokenizers is not None
+        recipe = run.recipe if isinstance(run.recipe, LanguageRecipe) else None
+        settings, exits_learned = (None, True) if recipe is None else (recipe.decoding, recipe.training.exits.kind != "none")
+        return Generator(run.model, run.tokenizers.source, settings, run.precision, run.searcher, exits_learned=exits_learned)
+
+    @classmethod
+    def train_tokenizers(cls, recipe: LanguageRecipe, base: Path, tell: Callable[[str], None]) -> Tokenizers:
+        """Learn the symbols of a recipe's training data."""
+        return train_text_tokenizers(load_text(recipe.data, base).train.texts, recipe.tokenizer, tell)

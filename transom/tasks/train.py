@@ -8,11 +8,11 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
 
-from transom.cli.imports import signals_held
-from transom.cli.outputs import refuse_training_onto_its_inputs
+from transom.checkpoints.outputs import refuse_training_onto_its_inputs
 from transom.config.finetune import NOTHING_ASKED, Asked, load_training
 from transom.config.recipe import Recipe
 from transom.errors import ConfigError
+from transom.tasks.imports import signals_held
 from transom.training.events import Event, Finished, Observer, Reason, Stepped, Validated
 
 
@@ -109,11 +109,11 @@ def run_training(
     """
     with signals_held():
         from transom.checkpoints.run_folder import RunFolder
-        from transom.cli.pages import write_pages
         from transom.inspection.describe import use
         from transom.planning.process import training_process
+        from transom.tasks.pages import write_pages
+        from transom.tasks.task import set_up
         from transom.training.run import train
-        from transom.training.setup import set_up
 
     refuse_training_onto_its_inputs(recipe, base, out)
     with RunFolder.create(out, resume=resume, overwrite=overwrite) as folder, training_process():

@@ -1,10 +1,9 @@
-"""Where a verb may write: never onto what it reads, and never onto a run's own files."""
+"""Where a verb may write: never onto what it reads, and never onto a run's own files; this module needs no pydantic."""
 
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from transom.cli.imports import signals_held
 from transom.errors import ConfigError
 from transom.files.regular import resolved
 
@@ -34,8 +33,7 @@ def refuse_output(output: Path | None, inputs: Iterable[Path | None] = ()) -> No
 
 def owner_of(place: Path) -> Path | None:
     """Find the run folder one of whose own files, by name, a resolved path is; whether or not the file is there."""
-    with signals_held():
-        from transom.checkpoints.run_files import CHECKPOINTS, FILES, LOCK, holds_run
+    from transom.checkpoints.run_files import CHECKPOINTS, FILES, LOCK, holds_run
 
     for depth, folder in enumerate(place.parents, 1):
         if place.parts[-depth] in ((*FILES, LOCK, CHECKPOINTS) if depth == 1 else (CHECKPOINTS,)) and holds_run(folder):
