@@ -8,7 +8,8 @@ from transom.config.bricks import HEADS, PLACEMENTS, SCALINGS, Choice, MultiHead
 from transom.config.mixture import Mixture
 from transom.config.model import Decoder, TextTransformer
 from transom.config.recurrent import RecurrentSeq2Seq
-from transom.config.training import LanguageTraining
+from transom.config.registry import tasks
+from transom.config.training import Training
 from transom.config.vision import Convolutional, VisionTransformer
 
 HEAD = """# Bricks
@@ -58,12 +59,16 @@ TABLES = (
     Table("Norms", "model.norm", (TextTransformer, VisionTransformer)),
     Table("Where the norm stands", "model.norm_placement", choices=PLACEMENTS),
     Table("How many blocks a token passes", "model.depth", (TextTransformer, VisionTransformer)),
-    Table("Behind which blocks a decoder learns to answer", "training.exits", (LanguageTraining,)),
+    Table(
+        "Behind which blocks a decoder learns to answer",
+        "training.exits",
+        tuple(schemas(tasks()["language"].model_fields["training"].annotation)),
+    ),
     Table("In front of an image's patches", "model.stem", (VisionTransformer,)),
     Table("Attention over channels and places, in a stem", "model.stem.attention", (Convolutional,)),
     Table("Cells of recurrent networks", "model.cell", (RecurrentSeq2Seq,)),
     Table("How a recurrent decoder sees the source", "model.attention", (RecurrentSeq2Seq,)),
-    Table("What learns when another run is fine-tuned", "training.adapter", (LanguageTraining,)),
+    Table("What learns when another run is fine-tuned", "training.adapter", (Training,)),
 )
 """The tables of the page, in its order."""
 

@@ -228,22 +228,3 @@ class Exits(Brick):
         if self.kind == "uniform":
             return (1 / n_blocks,) * n_blocks
         return tuple(2 * n / (n_blocks * (n_blocks + 1)) for n in range(1, n_blocks + 1))
-
-
-class LanguageTraining(AdamWTraining, ConsistentTraining):
-    """One training run of a language model."""
-
-    exits: Annotated[NoExits | Exits, Field(discriminator="kind")] = Field(
-        NoExits(), description="behind which blocks the model learns to answer"
-    )
-    token_dropout: float = Field(
-        0.0,
-        ge=0,
-        le=0.5,
-        description="share of the tokens read in training that [UNK] stands for (blank noising, Xie et al. 2017), drawn anew each time; it"
-        " is a mean: each window's own is anything from 0 to twice it. For little text, read many times",
-    )
-
-    optimizer: Optimizer = Field(AdamW(beta2=0.95, eps=1e-8, weight_decay=0.1), description="the optimizer brick")
-    select_by: Literal["loss"] = Field("loss", description="validation figure that chooses the kept weights")
-    validate_samples: int = Field(3, ge=0, description="validation documents whose beginning is continued at a validation, to be shown")

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 from transom.checkpoints.run_folder import RunFolder
 from transom.config.finetune import NOTHING_ASKED, Asked
 from transom.config.recipe import Recipe
-from transom.data.tokenizer.tokenizer import Tokenizers
+from transom.data.tokenizer.tokenizer import Tokenizer, Tokenizers
 from transom.decoding.backends.searcher import searcher_of
 from transom.decoding.inference import Tell
 from transom.decoding.predictors.classifier import Classified, Scores
@@ -25,16 +25,27 @@ class LoadedRun(NamedTuple):
     Attributes:
         model: ready to answer.
         tokenizers: of texts; None for models that read none.
-        recipe: of the run; None where the folder has none.
+        recipe: of the run, which is of the task that is asked; None where the folder has none.
         precision: type of the matrix products, with the reason.
         eight_bits: take the decoder's steps in 8 bits.
     """
 
     model: Network
     tokenizers: Tokenizers | None
-    recipe: Recipe | None
+    recipe: Any
     precision: Precision
     eight_bits: bool
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer of a model that reads one kind of text."""
+        assert self.tokenizers is not None, "a model with a vocabulary is loaded with its tokenizer"
+        return self.tokenizers.source
+
+    @property
+    def decoding(self) -> Any:
+        """How the recipe answers; None where there is no recipe."""
+        return None if self.recipe is None else self.recipe.decoding
 
     @property
     def searcher(self) -> Any:

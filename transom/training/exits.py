@@ -3,7 +3,7 @@
 from jaxtyping import Float
 from torch import Tensor
 
-from transom.config.training import LanguageTraining, NoExits, Training
+from transom.config.training import NoExits, Training
 from transom.data.batch import Batch
 from transom.layers.tap import Kept, Scope
 from transom.models.decoder import DecoderTransformer
@@ -19,7 +19,7 @@ class Exits:
 
     def __init__(self, model: Network, training: Training) -> None:
         """Find the blocks of ``model``, if the recipe wants exits."""
-        brick = training.exits if isinstance(training, LanguageTraining) else NoExits()
+        brick = getattr(training, "exits", NoExits())
         self._decoder = model if isinstance(model, DecoderTransformer) and brick.kind != "none" else None
         n_blocks = len(self._decoder.decoder.blocks) if self._decoder is not None else 1
         self.weights = brick.weights(n_blocks)

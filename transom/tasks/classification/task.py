@@ -16,6 +16,7 @@ from transom.data.labeled.classes import classes_of, numbered
 from transom.data.labeled.labelled import LabelledLoader, load_labelled, read_labelled, refuse_longer, text_batches
 from transom.data.pairs.pairs import Pairs, fingerprint
 from transom.data.reports.labelled import LabelledReport, report_labelled
+from transom.data.split import Splits
 from transom.data.tokenizer.tokenizer import Tokenizer, Tokenizers
 from transom.decoding.backends.searcher import reader_of
 from transom.decoding.inference import Tell
@@ -88,6 +89,15 @@ class ClassificationTask:
     VERBS: ClassVar[Mapping[str, Callable[[Any], Any]]] = {"classify": TextsClassified, "embed": embedder_of}
 
     @classmethod
+    def load(cls, recipe: ClassificationRecipe, base: Path) -> Splits[Pairs]:
+        """Read the texts; the target of each is its class.
+
+        Raises:
+            TransomError: they cannot be read.
+        """
+        return load_labelled(recipe.data, base)
+
+    @classmethod
     def read(cls, recipe: ClassificationRecipe, reader: Reader) -> Self:
         """Read the texts, make or load the tokenizer, and examine all of it.
 
@@ -95,7 +105,7 @@ class ClassificationTask:
             TransomError: the texts cannot be read, or do not fit the recipe.
         """
         reader.tell("reading the texts")
-        splits = load_labelled(recipe.data, reader.base)
+        splits = cls.load(recipe, reader.base)
         classes = classes_of(splits.train.target, splits.train, recipe.model.classes)
         tokenizer = tokenizer_of(splits.train.source, recipe, reader)
         recipe = recipe.with_fields("model", vocab_size=tokenizer.vocab_size, classes=classes)
@@ -156,11 +166,10 @@ class ClassificationTask:
     @classmethod
     def predictor(cls, run: LoadedRun) -> Classifier:
         """Return what answers with a run's model."""
-        assert isinstance(run.model, TextClassifierTransformer) and run.tokenizers is not None
-        reading = run.recipe.decoding if isinstance(run.recipe, ClassificationRecipe) else Reading()
-        return Classifier(run.model, run.tokenizers.source, reading, run.precision, reader_of(run.model))
+        assert isinstance(run.model, TextClassifierTransformer)
+        return Classifier(run.model, run.tokenizer, run.decoding or Reading(), run.precision, reader_of(run.model))
 
     @classmethod
     def train_tokenizers(cls, recipe: ClassificationRecipe, base: Path, tell: Callable[[str], None]) -> Tokenizers:
         """Learn the symbols of a recipe's training data."""
-        return train_text_tokenizers(load_labelled(recipe.data, base).train.source, recipe.tokenizer, tell)
+        return train_text_tokenizers(cls.load(recipe, base).train.source, recipe.tokenizer, tell)

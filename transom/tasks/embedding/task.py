@@ -112,9 +112,8 @@ class EmbeddingTask:
     @classmethod
     def predictor(cls, run: LoadedRun) -> Embedder:
         """Return what answers with a run's model."""
-        assert isinstance(run.model, TextEmbedderTransformer) and run.tokenizers is not None
-        reading = run.recipe.decoding if isinstance(run.recipe, EmbeddingRecipe) else Reading()
-        return Embedder(run.model, run.tokenizers.source, reading, run.precision, reader_of(run.model))
+        assert isinstance(run.model, TextEmbedderTransformer)
+        return Embedder(run.model, run.tokenizer, run.decoding or Reading(), run.precision, reader_of(run.model))
 
     @classmethod
     def train_tokenizers(cls, recipe: EmbeddingRecipe, base: Path, tell: Callable[[str], None]) -> Tokenizers:

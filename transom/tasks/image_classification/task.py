@@ -160,8 +160,7 @@ class ImageTask:
     def predictor(cls, run: LoadedRun) -> ImageClassifier:
         """Return what answers with a run's model."""
         assert isinstance(run.model, VisionTransformer | ConvolutionalNetwork)
-        reading = run.recipe.decoding if isinstance(run.recipe, ImageRecipe) else ImageReading()
-        return ImageClassifier(run.model, reading, run.precision, reader_of(run.model))
+        return ImageClassifier(run.model, run.decoding or ImageReading(), run.precision, reader_of(run.model))
 
 
 def _picture(pixels: UInt8[Tensor, "channels size size"]) -> str:

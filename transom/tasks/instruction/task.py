@@ -116,9 +116,8 @@ class InstructionTask:
     @classmethod
     def predictor(cls, run: LoadedRun) -> Generator:
         """Return what answers with a run's model."""
-        assert isinstance(run.model, LanguageNetwork) and run.tokenizers is not None and isinstance(run.recipe, InstructionRecipe)
-        tokenizer, settings = run.tokenizers.source, run.recipe.decoding
-        return Generator(run.model, tokenizer, settings, run.precision, run.searcher, answering=True, exits_learned=False)
+        assert isinstance(run.model, LanguageNetwork)
+        return Generator(run.model, run.tokenizer, run.decoding, run.precision, run.searcher, answering=True, exits_learned=False)
 
     @classmethod
     def train_tokenizers(cls, recipe: InstructionRecipe, base: Path, tell: Callable[[str], None]) -> Tokenizers:

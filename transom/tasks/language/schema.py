@@ -11,9 +11,27 @@ from transom.config.options import TEXT, TaskHelp
 from transom.config.recipe import TextRecipe
 from transom.config.recurrent import RecurrentDecoder
 from transom.config.registry import register_task
-from transom.config.training import LanguageTraining
+from transom.config.training import AdamW, AdamWTraining, ConsistentTraining, Exits, NoExits, Optimizer
 
 ABOUT = TaskHelp(options=TEXT, order=2)
+
+
+class LanguageTraining(AdamWTraining, ConsistentTraining):
+    """One training run of a language model."""
+
+    exits: Annotated[NoExits | Exits, Field(discriminator="kind")] = Field(
+        NoExits(), description="behind which blocks the model learns to answer"
+    )
+    token_dropout: float = Field(
+        0.0,
+        ge=0,
+        le=0.5,
+        description="share of the tokens read in training that [UNK] stands for (blank noising, Xie et al. 2017), drawn anew each time; it"
+        " is a mean: each window's own is anything from 0 to twice it. For little text, read many times",
+    )
+    optimizer: Optimizer = Field(AdamW(beta2=0.95, eps=1e-8, weight_decay=0.1), description="the optimizer brick")
+    select_by: Literal["loss"] = Field("loss", description="validation figure that chooses the kept weights")
+    validate_samples: int = Field(3, ge=0, description="validation documents whose beginning is continued at a validation, to be shown")
 
 
 @register_task

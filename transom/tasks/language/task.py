@@ -111,10 +111,9 @@ class LanguageTask:
     @classmethod
     def predictor(cls, run: LoadedRun) -> Generator:
         """Return what answers with a run's model."""
-        assert isinstance(run.model, LanguageNetwork) and run.tokenizers is not None
-        recipe = run.recipe if isinstance(run.recipe, LanguageRecipe) else None
-        settings, exits_learned = (None, True) if recipe is None else (recipe.decoding, recipe.training.exits.kind != "none")
-        return Generator(run.model, run.tokenizers.source, settings, run.precision, run.searcher, exits_learned=exits_learned)
+        assert isinstance(run.model, LanguageNetwork)
+        exits_learned = run.recipe is None or run.recipe.training.exits.kind != "none"
+        return Generator(run.model, run.tokenizer, run.decoding, run.precision, run.searcher, exits_learned=exits_learned)
 
     @classmethod
     def train_tokenizers(cls, recipe: LanguageRecipe, base: Path, tell: Callable[[str], None]) -> Tokenizers:

@@ -117,9 +117,8 @@ class MaskedTask:
     @classmethod
     def predictor(cls, run: LoadedRun) -> Filler:
         """Return what answers with a run's model."""
-        assert isinstance(run.model, MaskedEncoderTransformer) and run.tokenizers is not None
-        reading = run.recipe.decoding if isinstance(run.recipe, MaskedRecipe) else Reading()
-        return Filler(run.model, run.tokenizers.source, reading, run.precision, reader_of(run.model))
+        assert isinstance(run.model, MaskedEncoderTransformer)
+        return Filler(run.model, run.tokenizer, run.decoding or Reading(), run.precision, reader_of(run.model))
 
     @classmethod
     def train_tokenizers(cls, recipe: MaskedRecipe, base: Path, tell: Callable[[str], None]) -> Tokenizers:

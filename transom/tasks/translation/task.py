@@ -113,8 +113,7 @@ class TranslationTask:
     def predictor(cls, run: LoadedRun) -> Translator:
         """Return what answers with a run's model."""
         assert isinstance(run.model, Seq2SeqNetwork) and run.tokenizers is not None
-        settings = run.recipe.decoding if isinstance(run.recipe, TranslationRecipe) else None
-        return Translator(run.model, run.tokenizers, settings, run.precision, run.searcher)
+        return Translator(run.model, run.tokenizers, run.decoding, run.precision, run.searcher)
 
     @classmethod
     def train_tokenizers(cls, recipe: TranslationRecipe, base: Path, tell: Callable[[str], None]) -> Tokenizers:

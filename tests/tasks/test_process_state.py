@@ -21,9 +21,9 @@ import pytest
 import torch
 
 import transom
+from tests.tasks.test_instruction import instructions
+from tests.tasks.test_language import recipe as language
 from tests.training.conftest import ANIMALS, changed
-from tests.training.test_instruction import instructions
-from tests.training.test_language import recipe as language
 from transom.config.recipe import Recipe, dump_recipe, load_recipe
 from transom.errors import TransomError
 from transom.planning.precision import choose_precision
@@ -162,7 +162,7 @@ def test_a_training_of_two_processes_changes_nothing(masked: Recipe, tmp_path: P
 ALONE = """
 import sys
 import transom
-from tests.training.test_process_state import SHORT, predict, state
+from tests.tasks.test_process_state import SHORT, predict, state
 path, out = sys.argv[1:]
 before = state()
 transom.train(path, out, SHORT)
