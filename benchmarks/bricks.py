@@ -26,10 +26,11 @@ from benchmarks.learning import RESULTS, Record
 from benchmarks.measure import facts
 from transom.checkpoints.run_folder import RunFolder
 from transom.config.catalogue import TABLES, Table
-from transom.config.recipe import LanguageRecipe, dump_recipe, load_recipe
+from transom.config.recipe import dump_recipe, load_recipe
 from transom.planning.machine import measure_peak
 from transom.planning.parameters import count_parameters
 from transom.planning.precision import choose_threads
+from transom.tasks.language.schema import LanguageRecipe
 from transom.training.events import Event, Stepped
 
 STEPS = 400
@@ -251,9 +252,9 @@ def exits(folder: Path, n_tokens: int = 96, n_texts: int = 16) -> list[dict[str,
 
     from transom.data.batch import Sequences
     from transom.data.text.documents import load_text
-    from transom.decoding.load import load_as
     from transom.decoding.predictors.generator import Generator
     from transom.decoding.search.exits import EarlyExits
+    from transom.tasks.load import load_as
 
     recipe, base = load_recipe(folder / "recipe.toml")
     assert isinstance(recipe, LanguageRecipe)

@@ -18,10 +18,10 @@ import numpy as np
 from benchmarks.measure import facts
 from transom.cli.reading import read_test_set
 from transom.data.pairs.pairs import Pairs
-from transom.decoding.load import load_as
 from transom.decoding.predictors.translator import Translator
 from transom.planning.machine import measure_peak
 from transom.planning.precision import choose_threads
+from transom.tasks.load import load_as
 from transom.training.evaluation import LENGTHS, Comparison, compare
 
 

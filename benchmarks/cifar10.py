@@ -13,9 +13,9 @@ from pathlib import Path
 from benchmarks.learning import Record, command_line, learn
 from transom.data.images.images import read_images
 from transom.data.split import text_hash
-from transom.decoding.load import load_as
 from transom.decoding.predictors.classifier import scored
 from transom.decoding.predictors.image_classifier import ImageClassifier
+from transom.tasks.load import load_as
 
 APART = 10
 """One image of so many is for the report."""

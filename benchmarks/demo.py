@@ -12,12 +12,12 @@ import time
 from pathlib import Path
 
 from benchmarks.measure import facts
-from transom.decoding.load import load_as
 from transom.decoding.predictors.translator import Translator
 from transom.inspection.alignment import align
 from transom.inspection.pictures import alignment_file
 from transom.planning.machine import measure_peak
 from transom.planning.precision import choose_threads
+from transom.tasks.load import load_as
 
 ROOT = Path(__file__).parents[1]
 RECORD, PICTURE, FRONT = ROOT / "docs" / "demo.json", ROOT / "docs" / "alignment.svg", ROOT / "README.md"

@@ -12,9 +12,9 @@ from pathlib import Path
 from benchmarks.learning import Record, command_line, learn
 from transom.config.data import Digits
 from transom.data.images.digits import load_digits
-from transom.decoding.load import load_as
 from transom.decoding.predictors.classifier import scored
 from transom.decoding.predictors.image_classifier import ImageClassifier
+from transom.tasks.load import load_as
 
 
 def score(folder: Path, fold: int) -> Record:

@@ -12,8 +12,8 @@ from pathlib import Path
 from benchmarks.learning import Record, command_line, learn
 from transom.config.data import TextFiles
 from transom.data.text.documents import read_documents
-from transom.decoding.load import load_as
 from transom.decoding.predictors.generator import Generator
+from transom.tasks.load import load_as
 
 REPORTED = TextFiles(files="input.txt", start=0.9)
 """nanoGPT trains on the first nine tenths."""

@@ -18,8 +18,8 @@ from benchmarks.measure import add_records
 from transom.config.data import LabelledFiles
 from transom.data.labeled.labelled import read_labelled
 from transom.data.pairs.pairs import Pairs
-from transom.decoding.load import load_as
 from transom.decoding.predictors.classifier import Classifier, scored
+from transom.tasks.load import load_as
 
 
 def naive_bayes_svm(train: Pairs, test: Pairs, c: float = 0.1, smoothing: float = 1.0, interpolation: float = 0.25) -> float:

@@ -28,7 +28,8 @@ SECONDS = {
     "models": 130,
     "parallel": 40,
     "planning": 60,
-    "training": 390,
+    "tasks": 120,
+    "training": 330,
 }
 """Most processor seconds that the first tier of a room may take in all, child processes included; a busy machine does not stretch them."""
 

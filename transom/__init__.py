@@ -10,13 +10,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from transom.cli.training_run import train as train
-    from transom.decoding.load import load as load
+    from transom.tasks.load import load as load
+    from transom.tasks.train import train as train
 
 __all__ = ["load", "train"]
 __version__ = "0.1.0.dev0"
 
-_HOMES = {"load": "transom.decoding.load", "train": "transom.cli.training_run"}
+_HOMES = {"load": "transom.tasks.load", "train": "transom.tasks.train"}
 
 
 def __getattr__(name: str) -> Any:

@@ -11,8 +11,8 @@ import pytest
 from transom.checkpoints.run_files import RECIPE
 from transom.checkpoints.run_folder import RunFolder
 from transom.config.recipe import load_recipe
+from transom.tasks.task import set_up
 from transom.training.run import train
-from transom.training.setup import set_up
 
 HERE = Path(__file__).parent / "golden"
 FOLDERS = sorted(path for path in HERE.iterdir() if path.is_dir() and path.name.startswith("format-"))

@@ -9,8 +9,8 @@ from safetensors.torch import load_file
 from tests.cli.conftest import Call, Trained, sets
 from tests.cli.test_language import TINY as TINY_TEXT
 from transom.cli.main import main
-from transom.decoding.load import load, load_embedder
 from transom.errors import ConfigError
+from transom.tasks.load import load, load_embedder
 
 TINY = tuple(override for override in TINY_TEXT if not override.startswith("decoding."))
 
@@ -96,7 +96,7 @@ def test_embed_compares_and_writes(transom: Call, classifying: Path, filling: Pa
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["classify", "RUN"], "expected one of TEXT_OR_IMAGE, --input and --labelled, found none or several"),
+        (["classify", "RUN"], "expected one of TEXT_OR_FILE, --input and --labelled, found none or several"),
         (["classify", "RUN", "a", "--input", "b"], "found none or several"),
         (["classify", "RUN", "--labelled", "missing.tsv"], "missing.tsv"),
         (["classify", "FILL", "a text"], "expected a run that transom classify can use, found one for transom fill"),

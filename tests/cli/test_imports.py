@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Trained
-from transom.cli.imports import lasting_imports, signals_held
+from transom.cli.imports import lasting_imports
+from transom.tasks.imports import signals_held
 
 
 def test_the_collector_stands_aside_and_comes_back() -> None:

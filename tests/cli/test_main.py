@@ -27,7 +27,8 @@ for verb in ["", *{list(VERBS)}]:
     with contextlib.redirect_stdout(io.StringIO()) as page:
         assert main([verb, "--help"] if verb else ["--help"]) == 0
     assert "Usage" in page.getvalue() and (not verb or "Examples" in page.getvalue()), verb
-assert not {{"torch", "numpy", "tokenizers", "safetensors", "sacrebleu"}} & set(sys.modules), set(sys.modules)
+engine = {{"torch", "numpy", "tokenizers", "safetensors", "sacrebleu", "transom.config.brick", "transom.config.recipe"}}
+assert not engine & set(sys.modules), set(sys.modules)
 """
     subprocess.run([*PYTHON, "-c", script], check=True, timeout=60)
 
@@ -37,8 +38,10 @@ def test_a_recipe_is_copied_without_pytorch(tmp_path: Path) -> None:
     subprocess.run([*PYTHON, "-c", f"{script}; assert 'torch' not in sys.modules"], check=True, timeout=60)
 
 
-def test_help_takes_less_than_half_a_second() -> None:
-    assert _least_seconds("--help") < 0.5
+@pytest.mark.parametrize("verb", ["", *VERBS])
+def test_help_takes_less_than_half_a_second(verb: str) -> None:
+    words = [verb, "--help"] if verb else ["--help"]
+    assert any(_seconds(*words) < 0.5 for _ in range(3))
 
 
 def test_a_sentence_is_translated_in_less_than_three_seconds(trained: Trained) -> None:
@@ -46,13 +49,15 @@ def test_a_sentence_is_translated_in_less_than_three_seconds(trained: Trained) -
 
 
 def _least_seconds(*arguments: str) -> float:
-    """Return the processor time of a whole process, its start included: the least of three."""
-    seconds = []
-    for _ in range(3):
-        before = _processor_seconds_of_children()
-        subprocess.run([*PYTHON, "-m", "transom", *arguments], check=True, capture_output=True, stdin=subprocess.DEVNULL, timeout=60)
-        seconds.append(_processor_seconds_of_children() - before)
-    return min(seconds)
+    """Return the least processor time of three whole processes."""
+    return min(_seconds(*arguments) for _ in range(3))
+
+
+def _seconds(*arguments: str) -> float:
+    """Return the processor time of a whole process, its start included."""
+    before = _processor_seconds_of_children()
+    subprocess.run([*PYTHON, "-m", "transom", *arguments], check=True, capture_output=True, stdin=subprocess.DEVNULL, timeout=60)
+    return _processor_seconds_of_children() - before
 
 
 def _processor_seconds_of_children() -> float:

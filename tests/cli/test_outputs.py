@@ -8,9 +8,9 @@ import pytest
 
 from tests.cli.conftest import TINY, Call, Trained, sets
 from transom.checkpoints.run_files import CHECKPOINTS, FILES, LOCK
-from transom.cli import training_run
 from transom.cli.verbs import VERBS
 from transom.errors import ConfigError
+from transom.tasks.train import train
 
 OWN = [*FILES, LOCK, CHECKPOINTS, f"{CHECKPOINTS}/step-10/model.safetensors", f"{CHECKPOINTS}/new"]
 """What a run owns; some of it is not there."""
@@ -111,7 +111,7 @@ def test_a_run_does_not_start_from_itself(trained: Trained, tmp_path: Path, tran
         error = transom(*trained.command, "--from", trained.folder, "--out", out).error
         assert "expected another folder than that of the run to start from" in error
         with pytest.raises(ConfigError, match="start from"):
-            training_run.train("copy", out, [f"training.start_from={trained.folder}"], overwrite=True)
+            train("copy", out, [f"training.start_from={trained.folder}"], overwrite=True)
     assert before == content_of(trained.folder)
 
 
@@ -121,5 +121,5 @@ def test_a_run_does_not_learn_from_its_own_files(trained: Trained, transom: Call
     assert "than that of the input" in transom("train", "translation", *files, "--out", trained.folder, *sets(*TINY)).error
     with pytest.raises(ConfigError, match="than that of the input"):
         readme = trained.folder / "README.md"
-        training_run.train("text-bpe", trained.folder, [f'data.train={{ files = "{readme}" }}'], overwrite=True)
+        train("text-bpe", trained.folder, [f'data.train={{ files = "{readme}" }}'], overwrite=True)
     assert before == content_of(trained.folder)

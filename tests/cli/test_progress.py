@@ -9,7 +9,7 @@ import pytest
 
 from tests.cli.conftest import Call, Trained
 from transom.cli import progress
-from transom.cli.training_run import Stop
+from transom.tasks.train import Stop
 from transom.training.events import Foreseen, Started, Stepped
 
 

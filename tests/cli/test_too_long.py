@@ -10,8 +10,8 @@ from tests.cli.conftest import Call, Trained
 from tests.cli.test_encoders import classifying, filling, labelled
 from tests.cli.test_language import LanguageRun, spoken
 from transom.cli.verbs import VERBS
-from transom.decoding.load import load_as
 from transom.decoding.predictors.translator import Translator
+from transom.tasks.load import load_as
 
 __all__ = ["classifying", "filling", "labelled", "spoken"]
 AB, SUN = "ab " * 400, "the sun of 3 is a sun " * 9

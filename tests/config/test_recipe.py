@@ -12,9 +12,10 @@ from transom.config.bricks import FeedForward, LayerNorm
 from transom.config.data import DATA_LATER
 from transom.config.mixture import BiasBalance, Mixture
 from transom.config.packaged import packaged_presets, packaged_recipes
-from transom.config.recipe import Recipe, TranslationRecipe, dump_recipe, load_recipe
+from transom.config.recipe import Recipe, dump_recipe, load_recipe
 from transom.config.training import Adam, AdamW, Ema, Muon, Sgd
 from transom.errors import ConfigError
+from transom.tasks.translation.schema import TranslationRecipe
 
 Load = Callable[..., Recipe]
 

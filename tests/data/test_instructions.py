@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transom.config.data import Exercises, InstructionData, InstructionFiles, Tokenizer
+from transom.config.data import Exercises, InstructionFiles, Tokenizer
 from transom.data.labeled.instructions import (
     InstructionLoader,
     Instructions,
@@ -28,6 +28,7 @@ from transom.data.synthetic.exercises import generate_exercises
 from transom.data.tokenizer.special import EOS, SOS
 from transom.data.tokenizer.tokenizer import Tokenizer as Symbols
 from transom.errors import ConfigError, DataError
+from transom.tasks.instruction.schema import InstructionData
 
 PAIRS = Pairs(["a b", "c", "a b c a b c", "b"], ["x", "y z x", "y", "x x x x x x x x"], "four", [3, 5, 6, 9])
 SYMBOLS = Symbols.train(PAIRS.source + PAIRS.target, Tokenizer(kind="whitespace", vocab_size=20))

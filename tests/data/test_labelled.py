@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from transom.config.data import LabelledData, LabelledFiles
+from transom.config.data import LabelledFiles
 from transom.config.data import Tokenizer as TokenizerConfig
 from transom.data.labeled.classes import classes_of, numbered
 from transom.data.labeled.labelled import LabelledLoader, drop_tokens, load_labelled, read_labelled, text_batches
@@ -19,6 +19,7 @@ from transom.data.split import Splits
 from transom.data.tokenizer.special import EOS
 from transom.data.tokenizer.tokenizer import Tokenizer
 from transom.errors import ConfigError, DataError, TransomError
+from transom.tasks.classification.schema import LabelledData
 
 WORDS = ["good", "bad", "fine", "poor", "film", "plot"]
 TEXTS = [" ".join(WORDS[(i * k) % 6] for k in range(1, 3 + i % 9)) for i in range(60)]

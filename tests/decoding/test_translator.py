@@ -13,14 +13,15 @@ from tests.decoding.tables import EOS
 from transom.checkpoints.run_files import CONFIG, RECIPE, TOKENIZER
 from transom.checkpoints.run_folder import RunFolder
 from transom.config.decoding import Decoding
-from transom.config.recipe import TranslationRecipe, dump_recipe
+from transom.config.recipe import dump_recipe
 from transom.data.tokenizer.tokenizer import Tokenizers
 from transom.decoding.inference import evaluating, unheard
-from transom.decoding.load import load
 from transom.decoding.predictors.answers import PairScore, one_line, perplexity
 from transom.decoding.predictors.translator import Translator
 from transom.errors import CheckpointError, ConfigError, DataError
 from transom.models.seq2seq import Seq2SeqTransformer
+from transom.tasks.load import load
+from transom.tasks.translation.schema import TranslationRecipe
 
 SETTINGS = Decoding(beam_size=3, max_length=8)
 

@@ -9,9 +9,9 @@ from transom.config.catalogue import catalogue, row
 from transom.config.mixture import BiasBalance
 from transom.config.model import Model, TextTransformer
 from transom.config.patterns import Window2d
-from transom.config.recipe import TASKS
 from transom.config.recurrent import Additive
 from transom.config.reference import reference
+from transom.config.registry import tasks
 from transom.config.vision import Cbam
 
 
@@ -50,7 +50,7 @@ def test_the_page_has_every_part_and_its_bounds() -> None:
     assert "| `max_steps` | whole number, at least 1 | `20000` | optimizer steps |" in page
     assert '| `learning_rate` | number or `"paper"` |' in page
     assert "## `[training.optimizer]` of kind `adamw`" in page
-    parts = [recipe.model_fields["data"].annotation.model_fields["train"] for recipe in TASKS.values()]  # type: ignore[union-attr]
+    parts = [recipe.model_fields["data"].annotation.model_fields["train"] for recipe in tasks().values()]  # type: ignore[union-attr]
     kinds_of_files = {schema for part in parts for schema in schemas(part)}
     assert page.count("## `[data.train]`") == len(kinds_of_files) == 5
     assert page.count("## `[model.norm]` of kind `rmsnorm`") == 1, "what tasks share stands once"

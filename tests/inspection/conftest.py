@@ -7,12 +7,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from transom.config.data import PairFiles, TranslationData
+from transom.config.data import PairFiles
 from transom.config.model import Seq2Seq
-from transom.config.recipe import TranslationRecipe
-from transom.config.training import TranslationTraining
 from transom.inspection.alignment import Alignment
 from transom.inspection.facts import Facts, Score
+from transom.tasks.translation.schema import TranslationData, TranslationRecipe, TranslationTraining
 
 HOSTILE = "</style><script>alert('x')</script><img src=x onerror=alert(1)> & \"quoted\" \x1b[31m\u202eevil\x00"
 

@@ -6,12 +6,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
-from transom.config.data import PairFiles, Phrasebook, TranslationData
+from transom.config.data import PairFiles, Phrasebook
 from transom.config.recipe import dump_recipe
 from transom.inspection.card import card
 from transom.inspection.facts import Facts
 from transom.inspection.markup import visible
 from transom.inspection.report import report
+from transom.tasks.translation.schema import TranslationData
 
 
 def parts(text: str) -> list[tuple[str, str]]:

@@ -8,7 +8,8 @@ from transom.config.architecture import Architecture
 from transom.config.brick import members
 from transom.config.data import DATA_LATER
 from transom.config.model import Model
-from transom.config.recipe import TASKS, Recipe, load_recipe
+from transom.config.recipe import Recipe, load_recipe
+from transom.config.registry import tasks
 from transom.inspection import describe
 
 RECIPES = {
@@ -20,7 +21,7 @@ RECIPES = {
     "embedding": "text-pairs",
     "image-classification": "images",
 }
-COMBINATIONS = [(task, kind) for task, recipe in TASKS.items() for kind in members(recipe.model_fields["model"])]
+COMBINATIONS = [(task, kind) for task, recipe in tasks().items() for kind in members(recipe.model_fields["model"])]
 
 
 def of(task: str, kind: type[Architecture]) -> Recipe:
@@ -31,7 +32,7 @@ def of(task: str, kind: type[Architecture]) -> Recipe:
 
 
 def test_all_kinds_are_listed() -> None:
-    assert RECIPES.keys() == TASKS.keys()
+    assert RECIPES.keys() == tasks().keys()
     assert {kind for _, kind in COMBINATIONS} == set(members(Model))
 
 

@@ -3,10 +3,13 @@ from dataclasses import replace
 
 import pytest
 
-from transom.config.recipe import ImageRecipe, LanguageRecipe, Recipe, TranslationRecipe
+from transom.config.recipe import Recipe
 from transom.inspection.card import card
 from transom.inspection.facts import Facts, gather
 from transom.inspection.report import report
+from transom.tasks.image_classification.schema import ImageRecipe
+from transom.tasks.language.schema import LanguageRecipe
+from transom.tasks.translation.schema import TranslationRecipe
 
 GENERATED = {"generate": {"kind": "copy", "n_train": 100, "n_valid": 10, "n_test": 10}}
 

@@ -10,17 +10,16 @@ from PIL import Image
 
 from transom.checkpoints.run_folder import RunFolder
 from transom.config.finetune import NOTHING_ASKED, Asked
-from transom.config.recipe import (
-    ClassificationRecipe,
-    EmbeddingRecipe,
-    ImageRecipe,
-    MaskedRecipe,
-    Recipe,
-    TranslationRecipe,
-)
+from transom.config.recipe import Recipe
+from transom.tasks.classification.schema import ClassificationRecipe
+from transom.tasks.embedding.schema import EmbeddingRecipe
+from transom.tasks.image_classification.schema import ImageRecipe
+from transom.tasks.masked.schema import MaskedRecipe
+from transom.tasks.task import set_up
+from transom.tasks.translation.schema import TranslationRecipe
 from transom.training.events import Finished
 from transom.training.run import train
-from transom.training.setup import Parts, set_up
+from transom.training.setup import Parts
 
 WIDTHS = {"d_model": 16, "n_heads": 2, "d_ff": 32, "max_seq_len": 16, "dropout": 0.1}
 MODEL: dict[str, Any] = WIDTHS | {"n_layers": 1}

@@ -22,9 +22,10 @@ from transom.checkpoints.tensors import Origin, digest, pack
 from transom.files.durable import json_bytes, write_folder
 from transom.parallel.world import ALONE
 from transom.planning import machine
+from transom.tasks.task import set_up
 from transom.training import run
 from transom.training.run import train
-from transom.training.setup import Parts, set_up
+from transom.training.setup import Parts
 
 OLDER, NEWER = 3, 6
 KINDS: dict[str, dict[str, Any]] = {

@@ -13,15 +13,17 @@ from tests.training.test_run import KILLS, Killed, die, kill_at, recipe, same
 from transom.checkpoints.run_files import ADAPTER, BASE, WEIGHTS
 from transom.checkpoints.run_folder import RunFolder
 from transom.checkpoints.tensors import read_specs, read_tensors
-from transom.config.recipe import ClassificationRecipe, MaskedRecipe, TranslationRecipe
 from transom.decoding.backends.compiled import CompiledSeq2Seq
 from transom.decoding.backends.flat import FlatSeq2Seq
-from transom.decoding.load import load
 from transom.decoding.predictors.classifier import Classifier
 from transom.decoding.predictors.translator import Translator
 from transom.errors import CheckpointError, ConfigError
+from transom.tasks.classification.schema import ClassificationRecipe
+from transom.tasks.load import load
+from transom.tasks.masked.schema import MaskedRecipe
+from transom.tasks.task import set_up
+from transom.tasks.translation.schema import TranslationRecipe
 from transom.training.events import Started, Stepped
-from transom.training.setup import set_up
 
 LORA: dict[str, Any] = {"rank": 2, "alpha": 6.0, "on": ["attn.q", "attn.v", "ff.down"]}
 

@@ -18,12 +18,14 @@ from transom.checkpoints.run_files import ADAPTER, WEIGHTS
 from transom.checkpoints.run_folder import RunFolder
 from transom.checkpoints.tensors import read_tensors
 from transom.config.model import Decoder
-from transom.config.recipe import ClassificationRecipe, MaskedRecipe, Recipe
+from transom.config.recipe import Recipe
 from transom.config.training import Average, CheckpointAverage, Ema, NoAverage
 from transom.models.build import build_model
+from transom.tasks.classification.schema import ClassificationRecipe
+from transom.tasks.masked.schema import MaskedRecipe
+from transom.tasks.task import set_up
 from transom.training.average import AVERAGED, RAW, Averager
 from transom.training.events import Saved, Started, Validated
-from transom.training.setup import set_up
 from transom.training.state import optimizer_names
 
 EMA = {"kind": "ema", "decay": 0.999}

@@ -8,11 +8,11 @@ from torch import Tensor
 
 from tests.training.test_routers import LOSS, SIZES
 from transom.config.model import Decoder
-from transom.config.recipe import LanguageRecipe
-from transom.config.training import Adam, LanguageTraining
+from transom.config.training import Adam
 from transom.data.batch import LanguageBatch, Sequences
 from transom.models.build import build_model
 from transom.models.network import Network
+from transom.tasks.language.schema import LanguageRecipe, LanguageTraining
 from transom.training.loss import cross_entropy
 from transom.training.objectives.early_exit import with_exits
 from transom.training.objectives.r_drop import text_objective

@@ -22,11 +22,12 @@ from transom.checkpoints.tensors import Origin, Spec, digest, pack, read_note, r
 from transom.errors import CheckpointError, DataError
 from transom.files.durable import json_bytes, write_folder
 from transom.parallel.world import World
+from transom.tasks.task import set_up
 from transom.training.optimizer import state_specs
 from transom.training.record import SUMS, read_history
 from transom.training.resume import _check_generators, read_run
 from transom.training.run import train
-from transom.training.setup import Parts, set_up
+from transom.training.setup import Parts
 from transom.training.state import Progress, SavedState, gather_generators, optimizer_names
 from transom.training.step import Stepper
 

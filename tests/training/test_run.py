@@ -12,13 +12,13 @@ import torch
 from transom.checkpoints.run_files import WEIGHTS
 from transom.checkpoints.run_folder import RunFolder
 from transom.checkpoints.tensors import read_tensors
-from transom.config.recipe import TranslationRecipe
 from transom.errors import ConfigError, TransomError
+from transom.tasks.task import set_up
+from transom.tasks.translation.schema import TranslationRecipe
 from transom.training import run
 from transom.training.events import Event, Finished, Foreseen, Saved, Started, Stepped, Validated
 from transom.training.run import train
 from transom.training.selection import better
-from transom.training.setup import set_up
 
 TRAINING = {
     "max_steps": 12,

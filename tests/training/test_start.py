@@ -13,12 +13,16 @@ from transom.checkpoints.run_files import ADAPTER, BASE, TOKENIZER, WEIGHTS
 from transom.checkpoints.run_folder import RunFolder
 from transom.checkpoints.tensors import read_tensors
 from transom.config.finetune import NOTHING_ASKED, Asked
-from transom.config.recipe import ClassificationRecipe, ImageRecipe, LanguageRecipe, MaskedRecipe, Recipe
-from transom.decoding.load import load
+from transom.config.recipe import Recipe
 from transom.errors import CheckpointError, ConfigError
 from transom.models.build import build_model
+from transom.tasks.classification.schema import ClassificationRecipe
+from transom.tasks.image_classification.schema import ImageRecipe
+from transom.tasks.language.schema import LanguageRecipe
+from transom.tasks.load import load
+from transom.tasks.masked.schema import MaskedRecipe
+from transom.tasks.task import set_up
 from transom.training.events import Started, Stepped
-from transom.training.setup import set_up
 from transom.training.start import laid_over, shaped_like
 
 

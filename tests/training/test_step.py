@@ -7,10 +7,11 @@ import pytest
 import torch
 
 from transom.config.model import Seq2Seq
-from transom.config.training import Adam, Muon, Optimizer, Sgd, Training, TranslationTraining
+from transom.config.training import Adam, Muon, Optimizer, Sgd, Training
 from transom.data.batch import translation_batch, twice
 from transom.models.build import build_model
 from transom.models.seq2seq import Seq2SeqTransformer
+from transom.tasks.translation.schema import TranslationTraining
 from transom.training.objectives.cross_entropy import CrossEntropy
 from transom.training.objectives.objective import forward_pass
 from transom.training.objectives.r_drop import text_objective

@@ -38,8 +38,8 @@ def compare(
     """
     with lasting_imports():
         from transom.cli.reading import read_test_set, translate_test_set
-        from transom.decoding.load import load_as
         from transom.decoding.predictors.translator import Translator
+        from transom.tasks.load import load_as
         from transom.training.evaluation import compare as bootstrap
 
     translators = {run: load_as(Translator, run) for run in (a, b)}

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from transom.checkpoints.outputs import refuse_output
 from transom.cli.answers import Json, answer, table
 from transom.cli.imports import lasting_imports
 from transom.cli.options import CompareTooLong, Precision, Run, refuse_with
-from transom.cli.outputs import refuse_output
 from transom.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -59,13 +59,13 @@ def compare_attention(
         raise ConfigError("expected --text or --input, found both or neither; give one of them")
     with lasting_imports():
         from transom.cli.progress import counting
-        from transom.decoding.load import load
         from transom.decoding.predictors.image_classifier import ImageClassifier
         from transom.files.durable import write_file
         from transom.inspection.comparison import Settings, compare
         from transom.inspection.comparison_page import comparison_page
         from transom.inspection.given import given
         from transom.planning.precision import choose_threads, using_threads
+        from transom.tasks.load import load
 
     refuse_output(out, [run, input_file])
     loaded, threads = load(run, precision), choose_threads()

@@ -6,8 +6,8 @@ from typing import Annotated, Any
 import typer
 
 from transom.cli.answers import Json, answer, note, table
-from transom.cli.imports import signals_held
 from transom.cli.options import Set
+from transom.tasks.imports import signals_held
 
 EXAMPLES = """
 transom demo
@@ -30,12 +30,13 @@ def demo(
     """Train it (or go on with it), translate held-out sentences, show what cross-attention learned, and write a report."""
     with signals_held():
         from transom.cli.progress import TrainingProgress
-        from transom.cli.training_run import run_training
-        from transom.config.recipe import TranslationRecipe, load_recipe
+        from transom.config.recipe import load_recipe
         from transom.data.pairs.datasets import load_data
         from transom.data.pairs.nearest import nearest_baseline
-        from transom.decoding.load import load_as
         from transom.decoding.predictors.translator import Translator
+        from transom.tasks.load import load_as
+        from transom.tasks.train import run_training
+        from transom.tasks.translation.schema import TranslationRecipe
         from transom.training.evaluation import exact_match
 
     recipe, base = load_recipe("phrasebook", overrides or [])

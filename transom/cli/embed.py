@@ -7,10 +7,10 @@ from typing import Annotated
 
 import typer
 
+from transom.checkpoints.outputs import refuse_output
 from transom.cli.answers import Json, answer, note_longer
 from transom.cli.imports import lasting_imports
 from transom.cli.options import IN_WINDOWS, TRUNCATED, EmbedTooLong, Precision, Run
-from transom.cli.outputs import refuse_output
 from transom.errors import ConfigError
 
 EXAMPLES = """
@@ -43,7 +43,7 @@ def embed(
     with lasting_imports():
         from transom.cli.progress import counting
         from transom.data.text.text import check_text, read_lines
-        from transom.decoding.load import load_embedder
+        from transom.tasks.load import load_embedder
 
     refuse_output(output, [run, input_file])
     embedder = load_embedder(run, precision)

@@ -5,10 +5,10 @@ from typing import Annotated, Any
 
 import typer
 
+from transom.checkpoints.outputs import refuse_output
 from transom.cli.answers import Json, answer, table
 from transom.cli.imports import lasting_imports
 from transom.cli.options import Alpha, Beam, Run, SearchPrecision, Source, Target, To, TranslateTooLong
-from transom.cli.outputs import refuse_output
 
 EXAMPLES = """
 transom evaluate runs/en-de --source test.en --target test.de
@@ -40,9 +40,9 @@ def evaluate(
     """Each reading of a test file is noted in the run's ledger: choose by validation data, report test data once."""
     with lasting_imports():
         from transom.cli.reading import read_test_set, translate_test_set
-        from transom.decoding.load import load_as
         from transom.decoding.predictors.translator import Translator
         from transom.files.durable import write_file
+        from transom.tasks.load import load_as
         from transom.training import evaluation
 
     if tokenized is not None:

@@ -35,8 +35,8 @@ def fill(
     with lasting_imports():
         from transom.cli.progress import counting
         from transom.data.text.text import check_text, read_lines
-        from transom.decoding.load import load_as
         from transom.decoding.predictors.filler import Filler
+        from transom.tasks.load import load_as
 
     texts = [check_text(text, "TEXT")] if text is not None else read_lines(input_file or Path())
     filler = load_as(Filler, run, precision)

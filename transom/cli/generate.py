@@ -70,8 +70,8 @@ def generate(
     with lasting_imports():
         from transom.cli.progress import counting
         from transom.data.text.text import check_text, read_lines
-        from transom.decoding.load import load_as
         from transom.decoding.predictors.generator import Generator
+        from transom.tasks.load import load_as
 
     prompts = read_lines(input_file) if input_file is not None else [check_text(prompt or "", "PROMPT")]
     options: dict[str, Any] = {

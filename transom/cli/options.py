@@ -1,11 +1,15 @@
 """Options that several verbs share."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import update_wrapper
+from inspect import Parameter, Signature, signature
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 
+from transom.config.options import DataOption, flags
+from transom.config.registry import task_helps
 from transom.errors import ConfigError
 
 RecipeName = Annotated[str, typer.Argument(metavar="NAME_OR_FILE", help="A packaged recipe (see transom recipes) or a TOML file.")]
@@ -81,110 +85,100 @@ def refuse_with(given: Mapping[str, object], needed: str, found: str) -> None:
             raise ConfigError(f"expected {flag} with {needed}, found it with {found}; leave it out")
 
 
-def _own(flag: str, metavar: str, about: str) -> Any:
-    """Make an option that names files of the user's own."""
-    return typer.Option(flag, metavar=metavar, help=about, rich_help_panel="Your own files, in place of the recipe's")
+Files = Mapping[DataOption, Any]
+"""The options that name a person's own files, as they were given; None where they were not."""
 
 
-TrainSource = Annotated[Path | None, _own("--source", "FILE", "Training source, one sentence a line (.gz too).")]
-TrainTarget = Annotated[Path | None, _own("--target", "FILE", "Its translations, line by line.")]
-ValidSource = Annotated[Path | None, _own("--valid-source", "FILE", "Validation source; left out, 1 % is split off.")]
-ValidTarget = Annotated[Path | None, _own("--valid-target", "FILE", "Validation target.")]
-TrainText = Annotated[
-    list[Path] | None, _own("--text", "PATH", "For a language model: a text file or a folder (.gz too); may be repeated.")
-]
-ValidText = Annotated[list[Path] | None, _own("--valid-text", "PATH", "Validation text; left out, 5 % is split off.")]
-TrainLabelled = Annotated[
-    Path | None, _own("--labelled", "FILE", "For a classifier: a .tsv, .csv or .jsonl file of texts and their classes (.gz too).")
-]
-ValidLabelled = Annotated[
-    Path | None, _own("--valid-labelled", "FILE", "Validation texts with their classes; left out, 10 % is split off.")
-]
-TrainInstructions = Annotated[
-    Path | None, _own("--instructions", "FILE", "For a model that answers: a .tsv, .csv or .jsonl file of prompts and answers.")
-]
-ValidInstructions = Annotated[
-    Path | None, _own("--valid-instructions", "FILE", "Validation prompts and answers; left out, 1 % is split off.")
-]
-TrainImages = Annotated[Path | None, _own("--images", "PATH", "For a classifier of images: a folder or .zip of CLASS/NAME.jpg.")]
-ValidImages = Annotated[Path | None, _own("--valid-images", "PATH", "Validation images, likewise; left out, 10 % is split off.")]
-Suffix = Annotated[list[str] | None, _own("--suffix", ".EXT", "Ending of the files that are taken out of folders.")]
+class WithDataOptions:
+    """A verb with the options by which the registered tasks name a person's own files; they reach it as its argument ``files``.
+
+    The tasks are asked for them whenever the command line is built.
+    """
+
+    def __init__(self, verb: Callable[..., Any], wanted: Callable[[DataOption], bool] = lambda _: True) -> None:
+        """Take the place of a function that has a parameter ``files``; it gets the options that are ``wanted``."""
+        update_wrapper(self, verb)
+        self._verb, self._wanted = verb, wanted
+
+    @property
+    def options(self) -> dict[str, DataOption]:
+        """The options by the names that their values are passed under."""
+        every = (option for told in task_helps() for option in told.options if self._wanted(option))
+        return {option.flag.removeprefix("--").replace("-", "_"): option for option in every}
+
+    @property
+    def __signature__(self) -> Signature:
+        """The function's, with the options in the place of ``files``."""
+        parameters = list[Parameter]()
+        for each in signature(self._verb).parameters.values():
+            if each.name == "files":
+                parameters += [
+                    Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=_own(option)) for name, option in self.options.items()
+                ]
+            else:
+                parameters.append(each.replace(kind=Parameter.KEYWORD_ONLY))
+        return Signature(parameters)
+
+    def __call__(self, **given: Any) -> Any:
+        """Call the function with what the command line gave."""
+        files = {option: given.pop(name, None) for name, option in self.options.items()}
+        return self._verb(files=files, **given)
 
 
-def of_own_files(recipe: str, overrides: Sequence[str], given: Mapping[str, list[str]]) -> list[str]:
+def _own(option: DataOption) -> Any:
+    """Make the type of an option that names files of the user's own."""
+    kind: Any = Path if option.is_path else str
+    flag = typer.Option(option.flag, metavar=option.metavar, help=option.help, rich_help_panel="Your own files, in place of the recipe's")
+    return Annotated[(list[kind] if option.repeated else kind) | None, flag]
+
+
+def of_own_files(recipe: str, overrides: Sequence[str], files: Files) -> list[str]:
     """Return the overrides of the one kind of files that was named, if any, and that the recipe learns from.
 
     Args:
         recipe: name or file.
         overrides: what ``--set`` changes, the task perhaps.
-        given: the overrides of each kind of files, by its flags.
+        files: the options, as they were given.
 
     Raises:
-        ConfigError: files of several kinds were named, or of a kind that the recipe does not know.
+        ConfigError: files of several kinds were named, or of a kind that the recipe does not know, or an option is missing.
     """
     from transom.config.recipe import flags_of
 
-    named = [flags for flags, sets in given.items() if sets]
-    if len(named) > 1:
-        raise ConfigError(f"expected files of one kind, found {' beside '.join(named)}; remove all but one")
-    if named and named[0] != (wanted := flags_of(recipe, overrides)):
-        raise ConfigError(
-            f"{recipe} learns from {wanted}, found {named[0]}; name such files, or choose another recipe (transom recipes lists them)"
-        )
-    return [each for sets in given.values() for each in sets]
-
-
-def file_overrides(source: Path | None, target: Path | None, valid_source: Path | None, valid_target: Path | None) -> list[str]:
-    """Turn the file flags into overrides; paths on the command line start from the current folder, whatever data.root says."""
-    sets = []
-    for part, pair in (("train", (source, target)), ("valid", (valid_source, valid_target))):
-        flags = ("--source", "--target") if part == "train" else ("--valid-source", "--valid-target")
-        if (pair[0] is None) != (pair[1] is None):
-            given, missing = flags if pair[1] is None else flags[::-1]
-            raise ConfigError(f"{given} needs {missing} beside it: two files, line by line translations of each other")
-        if pair[0] is not None and pair[1] is not None:
-            sets.append(f"data.{part}={{ source = {quoted(pair[0])}, target = {quoted(pair[1])} }}")
-    return _in_place_of_all(sets)
-
-
-def labelled_overrides(labelled: Path | None, valid_labelled: Path | None) -> list[str]:
-    """Turn the flags of labelled texts into overrides, as ``file_overrides`` does."""
-    return _two_parts("--labelled", "texts", "file", labelled, valid_labelled)
-
-
-def instruction_overrides(instructions: Path | None, valid_instructions: Path | None) -> list[str]:
-    """Turn the flags of instructions into overrides, as ``file_overrides`` does."""
-    return _two_parts("--instructions", "instructions", "file", instructions, valid_instructions)
-
-
-def image_overrides(images: Path | None, valid_images: Path | None) -> list[str]:
-    """Turn the flags of images into overrides, as ``file_overrides`` does."""
-    return _two_parts("--images", "images", "images", images, valid_images)
-
-
-def _two_parts(flag: str, what: str, field: str, train: Path | None, valid: Path | None) -> list[str]:
-    if train is None and valid is not None:
-        raise ConfigError(f"--valid-{flag.removeprefix('--')} needs {flag} beside it: the {what} to train on")
-    named = [(part, path) for part, path in (("train", train), ("valid", valid)) if path is not None]
-    return _in_place_of_all([f"data.{part}={{ {field} = {quoted(path)} }}" for part, path in named])
-
-
-def _in_place_of_all(sets: list[str]) -> list[str]:
-    """Where training files are named, leave out all data that the recipe itself names."""
-    if not any(each.startswith("data.train=") for each in sets):
+    kinds = dict.fromkeys(told.options for told in task_helps())
+    given = {flags(kind): sets for kind in kinds if (sets := _overrides(kind, files))}
+    if len(given) > 1:
+        raise ConfigError(f"expected files of one kind, found {' beside '.join(given)}; remove all but one")
+    for named, sets in given.items():
+        if named != (wanted := flags_of(recipe, overrides)):
+            raise ConfigError(
+                f"{recipe} learns from {wanted}, found {named}; name such files, or choose another recipe (transom recipes lists them)"
+            )
         return sets
-    return [*(f"data.{part}=none" for part in ("valid", "test", "generate")), *sets]
+    return []
 
 
-def text_overrides(text: list[Path] | None, valid_text: list[Path] | None, suffixes: list[str] | None) -> list[str]:
-    """Turn the flags of text into overrides, as ``file_overrides`` does."""
-    if text is None and (valid_text or suffixes):
-        raise ConfigError(f"{'--valid-text' if valid_text else '--suffix'} needs --text beside it: the text to train on")
-    if text is None:
-        return []
-    only = f", suffixes = [{', '.join(map(_toml, suffixes))}]" if suffixes else ""
-    named = [(part, paths) for part, paths in (("train", text), ("valid", valid_text)) if paths]
-    return _in_place_of_all([f"data.{part}={{ files = [{', '.join(map(quoted, paths))}]{only} }}" for part, paths in named])
+def _overrides(kind: tuple[DataOption, ...], files: Files) -> list[str]:
+    """Turn one kind of options into overrides; paths on the command line start from the current folder, whatever data.root says.
+
+    Where training files are named, all data that the recipe itself names are left out.
+    """
+    given = {option: value for option in kind if (value := files.get(option))}
+    for option in given:
+        if option.needs and option.needs not in {each.flag for each in given}:
+            raise ConfigError(f"{option.flag} needs {option.needs} beside it: {option.why}")
+    parts = dict[str, str]()
+    for part in dict.fromkeys(option.part for option in given if option.part):
+        fields = [f"{option.field} = {_spelled(option, value)}" for option, value in given.items() if option.part in (part, "")]
+        parts[part] = f"data.{part}={{ {', '.join(fields)} }}"
+    cleared = [f"data.{part}=none" for part in ("valid", "test", "generate")] if "train" in parts else []
+    return [*cleared, *parts.values()]
+
+
+def _spelled(option: DataOption, value: Any) -> str:
+    """Write the value of an option as TOML."""
+    spelled = [quoted(each) if option.is_path else _toml(each) for each in (value if option.repeated else [value])]
+    return f"[{', '.join(spelled)}]" if option.repeated else spelled[0]
 
 
 def quoted(path: Path) -> str:

@@ -11,13 +11,13 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from transom.checkpoints.outputs import refuse_output
 from transom.cli.answers import Json, answer
-from transom.cli.imports import signals_held
 from transom.cli.options import RecipeName, Set
-from transom.cli.outputs import refuse_output
 from transom.config.names import nearest
 from transom.config.packaged import packaged_recipes
 from transom.errors import ConfigError
+from transom.tasks.imports import signals_held
 
 EXAMPLES = """
 transom recipes

@@ -55,9 +55,9 @@ def score(
         refuse_with(of_text, "--text", "--source and --target")
     with lasting_imports():
         from transom.cli.progress import counting
-        from transom.decoding.load import load_as
         from transom.decoding.predictors.generator import Generator
         from transom.decoding.predictors.translator import Translator
+        from transom.tasks.load import load_as
 
     if text is None:
         if source is None or target is None:

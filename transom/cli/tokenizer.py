@@ -1,14 +1,16 @@
 """``transom tokenizer``: train one by itself, or look at one."""
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from transom.checkpoints.outputs import data_paths, refuse_output
 from transom.cli.answers import Json, answer, note
-from transom.cli.imports import signals_held
-from transom.cli.options import RecipeName, Set, Suffix, TrainSource, TrainTarget, TrainText, file_overrides, of_own_files, text_overrides
-from transom.cli.outputs import data_paths, refuse_output
+from transom.cli.options import Files, RecipeName, Set, WithDataOptions, of_own_files
+from transom.errors import ConfigError
+from transom.tasks.imports import signals_held
 
 EXAMPLES = """
 transom tokenizer train multi30k-en-de --set data.root=data/multi30k --out tokenizer.json
@@ -21,61 +23,32 @@ app = typer.Typer(add_completion=False, help="transom train makes the tokenizer 
 
 
 @app.command()
+@partial(WithDataOptions, wanted=lambda option: option.is_text and option.part != "valid")
 def train(
     recipe: RecipeName,
     out: Annotated[Path, typer.Option("--out", metavar="FILE", help="Where to write it.")],
-    source: TrainSource = None,
-    target: TrainTarget = None,
-    text: TrainText = None,
-    suffix: Suffix = None,
+    files: Files,
     overrides: Set = None,
     as_json: Json = False,
 ) -> None:
     """Train the tokenizer of a recipe on its training data."""
     with signals_held():
-        from transom.config.recipe import (
-            ClassificationRecipe,
-            EmbeddingRecipe,
-            InstructionRecipe,
-            LanguageRecipe,
-            MaskedRecipe,
-            TranslationRecipe,
-            load_recipe,
-        )
-        from transom.data.labeled.instructions import load_instructions
-        from transom.data.labeled.labelled import load_labelled
-        from transom.data.pairs.datasets import load_languages
-        from transom.data.pairs.pairs import together
-        from transom.data.text.documents import load_text
-        from transom.data.tokenizer.tokenizer import Tokenizer, Tokenizers, describe
+        from transom.config.recipe import load_recipe
+        from transom.data.tokenizer.tokenizer import describe
         from transom.files.durable import write_file
+        from transom.tasks.task import LearnsSymbols, task_of
 
     def tell(line: str) -> None:
         if not as_json:
             note(line)
 
-    files = {"--source and --target": file_overrides(source, target, None, None), "--text": text_overrides(text, None, suffix)}
     read, base = load_recipe(recipe, [*of_own_files(recipe, overrides or [], files), *(overrides or [])])
+    task = task_of(read)
+    if not isinstance(task, LearnsSymbols):
+        raise ConfigError(f"{recipe}: expected a recipe of texts, found task = {read.task!r}, which has no tokenizer; take another recipe")
     refuse_output(out, [Path(recipe), *data_paths(read, base)])
     tell("reading the data ...")
-    if isinstance(read, TranslationRecipe | EmbeddingRecipe):
-        splits = load_languages(read.data, base)
-        pairs = together([of_language.train for of_language in splits.values()])
-        tell(f"learning symbols from {len(pairs.source):,} pairs ...")
-        tokenizers = Tokenizers.train(pairs, read.tokenizer, [to for to in splits if to is not None])
-    else:
-        match read:
-            case ClassificationRecipe():
-                texts = load_labelled(read.data, base).train.source
-            case InstructionRecipe():
-                train = load_instructions(read.data, base).train
-                texts = train.source + train.target
-            case _:
-                assert isinstance(read, LanguageRecipe | MaskedRecipe)
-                texts = load_text(read.data, base).train.texts
-        tell(f"learning symbols from {len(texts):,} texts ...")
-        of_text = Tokenizer.train(texts, read.tokenizer)
-        tokenizers = Tokenizers(of_text, of_text)
+    tokenizers = task.train_tokenizers(read, base, tell)
     write_file(out, tokenizers.to_bytes())
     answer({"file": str(out), **_sizes(tokenizers)}, as_json, [*describe(tokenizers), f"wrote {out}"])
 

@@ -9,36 +9,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from transom.cli.answers import Json, answer, note, table
-from transom.cli.imports import signals_held
-from transom.cli.options import (
-    RecipeName,
-    Set,
-    Suffix,
-    TrainImages,
-    TrainInstructions,
-    TrainLabelled,
-    TrainSource,
-    TrainTarget,
-    TrainText,
-    ValidImages,
-    ValidInstructions,
-    ValidLabelled,
-    ValidSource,
-    ValidTarget,
-    ValidText,
-    file_overrides,
-    image_overrides,
-    instruction_overrides,
-    labelled_overrides,
-    of_own_files,
-    quoted,
-    text_overrides,
-)
+from transom.cli.options import Files, RecipeName, Set, WithDataOptions, of_own_files, quoted
+from transom.tasks.imports import signals_held
 
 if TYPE_CHECKING:
-    from transom.cli.training_run import Sitting
     from transom.config.finetune import Asked
     from transom.config.recipe import Recipe
+    from transom.tasks.train import Sitting
 
 app = typer.Typer(add_completion=False)
 
@@ -61,21 +38,10 @@ transom train my.toml --seeds 3
 
 
 @app.command()
+@WithDataOptions
 def train(
     recipe: RecipeName,
-    source: TrainSource = None,
-    target: TrainTarget = None,
-    valid_source: ValidSource = None,
-    valid_target: ValidTarget = None,
-    text: TrainText = None,
-    valid_text: ValidText = None,
-    suffix: Suffix = None,
-    labelled: TrainLabelled = None,
-    valid_labelled: ValidLabelled = None,
-    images: TrainImages = None,
-    valid_images: ValidImages = None,
-    instructions: TrainInstructions = None,
-    valid_instructions: ValidInstructions = None,
+    files: Files,
     out: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="The run folder; left out, runs/NAME.")] = None,
     origin: Annotated[
         Path | None,
@@ -87,16 +53,9 @@ def train(
     as_json: Json = False,
 ) -> int:
     """Everything is in the recipe; --set changes any field of it. Ctrl-C saves, and --resume goes on to the very same end."""
-    files = {
-        "--source and --target": file_overrides(source, target, valid_source, valid_target),
-        "--text": text_overrides(text, valid_text, suffix),
-        "--labelled": labelled_overrides(labelled, valid_labelled),
-        "--images": image_overrides(images, valid_images),
-        "--instructions": instruction_overrides(instructions, valid_instructions),
-    }
     with signals_held():
-        from transom.cli.training_run import default_folder
         from transom.config.finetune import load_training
+        from transom.tasks.train import default_folder
 
     start = [] if origin is None else [f"training.start_from={quoted(origin)}"]
     sets = [*of_own_files(recipe, overrides or [], files), *start, *(overrides or [])]
@@ -121,7 +80,7 @@ def train(
 
 def _one(recipe: "Recipe", base: Path, asked: "Asked", folder: Path, resume: bool, quiet: bool) -> "Sitting":
     from transom.cli.progress import TrainingProgress
-    from transom.cli.training_run import run_training
+    from transom.tasks.train import run_training
 
     overwrite = not resume and not quiet and _asked_to_overwrite(folder)
     if quiet:

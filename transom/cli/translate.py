@@ -8,10 +8,10 @@ from typing import Annotated, Any
 
 import typer
 
+from transom.checkpoints.outputs import refuse_output
 from transom.cli.answers import Json, answer, note, note_longer
 from transom.cli.imports import lasting_imports
 from transom.cli.options import SPLIT, Alpha, Beam, Run, SearchPrecision, To, TranslateTooLong
-from transom.cli.outputs import refuse_output
 from transom.errors import ConfigError
 
 EXAMPLES = """
@@ -48,8 +48,8 @@ def translate(
 
     with lasting_imports():
         from transom.cli.progress import counting
-        from transom.decoding.load import load_as
         from transom.decoding.predictors.translator import Translator
+        from transom.tasks.load import load_as
 
     refuse_output(output_file, [run, input_file])
     translator = load_as(Translator, run, precision)

@@ -8,6 +8,7 @@ from pydantic import Field, field_validator, model_validator
 
 from transom.config.brick import Brick, Schema, Slot
 from transom.config.components import component
+from transom.config.options import PAIRS, TEXT, DataOption, flags
 from transom.files.limits import MAX_SYMBOLS
 
 
@@ -115,7 +116,7 @@ DATA_LATER = "data later"
 class Data(Schema):
     """Where the examples come from; each task has its own form of it."""
 
-    FLAGS: ClassVar[str]
+    OPTIONS: ClassVar[tuple[DataOption, ...]]
     """The options of ``transom train`` that name a person's own files."""
 
     ORIGINS: ClassVar[tuple[str, ...]] = ("train", "generate")
@@ -134,7 +135,7 @@ class Data(Schema):
             return self
         if len(given) != 1:
             *most, last = (f"data.{name}" for name in self.ORIGINS)
-            raise ValueError(f"expected exactly one of {', '.join(most)} and {last}; name your own files with {self.FLAGS}")
+            raise ValueError(f"expected exactly one of {', '.join(most)} and {last}; name your own files with {flags(self.OPTIONS)}")
         for name in ("valid", "test"):
             if given != ["train"] and getattr(self, name) is not None:
                 raise ValueError(f"data.{given[0]} has its own {name} part; remove data.{name}")
@@ -162,7 +163,7 @@ OF_PAIRS = "1 % of the training pairs, split off by hash"
 class PairData(Data):
     """Sentence pairs: where they come from and which of them are kept."""
 
-    FLAGS: ClassVar[str] = "--source and --target"
+    OPTIONS: ClassVar[tuple[DataOption, ...]] = PAIRS
 
     train: PairFiles | None = Field(None, description="training pairs")
     valid: PairFiles | None = Field(None, description="validation pairs; left out, 1 % of train is split off by hash")
@@ -210,42 +211,10 @@ class Language(Schema):
         return self
 
 
-class TranslationData(PairData):
-    """Sentence pairs into one language, or into several."""
-
-    ORIGINS: ClassVar[tuple[str, ...]] = ("train", "generate", "languages")
-
-    languages: tuple[Language, ...] = Field((), strict=False, description="pairs into several target languages, each with its tag")
-    temperature: float = Field(
-        5.0,
-        ge=1,
-        description="of n_l pairs into a language, training sees a share in proportion to n_l^(1 / temperature) (Arivazhagan et al. 2019):"
-        " 1 as they are, more for rare languages the higher it is",
-    )
-
-    @model_validator(mode="after")
-    def _tags_differ(self) -> "TranslationData":
-        tags = [language.tag for language in self.languages]
-        if twice := next((tag for tag in tags if tags.count(tag) > 1), None):
-            raise ValueError(f"data.languages: expected different tags, found {twice!r} twice; change one of them")
-        return self
-
-    @property
-    def test_parts(self) -> list[Files]:
-        """Files of test pairs, of all languages."""
-        return [part for part in (self.test, *(language.test for language in self.languages)) if part is not None]
-
-    @property
-    def parts(self) -> list[Files]:
-        """Files of all pairs, of all languages."""
-        own = (part for language in self.languages for part in (language.train, language.valid) if part is not None)
-        return [*super().parts, *own]
-
-
 class TextData(Data):
     """Documents of plain text."""
 
-    FLAGS: ClassVar[str] = "--text"
+    OPTIONS: ClassVar[tuple[DataOption, ...]] = TEXT
 
     train: TextFiles | None = Field(None, description="training text")
     valid: TextFiles | None = Field(
@@ -271,27 +240,6 @@ class LabelledFiles(Files):
     def paths(self) -> list[str]:
         """The one file."""
         return [self.file]
-
-
-class LabelledData(Data):
-    """Texts, each of a class."""
-
-    FLAGS: ClassVar[str] = "--labelled"
-
-    train: LabelledFiles | None = Field(None, description="training texts")
-    valid: LabelledFiles | None = Field(None, description="validation texts; left out, 10 % of train is split off by hash")
-    test: LabelledFiles | None = Field(None, description="test texts: only the data report reads them, to tell which stand in train")
-    generate: Phrasebook | None = Field(None, description="sentences of the built-in phrasebook, whose class is their language")
-    too_long: Literal["truncate", "drop", "refuse"] = Field(
-        "truncate",
-        description="a training text of more than model.max_seq_len tokens: its beginning stands for it, it is left out, or it is"
-        " refused; of a validation text its beginning does, unless it is refused",
-    )
-
-    @property
-    def split_off(self) -> str:
-        """Say what is taken for validation where no data are named."""
-        return "10 % of the training texts, split off by hash"
 
 
 class InstructionFiles(Files):
@@ -321,29 +269,6 @@ class Exercises(Brick):
     seed: int = Field(1, description="seed of the draw")
 
 
-class InstructionData(Data):
-    """Instructions, each with its answer."""
-
-    FLAGS: ClassVar[str] = "--instructions"
-
-    train: InstructionFiles | None = Field(None, description="training instructions")
-    valid: InstructionFiles | None = Field(None, description="validation instructions; left out, 1 % of train is split off by hash")
-    test: InstructionFiles | None = Field(
-        None, description="test instructions: only the data report reads them, to tell which stand in train"
-    )
-    generate: Exercises | None = Field(None, description="instructions that every machine has, instead of files")
-    too_long: Literal["truncate", "drop", "refuse"] = Field(
-        "truncate",
-        description="an instruction of more than model.max_seq_len tokens: the beginning of its prompt is left out, all of it is, or it is"
-        " refused; an answer that has no room is left out",
-    )
-
-    @property
-    def split_off(self) -> str:
-        """Say what is taken for validation where no data are named."""
-        return "1 % of the training instructions, split off by hash"
-
-
 class ImageFiles(Files):
     """Images, each in a folder that is named for its class: CLASS/NAME.jpg."""
 
@@ -368,23 +293,6 @@ class Digits(Brick):
         if self.fold > self.n_folds:
             raise ValueError(f"expected a fold from 1 to n_folds = {self.n_folds}, found {self.fold}")
         return self
-
-
-class ImageData(Data):
-    """Images, each of a class."""
-
-    FLAGS: ClassVar[str] = "--images"
-
-    train: ImageFiles | None = Field(None, description="training images")
-    valid: ImageFiles | None = Field(None, description="validation images; left out, valid_share of train is split off by hash")
-    test: ImageFiles | None = Field(None, description="test images: only the data report reads them, to tell which stand in train")
-    generate: Digits | None = Field(None, description="images that every machine has, instead of files")
-    valid_share: float = Field(0.1, gt=0, lt=1, description="share of the training images that is split off where data.valid is left out")
-
-    @property
-    def split_off(self) -> str:
-        """Say what is taken for validation where no data are named."""
-        return f"{100 * self.valid_share:g} % of the training images, split off by hash"
 
 
 class Tokenizer(Brick):

@@ -39,13 +39,10 @@ class ImageReading(Schema):
     batch_images: int = Field(256, ge=1, description="images of a batch")
 
 
-_TEMPERATURE = "log probabilities are divided by it; 0 takes the likeliest token"
-
-
 class Sampling(Schema):
     """How a text is drawn from a language model: what reshapes its distribution, and where the text ends."""
 
-    temperature: float = Field(1.0, ge=0, description=_TEMPERATURE)
+    temperature: float = Field(1.0, ge=0, description="log probabilities are divided by it; 0 takes the likeliest token")
     top_k: int | None = Field(None, ge=1, description="keep the k likeliest tokens (Fan et al. 2018)")
     top_p: float | None = Field(None, gt=0, le=1, description="keep the likeliest tokens of this total probability (Holtzman et al. 2020)")
     min_p: float | None = Field(
@@ -81,9 +78,3 @@ class Sampling(Schema):
                 f" found {self.min_new_tokens} and {self.max_new_tokens}; change one of them"
             )
         return self
-
-
-class Replying(Sampling):
-    """How a prompt is answered: as a text is gone on with, behind the symbol at which answers begin."""
-
-    temperature: float = Field(0.0, ge=0, description=_TEMPERATURE)

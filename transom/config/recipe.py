@@ -5,46 +5,31 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 import tomli_w
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
-from transom.config.architecture import Architecture, Transformer
+from transom.config.architecture import Architecture, TextNetwork, Transformer
 from transom.config.brick import Schema
 from transom.config.bricks import MultiHead
-from transom.config.data import (
-    Data,
-    ImageData,
-    InstructionData,
-    LabelledData,
-    PairData,
-    PairTokenizer,
-    TextData,
-    Tokenizer,
-    TranslationData,
-)
-from transom.config.decoding import Decoding, ImageReading, Reading, Replying, Sampling
+from transom.config.data import Data, PairData, PairTokenizer, Tokenizer
 from transom.config.explaining import check
-from transom.config.model import Decoder, ImageModel, LanguageModel, MaskedEncoder, PairModel, Seq2Seq, TextClassifier, TextEmbedder
 from transom.config.names import nearest
+from transom.config.options import TaskHelp, flags
 from transom.config.packaged import packaged_presets, packaged_recipes
 from transom.config.patterns import Sight, patterns_of, sight, spelled
 from transom.config.reading import Override, line_of, merged, parse_override, parse_toml, read_toml_text
-from transom.config.training import (
-    ClassificationTraining,
-    ConsistentTraining,
-    EmbeddingTraining,
-    ImageTraining,
-    InstructionTraining,
-    LanguageTraining,
-    MaskedTraining,
-    Training,
-    TranslationTraining,
-)
-from transom.config.vision import VisionTransformer
+from transom.config.registry import tasks
+from transom.config.training import ConsistentTraining, TextTraining, Training
 from transom.errors import ConfigError
 
 
 class Recipe(Schema):
     """What every task's recipe has: a task, its data, a model, and how it is trained and answers."""
+
+    TASK: ClassVar[str]
+    """The class that makes the task of such a recipe, as ``module:name``; it is imported when a recipe is trained or a run is loaded."""
+
+    HELP: ClassVar[TaskHelp]
+    """What the command line tells of the task."""
 
     COUNTED: ClassVar[str]
     """What has a label each, and what losses and speeds are of."""
@@ -54,6 +39,12 @@ class Recipe(Schema):
 
     EXAMPLE: ClassVar[tuple[str, str]]
     """What may follow the verb and the run folder, and what the method may be called with."""
+
+    OF_PREFIX: ClassVar[Sight] = "none"
+    """How much of a text an attention pattern of kind ``prefix`` lets it see: nothing where the task's texts have no prefix."""
+
+    GUESSES: ClassVar[bool] = True
+    """Whether an answer is one choice among the model's classes or symbols, so that guessing has a loss to compare with."""
 
     task: str
     data: Data
@@ -72,15 +63,23 @@ class Recipe(Schema):
 
     @model_validator(mode="after")
     def _tokens_see_something(self) -> Self:
-        of_prefix: Sight = "some" if self.task == "instruction" else "none"
         attention = getattr(self.model, "attention", None)
         for pattern in patterns_of(attention.pattern) if isinstance(attention, MultiHead) else ():
-            if sight(pattern, of_prefix) == "none":
+            if sight(pattern, self.OF_PREFIX) == "none":
                 raise ValueError(
                     f"model.attention.pattern: expected a pattern that lets a text of task '{self.task}' see some of itself, found"
                     f" {spelled(pattern)}, which lets it see nothing; join it with a window"
                 )
         return self
+
+    @property
+    def example(self) -> tuple[str, str]:
+        """What may follow the verb and the run folder, and what the method may be called with, of this very recipe's model."""
+        return self.EXAMPLE
+
+    def measured_on(self, figures: Mapping[str, Any]) -> str:
+        """Say what part of the validation data some of its figures are of, where it is not all of them; for the model card."""
+        return ""
 
     def with_fields(self, part: Literal["data", "model", "training"], **fields: object) -> Self:
         """Give the same recipe with other values of some fields of a part, which are not validated."""
@@ -91,6 +90,8 @@ class TextRecipe(Recipe):
     """What the recipes of tasks on text have beside that: a tokenizer."""
 
     tokenizer: Tokenizer
+    model: TextNetwork
+    training: TextTraining
 
     @model_validator(mode="after")
     def _two_readings_need_dropout(self) -> Self:
@@ -100,154 +101,11 @@ class TextRecipe(Recipe):
         return self
 
 
-class TranslationRecipe(TextRecipe):
-    """A translator: an encoder-decoder that learns from sentence pairs."""
+class PairRecipe(TextRecipe):
+    """What the recipes of tasks on pairs of texts have."""
 
-    COUNTED: ClassVar[str] = "target tokens"
-    VERB: ClassVar[str] = "translate"
-    EXAMPLE: ClassVar[tuple[str, str]] = ('"A sentence in the source language."', '["A sentence in the source language."]')
-
-    task: Literal["translation"] = Field("translation", description="what the model learns to do")
-    data: TranslationData = Field(..., description="the examples")
-    tokenizer: PairTokenizer = Field(PairTokenizer(), description="text to tokens")
-    model: PairModel = Field(Seq2Seq(), description="the network; preset = NAME starts from a published one")
-    training: TranslationTraining = Field(TranslationTraining(), description="the run")
-    decoding: Decoding = Field(Decoding(), description="the search for translations")
-
-    @model_validator(mode="after")
-    def _one_table_needs_one_vocabulary(self) -> Self:
-        if self.model.tie == "all" and not self.tokenizer.joint:
-            raise ValueError("model.tie = 'all' needs tokenizer.joint = true; change one of them, or set model.tie = 'decoder'")
-        return self
-
-
-class LanguageRecipe(TextRecipe):
-    """A language model: a decoder that learns to go on with plain text."""
-
-    COUNTED: ClassVar[str] = "tokens"
-    VERB: ClassVar[str] = "generate"
-    EXAMPLE: ClassVar[tuple[str, str]] = ('"The beginning of a text"', '["The beginning of a text"]')
-
-    task: Literal["language"] = Field("language", description="what the model learns to do")
-    data: TextData = Field(..., description="the examples")
-    tokenizer: Tokenizer = Field(Tokenizer(), description="text to tokens")
-    model: LanguageModel = Field(Decoder(), description="the network; preset = NAME starts from a published one")
-    training: LanguageTraining = Field(LanguageTraining(), description="the run")
-    decoding: Sampling = Field(Sampling(), description="how text is gone on with")
-
-    @model_validator(mode="after")
-    def _exits_need_blocks_for_all(self) -> Self:
-        early = self.training.exits.kind != "none" or self.decoding.exit_threshold < 1
-        if early and not (isinstance(self.model, Decoder) and self.model.depth.kind == "full"):
-            raise ValueError(
-                "training.exits and decoding.exit_threshold need model.kind = 'decoder' with model.depth = 'full'; change these, or set"
-                " exits = 'none' and exit_threshold = 1"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _plain_text_has_no_prefix(self) -> Self:
-        if isinstance(self.model, Decoder) and self.model.mask.kind == "prefix":
-            raise ValueError(
-                "model.mask: expected 'causal' for task 'language', found 'prefix': plain text has none to learn from; task 'instruction'"
-                " has, also from a model that was trained so"
-            )
-        return self
-
-
-class InstructionRecipe(TextRecipe):
-    """A model that answers: a decoder that learns what to say to a prompt."""
-
-    COUNTED: ClassVar[str] = "answer tokens"
-    VERB: ClassVar[str] = "generate"
-    EXAMPLE: ClassVar[tuple[str, str]] = ('"An instruction"', '["An instruction"]')
-
-    task: Literal["instruction"] = Field("instruction", description="what the model learns to do")
-    data: InstructionData = Field(..., description="the examples")
-    tokenizer: Tokenizer = Field(Tokenizer(), description="text to tokens")
-    model: LanguageModel = Field(Decoder(), description="the network; preset = NAME starts from a published one")
-    training: InstructionTraining = Field(InstructionTraining(), description="the run")
-    decoding: Replying = Field(Replying(), description="how prompts are answered")
-
-
-class MaskedRecipe(TextRecipe):
-    """A masked language model: an encoder that learns to name the tokens behind masks."""
-
-    COUNTED: ClassVar[str] = "masked tokens"
-    VERB: ClassVar[str] = "fill"
-    EXAMPLE: ClassVar[tuple[str, str]] = ('"A text with a [MASK] in it"', '["A text with a [MASK] in it"]')
-
-    task: Literal["masked"] = Field("masked", description="what the model learns to do")
-    data: TextData = Field(..., description="the examples")
-    tokenizer: Tokenizer = Field(Tokenizer(), description="text to tokens")
-    model: MaskedEncoder = Field(MaskedEncoder(), description="the network; preset = NAME starts from a published one")
-    training: MaskedTraining = Field(MaskedTraining(), description="the run")
-    decoding: Reading = Field(Reading(), description="how texts are read")
-
-
-class ClassificationRecipe(TextRecipe):
-    """A text classifier: an encoder that learns the class of each text."""
-
-    COUNTED: ClassVar[str] = "texts"
-    VERB: ClassVar[str] = "classify"
-    EXAMPLE: ClassVar[tuple[str, str]] = ('"A text"', '["A text"]')
-
-    task: Literal["classification"] = Field("classification", description="what the model learns to do")
-    data: LabelledData = Field(..., description="the examples")
-    tokenizer: Tokenizer = Field(Tokenizer(), description="text to tokens")
-    model: TextClassifier = Field(TextClassifier(), description="the network; preset = NAME starts from a published one")
-    training: ClassificationTraining = Field(ClassificationTraining(), description="the run")
-    decoding: Reading = Field(Reading(), description="how texts are read")
-
-
-class EmbeddingRecipe(TextRecipe):
-    """An encoder that learns vectors of texts: near to each other for the two sides of a pair, far for the others of a batch."""
-
-    COUNTED: ClassVar[str] = "pairs"
-    VERB: ClassVar[str] = "embed"
-    EXAMPLE: ClassVar[tuple[str, str]] = ('"A text" "Another text"', '["A text", "Another text"]')
-
-    task: Literal["embedding"] = Field("embedding", description="what the model learns to do")
-    data: PairData = Field(..., description="the examples")
-    tokenizer: PairTokenizer = Field(PairTokenizer(), description="text to tokens")
-    model: TextEmbedder = Field(TextEmbedder(), description="the network; preset = NAME starts from a published one")
-    training: EmbeddingTraining = Field(EmbeddingTraining(), description="the run")
-    decoding: Reading = Field(Reading(), description="how texts are read")
-
-    @model_validator(mode="after")
-    def _one_vocabulary(self) -> Self:
-        if not self.tokenizer.joint:
-            raise ValueError("one encoder reads both sides: expected tokenizer.joint = true, found false; change it")
-        return self
-
-
-class ImageRecipe(Recipe):
-    """A classifier of images."""
-
-    COUNTED: ClassVar[str] = "images"
-    VERB: ClassVar[str] = "classify"
-    EXAMPLE: ClassVar[tuple[str, str]] = ("image.jpg", '["image.jpg"]')
-
-    task: Literal["image-classification"] = Field("image-classification", description="what the model learns to do")
-    data: ImageData = Field(..., description="the examples")
-    model: ImageModel = Field(VisionTransformer(), description="the network; preset = NAME starts from a published one")
-    training: ImageTraining = Field(ImageTraining(), description="the run")
-    decoding: ImageReading = Field(ImageReading(), description="how images are read")
-
-
-TASKS: dict[str, type[Recipe]] = {
-    recipe.model_fields["task"].default: recipe
-    for recipe in (
-        TranslationRecipe,
-        LanguageRecipe,
-        InstructionRecipe,
-        MaskedRecipe,
-        ClassificationRecipe,
-        EmbeddingRecipe,
-        ImageRecipe,
-    )
-}
-"""Each task's form of a recipe."""
+    data: PairData
+    tokenizer: PairTokenizer
 
 
 def load_recipe(where: str | Path, overrides: Sequence[str] = (), context: str | None = None) -> tuple[Recipe, Path]:
@@ -327,9 +185,7 @@ def flags_of(where: str | Path, overrides: Sequence[str] = ()) -> str:
     """
     name, text, _ = _find(where)
     raw, sets = _overridden(name, text, overrides)
-    data = _schema(raw, _place(name, text, sets, ("task",))).model_fields["data"].annotation
-    assert isinstance(data, type) and issubclass(data, Data)
-    return data.FLAGS
+    return flags(_schema(raw, _place(name, text, sets, ("task",))).HELP.options)
 
 
 def dump_recipe(recipe: Recipe) -> str:
@@ -367,9 +223,10 @@ def _overridden(name: str, text: str, overrides: Sequence[str]) -> tuple[dict[st
 def _schema(raw: Mapping[str, Any], place: str) -> type[Recipe]:
     """Choose the form of recipe by its task; one without a task is a translator's."""
     task = raw.get("task", "translation")
-    if not isinstance(task, str) or task not in TASKS:
-        raise ConfigError(f"{place}: expected a task, found {task!r}; {nearest(str(task), list(TASKS))}")
-    return TASKS[task]
+    known = tasks()
+    if not isinstance(task, str) or task not in known:
+        raise ConfigError(f"{place}: expected a task, found {task!r}; {nearest(str(task), list(known))}")
+    return known[task]
 
 
 def _with_preset(model: Mapping[str, Any], place: str) -> dict[str, Any]:

@@ -10,11 +10,11 @@ from pydantic_core import PydanticUndefined
 
 from transom.config.brick import Brick, Schema, described, kinds, listed, members, schemas
 from transom.config.catalogue import catalogue
-from transom.config.recipe import TASKS
+from transom.config.registry import tasks
 
 HEAD = """# Every field of a recipe
 
-This page is written by `make docs` from the descriptions in `transom/config/`; a test fails when it is not current.
+This page is written by `make docs` from the descriptions in `transom/config/` and `transom/tasks/`; a test fails when it is not current.
 
 A recipe is a TOML file. `transom recipes` lists the packaged ones, and `--set a.b=value` changes any field from the command line.
 Where a part has several kinds, `norm = "layernorm"` is short for `norm = { kind = "layernorm" }`, and a table without `kind` is of
@@ -27,7 +27,7 @@ share is described under the first.
 def reference() -> str:
     """Write the page."""
     parts, written = [HEAD], set[type[Schema]]()
-    for task, schema in TASKS.items():
+    for task, schema in tasks().items():
         parts += [f'# `task = "{task}"`\n', *_section(schema, (), written)]
     return "\n".join(parts).rstrip() + "\n"
 

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from transom.config.adapter import Lora
 from transom.config.brick import Brick, Schema, Slot
@@ -122,8 +122,8 @@ class CheckpointAverage(Brick):
 
 
 Peak = Rate | Literal["paper"]
-_PEAK = "peak learning rate, or the paper's (d_model * warmup_steps)^-0.5"
-_SMOOTHING = "probability spread evenly over the vocabulary, or the classes (Szegedy et al. 2016)"
+PEAK = "peak learning rate, or the paper's (d_model * warmup_steps)^-0.5"
+SMOOTHING = "probability spread evenly over the vocabulary, or the classes (Szegedy et al. 2016)"
 
 
 class Training(Schema):
@@ -141,10 +141,10 @@ class Training(Schema):
         description="slices a batch is computed in, to save memory; the result is the same, but for batch norm and full experts",
     )
     optimizer: Optimizer = Field(Adam(), description="the optimizer brick")
-    learning_rate: Peak = Field("paper", description=_PEAK)
+    learning_rate: Peak = Field("paper", description=PEAK)
     schedule: Schedule = Field(PaperSchedule(), description="the learning-rate schedule brick")
     clip_norm: float | None = Field(1.0, gt=0, description="largest norm of the whole gradient; none to leave it")
-    label_smoothing: float = Field(0.1, ge=0, lt=1, description=_SMOOTHING)
+    label_smoothing: float = Field(0.1, ge=0, lt=1, description=SMOOTHING)
     average: Average = Field(CheckpointAverage(), description="what is validated beside the raw weights; the better of both is kept")
     precision: Literal["auto", "fp32", "bf16", "fp16"] = Field(
         "auto", description="arithmetic of the matrix products; auto goes by the processor's instructions, and the run keeps the choice"
@@ -190,27 +190,12 @@ class ConsistentTraining(TextTraining):
     )
 
 
-class TranslationTraining(ConsistentTraining):
-    """One training run of a translator."""
-
-    validate_bleu: int = Field(
-        200, ge=0, description="validation sentences, into each language, that are translated for BLEU and chrF at a validation; 0 for none"
-    )
-    select_by: Literal["loss", "bleu"] = Field("loss", description="validation figure that chooses the kept weights")
-
-    @model_validator(mode="after")
-    def _selectable(self) -> "TranslationTraining":
-        if self.select_by == "bleu" and self.validate_bleu == 0:
-            raise ValueError("training.select_by = 'bleu' needs training.validate_bleu > 0")
-        return self
-
-
 class AdamWTraining(Training):
     """What runs share that learn by AdamW, with no smoothing and no averaging."""
 
-    learning_rate: Peak = Field(1e-3, description=_PEAK)
+    learning_rate: Peak = Field(1e-3, description=PEAK)
     schedule: Schedule = Field(Cosine(), description="the learning-rate schedule brick")
-    label_smoothing: float = Field(0.0, ge=0, lt=1, description=_SMOOTHING)
+    label_smoothing: float = Field(0.0, ge=0, lt=1, description=SMOOTHING)
     average: Average = Field(NoAverage(), description="what is validated beside the raw weights; the better of both is kept")
 
 
@@ -219,31 +204,6 @@ class EncoderTraining(AdamWTraining, TextTraining):
 
     optimizer: Optimizer = Field(AdamW(beta2=0.98, eps=1e-8, weight_decay=0.01), description="the optimizer brick")
     select_by: Literal["loss", "accuracy"] = Field("loss", description="validation figure that chooses the kept weights")
-
-
-class MaskedTraining(EncoderTraining):
-    """One training run of an encoder that names masked tokens."""
-
-    mask_share: float = Field(0.15, gt=0, lt=1, description="share of the tokens that are to be named (Devlin et al. 2019, section 3.1)")
-    validate_samples: int = Field(3, ge=0, description="validation documents of which a token is filled in at a validation, to be shown")
-
-
-class ClassificationTraining(EncoderTraining, ConsistentTraining):
-    """One training run of a classifier."""
-
-    token_dropout: float = Field(
-        0.0,
-        ge=0,
-        lt=1,
-        description="probability that a token of a training text is left out, drawn anew each time (Iyyer et al. 2015)",
-    )
-    validate_samples: int = Field(5, ge=0, description="validation texts whose class is told at a validation, to be shown")
-
-
-class EmbeddingTraining(EncoderTraining):
-    """One training run of an encoder that gives texts vectors."""
-
-    validate_samples: int = Field(3, ge=0, description="validation texts whose nearest text is told at a validation, to be shown")
 
 
 class Augmentation(Schema):
@@ -258,16 +218,6 @@ class Augmentation(Schema):
     cutmix: float = Field(
         0.0, ge=0, le=1, description="alpha of images with a part of another (Yun et al. 2019); with mixup, each image has one of both"
     )
-
-
-class ImageTraining(AdamWTraining):
-    """One training run of a classifier of images."""
-
-    optimizer: Optimizer = Field(AdamW(beta2=0.999, eps=1e-8, weight_decay=0.05), description="the optimizer brick")
-    batch_images: int = Field(128, ge=1, description="images of a batch, over all ranks and accumulation")
-    augmentation: Augmentation = Field(Augmentation(), description="what is changed in training images at random")
-    select_by: Literal["loss", "accuracy"] = Field("accuracy", description="validation figure that chooses the kept weights")
-    validate_samples: int = Field(6, ge=0, description="validation images whose class is told at a validation, to be shown")
 
 
 class ExitsBrick(Brick):
@@ -309,28 +259,3 @@ class Exits(ExitsBrick):
         if self.kind == "uniform":
             return (1 / n_blocks,) * n_blocks
         return tuple(2 * n / (n_blocks * (n_blocks + 1)) for n in range(1, n_blocks + 1))
-
-
-class LanguageTraining(AdamWTraining, ConsistentTraining):
-    """One training run of a language model."""
-
-    exits: AnyExits = Field(NoExits(), description="behind which blocks the model learns to answer")
-    token_dropout: float = Field(
-        0.0,
-        ge=0,
-        le=0.5,
-        description="share of the tokens read in training that [UNK] stands for (blank noising, Xie et al. 2017), drawn anew each time; it"
-        " is a mean: each window's own is anything from 0 to twice it. For little text, read many times",
-    )
-
-    optimizer: Optimizer = Field(AdamW(beta2=0.95, eps=1e-8, weight_decay=0.1), description="the optimizer brick")
-    select_by: Literal["loss"] = Field("loss", description="validation figure that chooses the kept weights")
-    validate_samples: int = Field(3, ge=0, description="validation documents whose beginning is continued at a validation, to be shown")
-
-
-class InstructionTraining(AdamWTraining, TextTraining):
-    """One training run of a model that answers."""
-
-    optimizer: Optimizer = Field(AdamW(beta2=0.95, eps=1e-8, weight_decay=0.1), description="the optimizer brick")
-    select_by: Literal["loss", "accuracy"] = Field("loss", description="validation figure that chooses the kept weights")
-    validate_samples: int = Field(8, ge=0, description="validation prompts that are answered at a validation, to be shown")

@@ -3,7 +3,7 @@
 import re
 
 from transom.config.data import Data, Language
-from transom.config.recipe import TranslationRecipe, dump_recipe
+from transom.config.recipe import dump_recipe
 from transom.inspection import describe
 from transom.inspection.facts import Facts
 from transom.inspection.figures import duration, parameters, percent, whole
@@ -38,13 +38,8 @@ def _scores(facts: Facts) -> str:
     kept = facts.kept
     if kept is not None:
         figures = ", ".join(spelled(kept))
-        translated = ""
-        if "bleu" in kept and isinstance(facts.recipe, TranslationRecipe):
-            case = ", upper and lower case aside" if facts.recipe.tokenizer.lowercase else ""
-            each = " of each language" if facts.recipe.data.languages else ""
-            translated = f" (BLEU and chrF on its first {whole(facts.recipe.training.validate_bleu)} pairs{each} at most{case})"
         lines.append(
-            f"validation set{translated}: {figures}, at step {whole(kept['step'])}."
+            f"validation set{facts.recipe.measured_on(kept)}: {figures}, at step {whole(kept['step'])}."
             f" These weights were chosen by this {facts.recipe.training.select_by}, so the figures favour them."
             + (f" They are the {facts.kept_weights}." if facts.kept_weights else "")
         )
@@ -55,10 +50,9 @@ def _scores(facts: Facts) -> str:
 
 def _data(facts: Facts) -> str:
     lines = _origin(facts.recipe.data)
-    if isinstance(facts.recipe, TranslationRecipe):
-        for language in facts.recipe.data.languages:
-            turned = ", read from target to source" if language.reverse else ""
-            lines += [f"{_code(language.tag)}: {line}{turned}" for line in _origin(language)]
+    for language in getattr(facts.recipe.data, "languages", ()):
+        turned = ", read from target to source" if language.reverse else ""
+        lines += [f"{_code(language.tag)}: {line}{turned}" for line in _origin(language)]
     problems = [str(problem) for problem in facts.data.get("problems") or ()]
     found = f"\n\nFound in the data before training:\n\n{_list([_code(problem) for problem in problems])}" if problems else ""
     return f"## Data\n\n{_list(lines)}{found}"

@@ -5,12 +5,12 @@ from pathlib import PurePath
 from typing import Any
 
 from transom.config.architecture import Architecture, Transformer, TwoSided
-from transom.config.data import ImageFiles, InstructionFiles, LabelledFiles, PairFiles, TextFiles
+from transom.config.data import ImageFiles, InstructionFiles, LabelledFiles, PairFiles, PairTokenizer, TextFiles
 from transom.config.depth import MixtureOfDepths
 from transom.config.mixture import Mixture
 from transom.config.model import Decoder, Encoder, TextTransformer
 from transom.config.patterns import spelled
-from transom.config.recipe import Recipe, TextRecipe, TranslationRecipe
+from transom.config.recipe import Recipe, TextRecipe
 from transom.config.recurrent import Luong, Recurrent, RecurrentDecoder, RecurrentSeq2Seq
 from transom.config.vision import ConvolutionalNetwork, ImageClassifier, VisionTransformer
 from transom.inspection.figures import whole
@@ -173,21 +173,18 @@ def symbols(recipe: TextRecipe) -> str:
     """Describe the vocabulary."""
     tokenizer, sizes = recipe.tokenizer, [getattr(recipe.model, name) for name in recipe.model.VOCABULARIES]
     case = ", lower case" if tokenizer.lowercase else ""
-    if not isinstance(recipe, TranslationRecipe):
+    if not (isinstance(tokenizer, PairTokenizer) and len(sizes) > 1):
         return f"{tokenizer.kind} symbols{'' if None in sizes else f' ({whole(sizes[0])})'}{case}"
-    both = "one vocabulary for both sides" if recipe.tokenizer.joint else "a vocabulary for each side"
+    both = "one vocabulary for both sides" if tokenizer.joint else "a vocabulary for each side"
     if None in sizes:
         return f"{tokenizer.kind} symbols, {both}{case}"
-    counts = whole(sizes[0]) if recipe.tokenizer.joint else f"{whole(sizes[0])} and {whole(sizes[1])}"
+    counts = whole(sizes[0]) if tokenizer.joint else f"{whole(sizes[0])} and {whole(sizes[1])}"
     return f"{tokenizer.kind} symbols, {both} ({counts} symbols){case}"
 
 
 def use(recipe: Recipe, name: str) -> tuple[str, str]:
     """Give the command and the lines of Python that answer with a run's model."""
-    arguments, call = recipe.EXAMPLE
-    if isinstance(recipe, TranslationRecipe) and recipe.data.languages:
-        tag = recipe.data.languages[0].tag
-        arguments, call = f"--to {tag} {arguments}", f'{call}, to="{tag}"'
+    arguments, call = recipe.example
     command = f"transom {recipe.VERB} {shlex.quote(name)} {arguments}"
     return command, f"import transom\n\ntransom.load({name!r}).{recipe.VERB}({call})"
 

@@ -146,7 +146,7 @@ def _choices(recipe: Recipe) -> tuple[int, str] | None:
 
     None where that is not known, and for pairs of texts: each is told from the others of its batch, however many these are.
     """
-    if recipe.task == "embedding":
+    if not recipe.GUESSES:
         return None
     if classes := getattr(recipe.model, "classes", ()):
         return len(classes), "classes"

@@ -11,7 +11,9 @@ from transom.data.images.images import decode, read_file
 from transom.data.labeled.labelled import label_batch
 from transom.data.text.text import check_text, read_lines
 from transom.data.tokenizer.special import EOS
-from transom.decoding.load import Answer
+from transom.decoding.predictors.classifier import Classifier
+from transom.decoding.predictors.embedder import Embedder
+from transom.decoding.predictors.filler import Filler
 from transom.decoding.predictors.generator import Generator
 from transom.decoding.predictors.image_classifier import ImageClassifier
 from transom.decoding.predictors.long_texts import windows_of
@@ -33,7 +35,7 @@ class Given(NamedTuple):
     n_left_out: int = 0
 
 
-def given(answer: Answer, text: str | None, file: Path | None, too_long: Literal["truncate", "refuse"] = "truncate") -> Given:
+def given(answer: Any, text: str | None, file: Path | None, too_long: Literal["truncate", "refuse"] = "truncate") -> Given:
     """Make a batch of a text or of an image.
 
     A translator reads its own translation of the text beside it.
@@ -45,11 +47,13 @@ def given(answer: Answer, text: str | None, file: Path | None, too_long: Literal
         too_long: of a text of more tokens than the model reads, read the beginning, or refuse it.
 
     Raises:
-        DataError: there is nothing to read, or no image, or the text is too long and is to be refused.
+        DataError: there is nothing to read, or no image, or the model reads neither, or the text is too long and is to be refused.
     """
     device = answer.model.device
     if isinstance(answer, ImageClassifier):
         return Given(_image(answer, file).to(device), [])
+    if not isinstance(answer, Translator | Generator | Filler | Classifier | Embedder):
+        raise DataError(f"expected a model of texts or images, found one of kind {answer.model.config.kind}; name another run")
     tokenizer = answer.tokenizers.source if isinstance(answer, Translator) else answer.tokenizer
     whole = "\n".join(read_lines(file, empty=True)) if file is not None else check_text(text or "", "--text")
     row, most = tokenizer.encode(whole), answer.model.config.max_seq_len - 1

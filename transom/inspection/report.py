@@ -7,7 +7,7 @@ from typing import Any
 from xml.etree.ElementTree import Element
 
 from transom import __version__
-from transom.config.recipe import TranslationRecipe, dump_recipe
+from transom.config.recipe import TextRecipe, dump_recipe
 from transom.inspection.curves import Line, line_chart
 from transom.inspection.data_section import data_section
 from transom.inspection.describe import PORTABLE, article, layers_in_short, origin, portable
@@ -207,7 +207,7 @@ def _seen(sample: Mapping[str, str]) -> Element:
 
 def _translations(facts: Facts) -> list[Element]:
     shown = [sample for sample in facts.samples if "translation" in sample]
-    if not shown or not isinstance(facts.recipe, TranslationRecipe):
+    if not shown or not isinstance(facts.recipe, TextRecipe):
         return []
     but = ", upper and lower case aside." if facts.recipe.tokenizer.lowercase else "."
     told = f" words differ from the reference{but}"

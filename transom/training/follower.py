@@ -1,6 +1,7 @@
 """A process that shares the batches of a run: it takes the same steps as the first one, and does nothing else."""
 
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -18,11 +19,10 @@ from transom.planning.precision import choose_precision, choose_threads
 from transom.training.optimizer import build_optimizer
 from transom.training.resume import read_run
 from transom.training.schedule import learning_rate
-from transom.training.setup import TASKS
 from transom.training.start import adapt_base
 from transom.training.state import gather_generators, learned_tensors, restore_generators, restore_optimizer
 from transom.training.step import Stepper
-from transom.training.tasks.task import Reader
+from transom.training.task import Reader, ReadTask
 
 NOTHING = -1
 """What the first process says in place of a step when there is no checkpoint to go on from."""
@@ -34,8 +34,8 @@ STEP, SAVE, END = range(3)
 class Follower:
     """A worker's share of a run: the model, its optimizer, and its rows of every batch."""
 
-    def __init__(self, folder: Path, data: str, rank: int, n_ranks: int) -> None:
-        """Read recipe, tokenizers and data of the run in ``folder``, as its first process left them.
+    def __init__(self, folder: Path, data: str, read: ReadTask, rank: int, n_ranks: int) -> None:
+        """Read recipe, tokenizers and data of the run in ``folder``, as its first process left them; ``read`` makes its task of them.
 
         Raises:
             DataError: the data are not those whose hash is ``data``.
@@ -43,7 +43,7 @@ class Follower:
         self.folder = RunFolder.open(folder)
         self.recipe = load_recipe(folder / RECIPE)[0]
         self.rank = rank
-        self.task = TASKS[self.recipe.task](self.recipe, Reader(folder, self.folder, lambda _: None, rank, n_ranks))
+        self.task = read(self.recipe, Reader(folder, self.folder, lambda _: None, rank, n_ranks))
         if self.task.data != data:
             raise DataError(f"{folder}: the data changed while the run began; begin again")
         torch.manual_seed(self.recipe.training.seed)
@@ -75,14 +75,15 @@ class Follower:
                 give_back_freed_memory()
 
 
-def main(rank: int, n_ranks: int, meeting: Path, folder: Path, data: str) -> None:
-    """Be one of a run's workers."""
+def main(rank: int, n_ranks: int, meeting: Path, folder: Path, data: str, task: str) -> None:
+    """Be one of a run's workers; ``task`` is the class of its task, as ``module:name``."""
+    module, _, name = task.partition(":")
     keep_freed_memory()
     torch.set_num_threads(choose_threads().count)
-    follower = Follower(folder, data, rank, n_ranks)
+    follower = Follower(folder, data, getattr(import_module(module), name).read, rank, n_ranks)
     with worker(rank, n_ranks, meeting) as world:
         follower.follow(world)
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), Path(sys.argv[4]), sys.argv[5])
+    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), Path(sys.argv[4]), *sys.argv[5:7])

@@ -18,7 +18,7 @@ from transom.training.optimizer import state_specs
 from transom.training.record import SUMS
 from transom.training.state import SavedState, learned_tensors, optimizer_names
 from transom.training.step import Stepper
-from transom.training.tasks.task import Task
+from transom.training.task import Task
 
 
 class SavedRun(NamedTuple):

@@ -50,7 +50,7 @@ def train(parts: Parts, observers: Sequence[Observer] = (), should_stop: Callabl
     Raises:
         TransomError: twenty steps in a row had a non-finite loss or gradient; the last checkpoint is kept.
     """
-    arguments = [str(parts.folder.path.resolve()), parts.task.data]
+    arguments = [str(parts.folder.path.resolve()), parts.task.data, parts.recipe.TASK]
     with (
         using_threads(parts.processes.threads),
         working_together("transom.training.follower", arguments, parts.processes.count, parts.processes.threads) as world,

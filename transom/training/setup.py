@@ -30,25 +30,7 @@ from transom.planning.precision import Precision, Processes, Threads, choose_pre
 from transom.training.optimizer import build_optimizer
 from transom.training.schedule import too_short
 from transom.training.start import adapt_base, keep_base, laid_over, shaped_like, start_from
-from transom.training.tasks.classification import ClassificationTask
-from transom.training.tasks.embedding import EmbeddingTask
-from transom.training.tasks.images import ImageTask
-from transom.training.tasks.instruction import InstructionTask
-from transom.training.tasks.language import LanguageTask
-from transom.training.tasks.masked import MaskedTask
-from transom.training.tasks.task import Reader, Task
-from transom.training.tasks.translation import TranslationTask
-
-TASKS: dict[str, Callable[[Any, Reader], Task]] = {
-    "translation": TranslationTask.read,
-    "language": LanguageTask.read,
-    "instruction": InstructionTask.read,
-    "masked": MaskedTask.read,
-    "classification": ClassificationTask.read,
-    "embedding": EmbeddingTask.read,
-    "image-classification": ImageTask.read,
-}
-"""What reads the data of a recipe and makes a task of them, by the task's name in the recipe."""
+from transom.training.task import Reader, ReadTask, Task
 
 
 @dataclass(frozen=True)
@@ -85,7 +67,12 @@ class Parts:
 
 
 def set_up(
-    recipe: Recipe, base: Path, folder: RunFolder, tell: Callable[[str], None] = lambda _: None, asked: Asked = NOTHING_ASKED
+    recipe: Recipe,
+    base: Path,
+    folder: RunFolder,
+    read: ReadTask,
+    tell: Callable[[str], None] = lambda _: None,
+    asked: Asked = NOTHING_ASKED,
 ) -> Parts:
     """Read the data, make or load the tokenizers, build the model, and measure the machine.
 
@@ -95,6 +82,7 @@ def set_up(
         recipe: what to train.
         base: folder that ``data.root`` is relative to.
         folder: the run folder, created; one that holds a recipe is a run to go on with, and keeps its choices.
+        read: reads the data and makes the recipe's task of them.
         tell: is told what is being done, in a few words.
         asked: what a person set of the recipe; of a run that starts from another one nothing else changes the model's shape.
 
@@ -114,7 +102,7 @@ def set_up(
     torch.set_num_threads(threads.count)
     torch.manual_seed(recipe.training.seed)
 
-    task = TASKS[recipe.task](recipe, Reader(base, folder, tell, n_ranks=processes.count))
+    task = read(recipe, Reader(base, folder, tell, n_ranks=processes.count))
     recipe = task.recipe.with_fields("training", precision=precision.name)
     refuse_larger_than_memory(count_parameters(recipe.model).total, device)
     if (problem := excess_positions(recipe.model)) is not None:

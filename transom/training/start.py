@@ -25,7 +25,7 @@ from transom.layers.position import resized_grid, resized_line
 from transom.models.adapt import adapt
 from transom.models.network import Network
 from transom.models.vision import VisionTransformer
-from transom.training.tasks.task import Reader
+from transom.training.task import Reader
 
 
 def given_tokenizers(recipe: Recipe, folder: RunFolder) -> Tokenizers | None:

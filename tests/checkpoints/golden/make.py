@@ -12,8 +12,8 @@ from transom.data.batch import Sequences, TranslationBatch
 from transom.data.tokenizer.tokenizer import Tokenizers
 from transom.files.durable import FORMAT_VERSION
 from transom.models.build import build_model
+from transom.tasks.task import set_up
 from transom.training.run import train
-from transom.training.setup import set_up
 
 HERE = Path(__file__).parent
 SOURCE, TARGET = "c a b", "b a c"

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from transom.config.data import ImageData, ImageFiles
+from transom.config.data import Data, Digits, ImageFiles
 from transom.config.training import Augmentation
 from transom.config.vision import ImageClassifier
 from transom.data.batch import ImageBatch
@@ -23,13 +23,14 @@ MEASURED = 10_000
 """Most images that the channels' mean and deviation are taken from."""
 
 
-def load_images(data: ImageData, base: Path, model: ImageClassifier) -> Splits[Images]:
+def load_images(data: Data, base: Path, model: ImageClassifier, valid_share: float) -> Splits[Images]:
     """Read or generate the images of a recipe.
 
     Args:
         data: the recipe's data section.
         base: folder that ``data.root`` is relative to.
         model: the recipe's, whose size and channels they are brought to.
+        valid_share: part that is split off where no validation images are named.
 
     Raises:
         DataError: an image cannot be read, or there is too little to split.
@@ -40,9 +41,9 @@ def load_images(data: ImageData, base: Path, model: ImageClassifier) -> Splits[I
         return read_images(root / expanded(files.images), model.image_size, model.channels)
 
     def split(images: Images) -> tuple[Images, Images]:
-        return split_off(images, images.digests, data.valid_share, "images")
+        return split_off(images, images.digests, valid_share, "images")
 
-    if data.generate is not None:
+    if isinstance(data.generate, Digits):
         digits, test = load_digits(data.generate, model.image_size, model.channels)
         return Splits(*split(digits), test)
     return read_splits(data, read, split)

@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 import torch
 
-from transom.config.data import InstructionData, InstructionFiles
+from transom.config.data import Data, Exercises, InstructionFiles
 from transom.data.batch import LanguageBatch, Sequences
 from transom.data.pairs.loader import encode
 from transom.data.pairs.pairs import Pairs, split_validation
@@ -32,7 +32,7 @@ SYMBOLS = 2
 TooLong = Literal["truncate", "drop", "refuse"]
 
 
-def load_instructions(data: InstructionData, base: Path) -> Splits[Pairs]:
+def load_instructions(data: Data, base: Path) -> Splits[Pairs]:
     """Read or generate the instructions of a recipe; the target is the answer.
 
     Args:
@@ -42,7 +42,7 @@ def load_instructions(data: InstructionData, base: Path) -> Splits[Pairs]:
     Raises:
         DataError: a file cannot be read, a prompt has no answer, or there is too little to split.
     """
-    if data.generate is not None:
+    if isinstance(data.generate, Exercises):
         return generate_exercises(data.generate)
     root = base / expanded(data.root)
     return read_splits(data, lambda files: read_instructions(files, root), split_validation)

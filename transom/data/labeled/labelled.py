@@ -7,7 +7,7 @@ from typing import Literal
 import numpy as np
 import torch
 
-from transom.config.data import LabelledData, LabelledFiles
+from transom.config.data import Data, LabelledFiles, Phrasebook
 from transom.data.batch import LabelledBatch, Sequences
 from transom.data.labeled.classes import numbered
 from transom.data.pairs.loader import encode
@@ -25,7 +25,7 @@ VALID_SHARE = 0.1
 """Part of the texts that is split off where no validation texts are named."""
 
 
-def load_labelled(data: LabelledData, base: Path) -> Splits[Pairs]:
+def load_labelled(data: Data, base: Path) -> Splits[Pairs]:
     """Read or generate the texts of a recipe.
 
     Args:
@@ -36,7 +36,7 @@ def load_labelled(data: LabelledData, base: Path) -> Splits[Pairs]:
         DataError: a file cannot be read, a text has no class, or there is too little to split.
     """
     root = base / expanded(data.root)
-    if data.generate is not None:
+    if isinstance(data.generate, Phrasebook):
         return Splits(*map(_languages, generate(data.generate).parts.values()))
     return read_splits(data, lambda files: read_labelled(files, root), lambda texts: split_off(texts, texts.source, VALID_SHARE, "texts"))
 

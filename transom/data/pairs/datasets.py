@@ -1,9 +1,10 @@
 """The pairs that a recipe names: files, or generated ones, into one language or several."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from transom.config.components import build
-from transom.config.data import Language, PairData, TranslationData
+from transom.config.data import Language, PairData
 from transom.data.pairs.pairs import Pairs, load_pairs, split_validation
 from transom.data.split import Splits, read_splits
 from transom.data.synthetic import sequences  # noqa: F401  # registers its pairs
@@ -28,12 +29,12 @@ def load_data(data: PairData, base: Path) -> Splits[Pairs]:
     return _load(data, base / expanded(data.root))
 
 
-def load_languages(data: PairData, base: Path) -> dict[str | None, Splits[Pairs]]:
+def load_languages(data: PairData, base: Path, languages: Sequence[Language] = ()) -> dict[str | None, Splits[Pairs]]:
     """Read or generate the pairs of a recipe by the tag of their target language, None for the only one; otherwise as ``load_data``."""
-    if not isinstance(data, TranslationData) or not data.languages:
+    if not languages:
         return {None: load_data(data, base)}
     root, found = base / expanded(data.root), dict[str | None, Splits[Pairs]]()
-    for language in data.languages:
+    for language in languages:
         splits = _load(language, root)
         found[language.tag] = Splits(*(part.reversed() for part in splits.parts.values())) if language.reverse else splits
     return found

@@ -1,6 +1,6 @@
 """Early exit: a loss after every block of a decoder, through the one output map."""
 
-from transom.config.training import Exits, NoExits
+from transom.config.training import ExitsBrick, NoExits
 from transom.data.batch import Batch
 from transom.layers.context import StackContext
 from transom.models.decoder import DecoderTransformer
@@ -16,7 +16,7 @@ class EarlyExit(Objective):
     w_n is n / sum_m m (Schuster et al. 2022, section 3.3) or 1 / N (Elbayad et al. 2020, aligned training).
     """
 
-    def __init__(self, last: CrossEntropy, model: Network, exits: Exits) -> None:
+    def __init__(self, last: CrossEntropy, model: Network, exits: ExitsBrick) -> None:
         """Weigh the losses after the blocks of ``model``.
 
         Args:
@@ -45,6 +45,6 @@ class EarlyExit(Objective):
         return last._replace(learned=total)
 
 
-def with_exits(last: CrossEntropy, model: Network, exits: NoExits | Exits) -> Objective:
+def with_exits(last: CrossEntropy, model: Network, exits: ExitsBrick) -> Objective:
     """Return ``last`` with the losses after the other blocks, where the recipe asks for exits."""
     return last if isinstance(exits, NoExits) else EarlyExit(last, model, exits)

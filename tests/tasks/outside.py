@@ -1,0 +1,88 @@
+"""A task from outside the package, in one file: which of several authors wrote a line."""
+
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field
+
+from transom.config.data import Data, Files, Tokenizer
+from transom.config.decoding import Reading
+from transom.config.model import TextClassifier
+from transom.config.options import DataOption, TaskHelp
+from transom.config.recipe import TextRecipe
+from transom.config.registry import register_task
+from transom.data.pairs.pairs import Pairs
+from transom.data.split import Splits, split_off
+from transom.tasks.classification.schema import ClassificationTraining
+from transom.tasks.classification.task import ClassificationTask
+
+ABOUT = TaskHelp(
+    options=(
+        DataOption("--authors", "FOLDER", "For a critic: a folder of AUTHOR.txt.", "train", "folder"),
+        DataOption("--valid-authors", "FOLDER", "The same for validation.", "valid", "folder", "--authors", "the lines to train on"),
+    ),
+    scored_by="a folder of AUTHOR.txt",
+)
+
+
+class AuthorFiles(Files):
+    """A folder with a file of lines for each author."""
+
+    folder: str = Field(..., description="the folder")
+
+    @property
+    def paths(self) -> list[str]:
+        """The one folder."""
+        return [self.folder]
+
+
+class AuthorData(Data):
+    """Lines by their authors."""
+
+    OPTIONS: ClassVar[tuple[DataOption, ...]] = ABOUT.options
+
+    train: AuthorFiles | None = Field(None, description="training lines")
+    valid: AuthorFiles | None = Field(None, description="validation lines")
+    test: AuthorFiles | None = Field(None, description="test lines")
+    generate: None = Field(None, description="nothing is generated")
+    too_long: Literal["truncate"] = Field("truncate", description="what becomes of a long line")
+
+    @property
+    def split_off(self) -> str:
+        """Say what is taken for validation where no data are named."""
+        return "10 % of the lines, split off by hash"
+
+
+@register_task
+class AuthorRecipe(TextRecipe):
+    """A critic, which tells who wrote a line."""
+
+    TASK: ClassVar[str] = f"{__name__}:AuthorTask"
+    HELP: ClassVar[TaskHelp] = ABOUT
+    COUNTED: ClassVar[str] = "lines"
+    VERB: ClassVar[str] = "classify"
+    EXAMPLE: ClassVar[tuple[str, str]] = ('"A line"', '["A line"]')
+
+    task: Literal["authors"] = Field("authors", description="what the model learns to do")
+    data: AuthorData = Field(..., description="the examples")
+    tokenizer: Tokenizer = Field(Tokenizer(kind="char"), description="text to tokens")
+    model: TextClassifier = Field(TextClassifier(), description="the network")
+    training: ClassificationTraining = Field(ClassificationTraining(), description="the run")
+    decoding: Reading = Field(Reading(), description="how lines are read")
+
+
+class AuthorTask(ClassificationTask):
+    """Lines with their authors, ready to be learnt from."""
+
+    @classmethod
+    def load(cls, recipe: Any, base: Path) -> Splits[Pairs]:
+        """Read the lines; the target of each is its author."""
+
+        def read(files: AuthorFiles) -> Pairs:
+            folder = base / recipe.data.root / files.folder
+            rows = [(line, file.stem) for file in sorted(folder.glob("*.txt")) for line in file.read_text().splitlines()]
+            return Pairs([line for line, _ in rows], [author for _, author in rows], str(folder))
+
+        train = read(recipe.data.train)
+        train, valid = split_off(train, train.source, 0.1, "lines") if recipe.data.valid is None else (train, read(recipe.data.valid))
+        return Splits(train, valid)

@@ -1,0 +1,126 @@
+"""Tasks are found by their folders, and one from outside is served like them: options, help, errors, training, loading, verbs."""
+
+import ast
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.size import ROOT
+from transom.config import options
+from transom.config.options import flags
+from transom.config.recipe import TextRecipe, load_recipe
+from transom.config.registry import register_task, task_helps, tasks
+from transom.errors import ConfigError
+from transom.tasks.classification.schema import ClassificationRecipe
+from transom.tasks.task import LearnsSymbols, TaskClass, task_of
+
+
+def test_each_folder_is_a_task_of_two_files() -> None:
+    folders = {path.parent for path in (ROOT / "transom" / "tasks").glob("*/*.py")}
+    assert all({path.name for path in folder.glob("*.py")} == {"__init__.py", "schema.py", "task.py"} for folder in folders)
+    assert {recipe.__module__.split(".")[2] for recipe in tasks().values()} == {folder.name for folder in folders}
+
+
+def test_every_task_has_what_is_asked_of_one() -> None:
+    for name, recipe in tasks().items():
+        task = task_of(recipe)
+        assert isinstance(task, TaskClass) and isinstance(task, LearnsSymbols) == issubclass(recipe, TextRecipe), name
+        assert recipe.VERB in task.VERBS or callable(getattr(task.PREDICTOR, recipe.VERB)), name
+
+
+def test_what_the_command_line_tells_is_what_the_schemas_say() -> None:
+    assert task_helps() == [recipe.HELP for recipe in tasks().values()]
+    for recipe in tasks().values():
+        assert flags(recipe.HELP.options) == flags(recipe.model_fields["data"].annotation.OPTIONS)  # type: ignore[union-attr]
+    every = dict.fromkeys(option for told in task_helps() for option in told.options)
+    assert len({option.flag for option in every}) == len(every), "an option of several tasks is one and the same"
+    assert {option.needs for option in every} <= {"", *(option.flag for option in every)}
+
+
+def test_help_is_told_by_literals_and_the_options_own_names() -> None:
+    for path in (ROOT / "transom" / "tasks").glob("*/schema.py"):
+        (about,) = [node for node in ast.parse(path.read_text()).body if isinstance(node, ast.Assign)]
+        names = {node.id for node in ast.walk(about.value) if isinstance(node, ast.Name)}
+        assert names <= vars(options).keys()
+
+
+def test_a_name_is_given_once() -> None:
+    assert register_task(ClassificationRecipe) is ClassificationRecipe
+
+    class Other(ClassificationRecipe):
+        """Another task of the same name."""
+
+    with pytest.raises(ConfigError, match="expected a new name of a task, found 'classification'"):
+        register_task(Other)
+
+
+SCRIPT = """
+import contextlib, io, json, sys
+import tests.tasks.outside
+from transom.cli.main import main
+
+for words in json.loads(sys.argv[1]):
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = main(words)
+    print(json.dumps([code, out.getvalue(), err.getvalue()]))
+"""
+
+
+def transom(*commands: list[str]) -> Iterator[tuple[int, str, str]]:
+    """Run command lines in a process that has imported the task from outside; yield exit code, output and messages of each."""
+    command = [sys.executable, "-W", "error", "-c", SCRIPT, json.dumps(commands)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=120, env={**os.environ, "COLUMNS": "200"})
+    assert done.returncode == 0, done.stderr
+    yield from map(tuple, map(json.loads, done.stdout.splitlines()))
+
+
+def test_a_task_from_outside_is_served_like_any_other(tmp_path: Path) -> None:
+    written = {"ann": ["a long day", "a short day", "a day at sea"], "bob": ["oh no", "no way", "oh well", "no more"]}
+    folder, recipe, run = tmp_path / "lines", str(tmp_path / "authors.toml"), str(tmp_path / "run")
+    folder.mkdir()
+    for author, lines in written.items():
+        (folder / f"{author}.txt").write_text("\n".join(f"{line} {n}" for n in range(20) for line in lines))
+    model = "d_model = 16\nn_heads = 2\nd_ff = 32\nn_layers = 1\nmax_seq_len = 32\n"
+    training = 'max_steps = 40\nlearning_rate = 0.01\nbatch_tokens = 512\nschedule = { kind = "cosine", warmup_steps = 5 }\n'
+    Path(recipe).write_text(f'task = "authors"\n[data]\nroot = "."\n[model]\n{model}[training]\n{training}')
+
+    outcomes = transom(
+        ["train", "--help"],
+        ["classify", "--help"],
+        ["train", recipe],
+        ["train", recipe, "--labelled", "a.tsv"],
+        ["train", recipe, "--valid-authors", "a"],
+        ["train", recipe, "--authors", str(folder), "--out", run],
+        ["classify", run, "a day at home", "oh no no"],
+        ["translate", run, "a day"],
+        ["embed", run, "a day", "oh no"],
+        ["tokenizer", "train", recipe, "--authors", str(folder), "--out", str(tmp_path / "tokenizer.json")],
+    )
+    _, page, _ = next(outcomes)
+    assert "--authors" in page and "For a critic: a folder of AUTHOR.txt." in page and "--labelled" in page
+    assert "or a folder of AUTHOR.txt." in next(outcomes)[1]
+    assert "expected exactly one of data.train and data.generate; name your own files with --authors" in next(outcomes)[2]
+    assert "authors.toml learns from --authors, found --labelled" in next(outcomes)[2]
+    assert "--valid-authors needs --authors beside it: the lines to train on" in next(outcomes)[2]
+    code, out, err = next(outcomes)
+    assert code == 0 and f"try: transom classify {run}" in out, err
+    card = (tmp_path / "run" / "README.md").read_text()
+    assert "An authors model" in card and "lines a second" in card
+    assert [line.split("\t")[0] for line in next(outcomes)[1].splitlines()] == ["ann", "bob"]
+    assert "expected a run that transom translate can use, found one for transom classify" in next(outcomes)[2]
+    assert next(outcomes)[0] == 0
+    code, _, err = next(outcomes)
+    assert code == 0 and "learning symbols from 125 texts" in err
+
+
+def test_without_it_its_run_is_refused_in_a_line(tmp_path: Path) -> None:
+    recipe = tmp_path / "authors.toml"
+    recipe.write_text('task = "authors"')
+    with pytest.raises(ConfigError, match="expected a task, found 'authors'; known: translation, language, instruction, masked"):
+        load_recipe(recipe)

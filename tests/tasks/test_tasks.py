@@ -1,0 +1,40 @@
+"""What holds for every task: a killed run ends as the run left alone, and processes make the steps of one."""
+
+import math
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from tests.training.conftest import changed, sit
+from tests.training.test_run import die_and_end_the_same
+from transom.config.recipe import Recipe
+from transom.tasks.embedding.schema import EmbeddingRecipe
+from transom.training.events import Stepped
+
+
+@pytest.fixture(params=["masked", "classes", "pairs", "languages", "vision", "convolutional"])
+def recipe(request: pytest.FixtureRequest) -> Recipe:
+    found: Recipe = request.getfixturevalue(request.param)
+    return found
+
+
+def test_a_killed_run_ends_as_the_run_left_alone(recipe: Recipe, tmp_path: Path) -> None:
+    die_and_end_the_same(partial(sit, recipe), tmp_path)
+
+
+@pytest.mark.long
+def test_two_processes_make_the_steps_of_one(recipe: Recipe, tmp_path: Path) -> None:
+    raw = changed(recipe, precision="fp32", max_steps=4).model_dump()
+    raw["model"] |= {name: 0.0 for name in raw["model"] if name.endswith("dropout")}
+    seen: dict[int, list[Stepped]] = {1: [], 2: []}
+    for n, steps in seen.items():
+        raw["training"]["processes"] = n
+        sit(type(recipe).model_validate(raw), tmp_path / str(n), lambda e, steps=steps: steps.append(e) if isinstance(e, Stepped) else None)
+    if isinstance(recipe, EmbeddingRecipe):  # each process tells the pairs of its own half apart, which is easier: ln 2 at the most
+        one, two = seen[1][0], seen[2][0]
+        assert 0.05 < one.loss - two.loss < math.log(2) and one.n_target_tokens == two.n_target_tokens > 0
+        return
+    for one, two in zip(seen[1], seen[2], strict=True):
+        assert (one.loss, one.grad_norm) == pytest.approx((two.loss, two.grad_norm), rel=2e-4)
+        assert one.n_target_tokens == two.n_target_tokens > 0

@@ -1,0 +1,127 @@
+"""Vectors of texts as a task: of each pair's left side, its right side is to be told from all others of the batch."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import torch
+
+from transom.checkpoints.run_files import TOKENIZER
+from transom.checkpoints.run_folder import RunFolder
+from transom.config.decoding import Reading
+from transom.data.batch import MatchedBatch, matched_batch
+from transom.data.pairs.loader import Loader, ordered_batches
+from transom.data.pairs.pairs import Pairs, fingerprint
+from transom.data.reports.pairs import PairReport, report_pairs
+from transom.data.tokenizer.tokenizer import Tokenizers
+from transom.decoding.backends.searcher import reader_of
+from transom.decoding.predictors.embedder import Embedder
+from transom.models.encoder import TextEmbedderTransformer
+from transom.models.network import Network
+from transom.planning.flops import count_flops
+from transom.planning.precision import Precision
+from transom.tasks.embedding.schema import EmbeddingRecipe
+from transom.tasks.pairs import read_pairs, train_pair_tokenizers
+from transom.tasks.task import LoadedRun
+from transom.training.objectives.cross_entropy import CrossEntropy
+from transom.training.objectives.objective import Objective
+from transom.training.task import Answers, Reader
+from transom.training.validation import validation_loss
+
+SEARCHED = 1000
+"""Validation pairs, at most, among whose right sides each left side's own is searched."""
+
+
+@dataclass(frozen=True)
+class EmbeddingTask:
+    """Pairs of texts that belong together, ready to be learnt from.
+
+    Attributes:
+        recipe: as resolved, vocabulary size filled in.
+        tokenizers: of both sides, one and the same.
+        loader: training batches.
+        valid: validation pairs.
+        valid_batches: the same as batches.
+        report: what is known of the data.
+        data: hash of all training and validation pairs, in their order.
+    """
+
+    recipe: EmbeddingRecipe
+    tokenizers: Tokenizers
+    loader: Loader
+    valid: Pairs
+    valid_batches: Sequence[MatchedBatch]
+    report: PairReport
+    data: str
+
+    PREDICTOR: ClassVar[type] = Embedder
+    VERBS: ClassVar[Mapping[str, Callable[[Any], Any]]] = {}
+
+    @classmethod
+    def read(cls, recipe: EmbeddingRecipe, reader: Reader) -> Self:
+        """Read the pairs, make or load the tokenizer, and examine all of it.
+
+        Raises:
+            TransomError: the data cannot be read, or do not fit the recipe.
+        """
+        pairs = read_pairs(recipe, reader, matched_batch)
+        splits, tokenizers, loader = pairs.splits[None], pairs.tokenizers, pairs.loaders[None]
+        recipe = recipe.with_fields("model", vocab_size=tokenizers.source.vocab_size)
+        batch_tokens, max_seq_len = recipe.training.batch_tokens, recipe.model.max_seq_len
+        return cls(
+            recipe=recipe,
+            tokenizers=tokenizers,
+            loader=loader,
+            valid=splits.valid,
+            valid_batches=ordered_batches(splits.valid, tokenizers, batch_tokens, max_seq_len, make=matched_batch),
+            report=report_pairs(splits, tokenizers, loader),
+            data=fingerprint(splits.train, splits.valid),
+        )
+
+    def write(self, folder: RunFolder) -> None:
+        """Leave in the run folder what embedding needs beside the model."""
+        folder.write(TOKENIZER, self.tokenizers.to_bytes())
+
+    def place(self, sample: int) -> str:
+        """Name a training pair by its line."""
+        return self.loader.place(sample)
+
+    def objective(self, model: Network) -> Objective:
+        """Return the loss that a model is learned from."""
+        return CrossEntropy(self.recipe.training.label_smoothing)
+
+    def flops(self, batch: MatchedBatch) -> float:
+        """Count the floating-point operations of learning from a batch, forward and backward, padding included."""
+        sides = (count_flops(self.recipe.model, len(batch.samples), side.tokens.shape[1], 0) for side in (batch.source, batch.target))
+        return sum(side.training for side in sides) + 6 * self.recipe.model.d_model * len(batch.samples) ** 2
+
+    def measure(self, model: Network, autocast: torch.autocast) -> dict[str, float]:
+        """Measure a model on the validation pairs."""
+        assert isinstance(model, TextEmbedderTransformer)
+        figures = validation_loss(model, self.valid_batches, autocast)
+        del figures["perplexity"]  # of batches it says nothing
+        return figures
+
+    def answer(self, model: Network, autocast: torch.autocast, precision: Precision) -> Answers:
+        """Measure how often a left side's nearest right side is its own, and give a few left sides with what is found."""
+        assert isinstance(model, TextEmbedderTransformer)
+        embedder = Embedder(model, self.tokenizers.source, self.recipe.decoding)
+        left, right = self.valid.source[:SEARCHED], self.valid.target[:SEARCHED]
+        with autocast:
+            cosines = embedder.embed(left) @ embedder.embed(right).T
+        nearest = cosines.argmax(1).tolist()
+        accuracy = 100 * sum(right[found] == own for found, own in zip(nearest, right, strict=True)) / len(right)
+        shown = range(min(self.recipe.training.validate_samples, len(left)))
+        return {"accuracy": accuracy}, tuple({"text": left[i], "class": right[i], "found": right[nearest[i]]} for i in shown)
+
+    @classmethod
+    def predictor(cls, run: LoadedRun) -> Embedder:
+        """Return what answers with a run's model."""
+        assert isinstance(run.model, TextEmbedderTransformer)
+        return Embedder(run.model, run.tokenizer, run.decoding or Reading(), run.precision, reader_of(run.model))
+
+    @classmethod
+    def train_tokenizers(cls, recipe: EmbeddingRecipe, base: Path, tell: Callable[[str], None]) -> Tokenizers:
+        """Learn the symbols of a recipe's training data."""
+        return train_pair_tokenizers(recipe, base, tell)

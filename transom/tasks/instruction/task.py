@@ -1,0 +1,132 @@
+"""Answering instructions as a task: each token of an answer is to be said from the prompt and those before it."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import torch
+
+from transom.checkpoints.run_files import TOKENIZER
+from transom.checkpoints.run_folder import RunFolder
+from transom.data.batch import LanguageBatch
+from transom.data.labeled.instructions import InstructionLoader, Instructions, load_instructions, reading_batches
+from transom.data.pairs.pairs import Pairs, fingerprint
+from transom.data.reports.instructions import InstructionReport, report_instructions
+from transom.data.tokenizer.tokenizer import Tokenizer, Tokenizers
+from transom.decoding.backends.searcher import searcher_of
+from transom.decoding.predictors.generator import Generator
+from transom.models.network import LanguageNetwork, Network
+from transom.planning.flops import count_flops
+from transom.planning.precision import Precision
+from transom.tasks.instruction.schema import InstructionRecipe
+from transom.tasks.task import LoadedRun
+from transom.tasks.text import train_text_tokenizers
+from transom.training.objectives.cross_entropy import CrossEntropy
+from transom.training.objectives.objective import Objective
+from transom.training.start import tokenizer_of
+from transom.training.task import Answers, Reader
+from transom.training.validation import validation_accuracy, validation_loss
+
+
+@dataclass(frozen=True)
+class InstructionTask:
+    """Instructions with their answers, ready to be learnt from.
+
+    Attributes:
+        recipe: as resolved, vocabulary size filled in.
+        tokenizer: of prompts and answers.
+        loader: training batches.
+        valid: validation instructions.
+        valid_batches: the same as batches.
+        report: what is known of the instructions.
+        data: hash of all training and validation instructions, in their order.
+    """
+
+    recipe: InstructionRecipe
+    tokenizer: Tokenizer
+    loader: InstructionLoader
+    valid: Pairs
+    valid_batches: Sequence[LanguageBatch]
+    report: InstructionReport
+    data: str
+
+    PREDICTOR: ClassVar[type] = Generator
+    VERBS: ClassVar[Mapping[str, Callable[[Any], Any]]] = {}
+
+    @classmethod
+    def read(cls, recipe: InstructionRecipe, reader: Reader) -> Self:
+        """Read the instructions, make or load the tokenizer, and examine all of it.
+
+        Raises:
+            TransomError: the instructions cannot be read, or do not fit the recipe.
+        """
+        reader.tell("reading the instructions")
+        splits = load_instructions(recipe.data, reader.base)
+        tokenizer = tokenizer_of(splits.train.source + splits.train.target, recipe, reader)
+        recipe = recipe.with_fields("model", vocab_size=tokenizer.vocab_size)
+        training, max_seq_len = recipe.training, recipe.model.max_seq_len
+        parts = {"train": splits.train, "valid": splits.valid}
+        read = {name: Instructions.fit(part, tokenizer, max_seq_len, recipe.data.too_long) for name, part in parts.items()}
+        loader = InstructionLoader(
+            splits.train,
+            read["train"],
+            max_seq_len=max_seq_len,
+            batch_tokens=training.batch_tokens,
+            seed=training.seed,
+            slicing=reader.slicing(training),
+        )
+        return cls(
+            recipe=recipe,
+            tokenizer=tokenizer,
+            loader=loader,
+            valid=splits.valid,
+            valid_batches=reading_batches(read["valid"], max_seq_len, training.batch_tokens),
+            report=report_instructions(splits, read, tokenizer, loader),
+            data=fingerprint(splits.train, splits.valid),
+        )
+
+    def write(self, folder: RunFolder) -> None:
+        """Leave in the run folder what answering needs beside the model."""
+        folder.write(TOKENIZER, Tokenizers(self.tokenizer).to_bytes())
+
+    def place(self, sample: int) -> str:
+        """Name the first instruction of a row by its line."""
+        return self.loader.place(sample)
+
+    def objective(self, model: Network) -> Objective:
+        """Return the loss that a model is learned from."""
+        return CrossEntropy(self.recipe.training.label_smoothing)
+
+    def flops(self, batch: LanguageBatch) -> float:
+        """Count the floating-point operations of learning from a batch, forward and backward; of logits, those of the answers only."""
+        n_rows, length = batch.target.tokens.shape
+        whole, logits = (count_flops(self.recipe.model, 1, 0, n).parts["unembedding"] for n in (n_rows * length, batch.n_target_tokens))
+        return count_flops(self.recipe.model, n_rows, 0, length).training - 3 * (whole - logits)
+
+    def measure(self, model: Network, autocast: torch.autocast) -> dict[str, float]:
+        """Measure a model on the validation instructions, over tokens of answers only."""
+        assert isinstance(model, LanguageNetwork)
+        return validation_loss(model, self.valid_batches, autocast) | validation_accuracy(model, self.valid_batches, autocast)
+
+    def answer(self, model: Network, autocast: torch.autocast, precision: Precision) -> Answers:
+        """Give a few validation prompts with a model's answers."""
+        assert isinstance(model, LanguageNetwork)
+        shown = slice(self.recipe.training.validate_samples)
+        searcher = searcher_of(model, precision.dtype)
+        generator = Generator(model, self.tokenizer, self.recipe.decoding, searcher=searcher, answering=True)
+        answers = generator.generate(self.valid.source[shown], min_new_tokens=0)
+        rows = zip(self.valid.source[shown], self.valid.target[shown], answers, strict=True)
+        return {}, tuple({"text": prompt, "class": answer, "found": found} for prompt, answer, found in rows)
+
+    @classmethod
+    def predictor(cls, run: LoadedRun) -> Generator:
+        """Return what answers with a run's model."""
+        assert isinstance(run.model, LanguageNetwork)
+        return Generator(run.model, run.tokenizer, run.decoding, run.precision, run.searcher, answering=True, exits_learned=False)
+
+    @classmethod
+    def train_tokenizers(cls, recipe: InstructionRecipe, base: Path, tell: Callable[[str], None]) -> Tokenizers:
+        """Learn the symbols of a recipe's training data."""
+        train = load_instructions(recipe.data, base).train
+        return train_text_tokenizers(train.source + train.target, recipe.tokenizer, tell)

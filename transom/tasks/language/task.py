@@ -1,0 +1,128 @@
+"""Language modelling as a task: each token of a text is to be said from those before it."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import torch
+
+from transom.checkpoints.run_files import TOKENIZER
+from transom.checkpoints.run_folder import RunFolder
+from transom.data.batch import LanguageBatch
+from transom.data.reports.text import TextReport, report_text
+from transom.data.text.documents import Documents, load_text
+from transom.data.text.windows import WindowLoader, scoring_batches
+from transom.data.tokenizer.tokenizer import Tokenizer, Tokenizers
+from transom.decoding.backends.searcher import searcher_of
+from transom.decoding.predictors.generator import Generator
+from transom.models.network import LanguageNetwork, Network
+from transom.planning.flops import count_flops
+from transom.planning.precision import Precision
+from transom.tasks.language.schema import LanguageRecipe
+from transom.tasks.task import LoadedRun
+from transom.tasks.text import read_text, train_text_tokenizers
+from transom.training.objectives.early_exit import with_exits
+from transom.training.objectives.objective import Objective
+from transom.training.objectives.r_drop import text_objective
+from transom.training.task import Answers, Reader
+from transom.training.validation import validation_loss
+
+PROMPT_TOKENS, ANSWER_TOKENS = 32, 96
+"""Tokens of a validation document that are shown to the model, and those that are shown of its own."""
+
+
+@dataclass(frozen=True)
+class LanguageTask:
+    """Documents, ready to be learnt from.
+
+    Attributes:
+        recipe: as resolved, vocabulary size filled in.
+        tokenizer: of the text.
+        loader: training batches.
+        valid: validation documents.
+        valid_batches: the same as batches.
+        report: what is known of the text.
+        data: hash of all training and validation text, in its order.
+    """
+
+    recipe: LanguageRecipe
+    tokenizer: Tokenizer
+    loader: WindowLoader
+    valid: Documents
+    valid_batches: Sequence[LanguageBatch]
+    report: TextReport
+    data: str
+
+    PREDICTOR: ClassVar[type] = Generator
+    VERBS: ClassVar[Mapping[str, Callable[[Any], Any]]] = {}
+
+    @classmethod
+    def read(cls, recipe: LanguageRecipe, reader: Reader) -> Self:
+        """Read the text, make or load the tokenizer, and examine all of it.
+
+        Raises:
+            TransomError: the text cannot be read, or does not fit the recipe.
+        """
+        text = read_text(recipe, recipe.data, reader, recipe.training.token_dropout)
+        recipe = recipe.with_fields("model", vocab_size=text.tokenizer.vocab_size)
+        training, max_seq_len = recipe.training, recipe.model.max_seq_len
+        return cls(
+            recipe=recipe,
+            tokenizer=text.tokenizer,
+            loader=text.windows,
+            valid=text.splits.valid,
+            valid_batches=[batch for batch, *_ in scoring_batches(text.streams["valid"].rows, max_seq_len, 0, training.batch_tokens)],
+            report=report_text(text.splits, text.streams, text.tokenizer, text.windows),
+            data=text.fingerprint,
+        )
+
+    def write(self, folder: RunFolder) -> None:
+        """Leave in the run folder what generating needs beside the model."""
+        folder.write(TOKENIZER, Tokenizers(self.tokenizer).to_bytes())
+
+    def place(self, sample: int) -> str:
+        """Name the document that a window begins in."""
+        return self.loader.place(sample)
+
+    def objective(self, model: Network) -> Objective:
+        """Return the loss that a model is learned from."""
+        return with_exits(text_objective(self.recipe.training), model, self.recipe.training.exits)
+
+    def flops(self, batch: LanguageBatch) -> float:
+        """Count the floating-point operations of learning from a batch, forward and backward, padding included."""
+        flops = count_flops(self.recipe.model, len(batch.samples), 0, batch.target.tokens.shape[1])
+        n_exits = len(self.recipe.training.exits.weights(sum(self.recipe.model.stacks)))
+        return flops.training + 3 * (n_exits - 1) * flops.parts["unembedding"]
+
+    def measure(self, model: Network, autocast: torch.autocast) -> dict[str, float]:
+        """Measure a model on the validation text, in bits per byte too."""
+        assert isinstance(model, LanguageNetwork)
+        figures = validation_loss(model, self.valid_batches, autocast)
+        n_tokens = sum(batch.n_target_tokens for batch in self.valid_batches)
+        figures["bits_per_byte"] = figures["loss"] * n_tokens / math.log(2) / self.valid.n_bytes
+        return figures
+
+    def answer(self, model: Network, autocast: torch.autocast, precision: Precision) -> Answers:
+        """Give the beginnings of a few validation texts with a model's continuations."""
+        assert isinstance(model, LanguageNetwork)
+        texts = self.valid.texts[: self.recipe.training.validate_samples]
+        rows = [self.tokenizer.encode(text[: 8 * PROMPT_TOKENS])[: PROMPT_TOKENS + ANSWER_TOKENS] for text in texts]
+        prompts = [self.tokenizer.decode(row[:PROMPT_TOKENS]) for row in rows]
+        generator = Generator(model, self.tokenizer, self.recipe.decoding, searcher=searcher_of(model, precision.dtype))
+        answers = generator.generate(prompts, max_new_tokens=ANSWER_TOKENS, min_new_tokens=0, stop=())
+        samples = [{"prompt": prompt, "continuation": answer} for prompt, answer in zip(prompts, answers, strict=True)]
+        return {}, tuple(samples)
+
+    @classmethod
+    def predictor(cls, run: LoadedRun) -> Generator:
+        """Return what answers with a run's model."""
+        assert isinstance(run.model, LanguageNetwork)
+        exits_learned = run.recipe is None or run.recipe.training.exits.kind != "none"
+        return Generator(run.model, run.tokenizer, run.decoding, run.precision, run.searcher, exits_learned=exits_learned)
+
+    @classmethod
+    def train_tokenizers(cls, recipe: LanguageRecipe, base: Path, tell: Callable[[str], None]) -> Tokenizers:
+        """Learn the symbols of a recipe's training data."""
+        return train_text_tokenizers(load_text(recipe.data, base).train.texts, recipe.tokenizer, tell)

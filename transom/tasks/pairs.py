@@ -1,0 +1,85 @@
+"""Pairs made ready for the tasks that learn from them: both sides, their tokenizers, training batches."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from transom.config.data import Language
+from transom.config.recipe import PairRecipe
+from transom.data.pairs.datasets import load_languages
+from transom.data.pairs.loader import Loader, MakeBatch
+from transom.data.pairs.pairs import Pairs, together
+from transom.data.split import Splits
+from transom.data.tokenizer.tokenizer import Tokenizers
+from transom.errors import ConfigError
+from transom.training.start import given_tokenizers
+from transom.training.task import Reader
+
+
+@dataclass(frozen=True)
+class PairedText:
+    """The pairs of a run, by the tag of their target language; None for the only one.
+
+    Attributes:
+        splits: all of them.
+        tokenizers: of both sides.
+        loaders: training batches.
+    """
+
+    splits: Mapping[str | None, Splits[Pairs]]
+    tokenizers: Tokenizers
+    loaders: Mapping[str | None, Loader]
+
+
+def read_pairs(recipe: PairRecipe, reader: Reader, make: MakeBatch, languages: Sequence[Language] = ()) -> PairedText:
+    """Read a recipe's pairs, make its tokenizers or load those of another run, and lay out training batches.
+
+    Args:
+        recipe: what to train.
+        reader: who reads.
+        make: makes a batch.
+        languages: the recipe's pairs into several target languages, if they are.
+
+    Raises:
+        TransomError: the data cannot be read, or do not fit the recipe.
+    """
+    reader.tell("reading the data")
+    splits = load_languages(recipe.data, reader.base, languages)
+    reader.tell("preparing the tokenizer")
+    tags, train = [to for to in splits if to is not None], [of_language.train for of_language in splits.values()]
+    tokenizers = given_tokenizers(recipe, reader.folder) or Tokenizers.train(together(train), recipe.tokenizer, tags)
+    _check_tags(tags, tokenizers.source.tags)
+    training = recipe.training
+    loaders = {
+        to: Loader(
+            of_language.train,
+            tokenizers,
+            max_seq_len=recipe.model.max_seq_len,
+            batch_tokens=training.batch_tokens,
+            seed=training.seed,
+            dropout=recipe.tokenizer.dropout,
+            max_length_ratio=recipe.data.max_length_ratio,
+            slicing=reader.slicing(training),
+            make=make,
+            prefix=() if to is None else tokenizers.source.prefix(to),
+        )
+        for to, of_language in splits.items()
+    }
+    return PairedText(splits, tokenizers, loaders)
+
+
+def train_pair_tokenizers(recipe: PairRecipe, base: Path, tell: Callable[[str], None], languages: Sequence[Language] = ()) -> Tokenizers:
+    """Learn the symbols of a recipe's training pairs; ``tell`` is told how many they are."""
+    splits = load_languages(recipe.data, base, languages)
+    pairs = together([of_language.train for of_language in splits.values()])
+    tell(f"learning symbols from {len(pairs.source):,} pairs ...")
+    return Tokenizers.train(pairs, recipe.tokenizer, [to for to in splits if to is not None])
+
+
+def _check_tags(tags: list[str], known: tuple[str, ...]) -> None:
+    """Refuse languages that a tokenizer which was given has no tags for, and none where it has some."""
+    if not set(tags) <= set(known) or bool(tags) != bool(known):
+        raise ConfigError(
+            f"data.languages: expected {'tags among ' + ', '.join(known) if known else 'none'}, which the tokenizer of the run was made"
+            f" with, found {', '.join(tags) or 'none'}; change them or begin anew"
+        )

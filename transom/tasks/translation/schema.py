@@ -1,0 +1,104 @@
+"""The recipe of a translator, and what it alone has."""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal, Self
+
+from pydantic import Field, model_validator
+
+from transom.config.data import Files, Language, PairData, PairTokenizer
+from transom.config.decoding import Decoding
+from transom.config.model import PairModel, Seq2Seq
+from transom.config.options import PAIRS, TaskHelp
+from transom.config.recipe import PairRecipe
+from transom.config.registry import register_task
+from transom.config.training import ConsistentTraining
+
+ABOUT = TaskHelp(options=PAIRS, order=1)
+
+
+class TranslationData(PairData):
+    """Sentence pairs into one language, or into several."""
+
+    ORIGINS: ClassVar[tuple[str, ...]] = ("train", "generate", "languages")
+
+    languages: tuple[Language, ...] = Field((), strict=False, description="pairs into several target languages, each with its tag")
+    temperature: float = Field(
+        5.0,
+        ge=1,
+        description="of n_l pairs into a language, training sees a share in proportion to n_l^(1 / temperature) (Arivazhagan et al. 2019):"
+        " 1 as they are, more for rare languages the higher it is",
+    )
+
+    @model_validator(mode="after")
+    def _tags_differ(self) -> "TranslationData":
+        tags = [language.tag for language in self.languages]
+        if twice := next((tag for tag in tags if tags.count(tag) > 1), None):
+            raise ValueError(f"data.languages: expected different tags, found {twice!r} twice; change one of them")
+        return self
+
+    @property
+    def test_parts(self) -> list[Files]:
+        """Files of test pairs, of all languages."""
+        return [part for part in (self.test, *(language.test for language in self.languages)) if part is not None]
+
+    @property
+    def parts(self) -> list[Files]:
+        """Files of all pairs, of all languages."""
+        own = (part for language in self.languages for part in (language.train, language.valid) if part is not None)
+        return [*super().parts, *own]
+
+
+class TranslationTraining(ConsistentTraining):
+    """One training run of a translator."""
+
+    validate_bleu: int = Field(
+        200, ge=0, description="validation sentences, into each language, that are translated for BLEU and chrF at a validation; 0 for none"
+    )
+    select_by: Literal["loss", "bleu"] = Field("loss", description="validation figure that chooses the kept weights")
+
+    @model_validator(mode="after")
+    def _selectable(self) -> "TranslationTraining":
+        if self.select_by == "bleu" and self.validate_bleu == 0:
+            raise ValueError("training.select_by = 'bleu' needs training.validate_bleu > 0")
+        return self
+
+
+@register_task
+class TranslationRecipe(PairRecipe):
+    """A translator: an encoder-decoder that learns from sentence pairs."""
+
+    TASK: ClassVar[str] = "transom.tasks.translation.task:TranslationTask"
+    HELP: ClassVar[TaskHelp] = ABOUT
+    COUNTED: ClassVar[str] = "target tokens"
+    VERB: ClassVar[str] = "translate"
+    EXAMPLE: ClassVar[tuple[str, str]] = ('"A sentence in the source language."', '["A sentence in the source language."]')
+
+    task: Literal["translation"] = Field("translation", description="what the model learns to do")
+    data: TranslationData = Field(..., description="the examples")
+    tokenizer: PairTokenizer = Field(PairTokenizer(), description="text to tokens")
+    model: PairModel = Field(Seq2Seq(), description="the network; preset = NAME starts from a published one")
+    training: TranslationTraining = Field(TranslationTraining(), description="the run")
+    decoding: Decoding = Field(Decoding(), description="the search for translations")
+
+    @model_validator(mode="after")
+    def _one_table_needs_one_vocabulary(self) -> Self:
+        if self.model.tie == "all" and not self.tokenizer.joint:
+            raise ValueError("model.tie = 'all' needs tokenizer.joint = true; change one of them, or set model.tie = 'decoder'")
+        return self
+
+    @property
+    def example(self) -> tuple[str, str]:
+        """As of any translator; of one into several languages, with the tag of the first."""
+        arguments, call = self.EXAMPLE
+        if not self.data.languages:
+            return arguments, call
+        tag = self.data.languages[0].tag
+        return f"--to {tag} {arguments}", f'{call}, to="{tag}"'
+
+    def measured_on(self, figures: Mapping[str, Any]) -> str:
+        """Say how many pairs BLEU and chrF are of, where they were measured."""
+        if "bleu" not in figures:
+            return ""
+        case = ", upper and lower case aside" if self.tokenizer.lowercase else ""
+        each = " of each language" if self.data.languages else ""
+        return f" (BLEU and chrF on its first {self.training.validate_bleu:,} pairs{each} at most{case})"

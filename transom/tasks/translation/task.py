@@ -1,0 +1,138 @@
+"""Translation as a task: what the training loop learns from, and what a validation measures."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import torch
+
+from transom.checkpoints.run_files import TOKENIZER
+from transom.checkpoints.run_folder import RunFolder
+from transom.data.batch import TranslationBatch, translation_batch
+from transom.data.pairs.loader import Loader, ordered_batches
+from transom.data.pairs.mixture import LanguageMixture
+from transom.data.pairs.pairs import Pairs, fingerprint
+from transom.data.reports.pairs import PairReport, report_languages
+from transom.data.tokenizer.tokenizer import Tokenizers
+from transom.decoding.predictors.translator import Translator
+from transom.errors import DataError
+from transom.inspection.alignment import Alignment, align, cross_attentions
+from transom.models.network import Network, Seq2SeqNetwork
+from transom.planning.flops import count_flops
+from transom.planning.precision import Precision
+from transom.tasks.pairs import read_pairs, train_pair_tokenizers
+from transom.tasks.task import LoadedRun
+from transom.tasks.translation.schema import TranslationRecipe
+from transom.training.objectives.objective import Objective
+from transom.training.objectives.r_drop import text_objective
+from transom.training.task import Answers, Reader
+from transom.training.validation import validation_losses, validation_scores
+
+
+@dataclass(frozen=True)
+class TranslationTask:
+    """Sentence pairs, ready to be learnt from.
+
+    Attributes:
+        recipe: as resolved, vocabulary sizes filled in.
+        tokenizers: of both sides.
+        loader: training batches.
+        valid: validation pairs, by the tag of their target language; None for the only one.
+        valid_batches: the same as batches.
+        report: what is known of the data.
+        data: hash of all training and validation pairs, in their order.
+    """
+
+    recipe: TranslationRecipe
+    tokenizers: Tokenizers
+    loader: Loader | LanguageMixture
+    valid: Mapping[str | None, Pairs]
+    valid_batches: Mapping[str | None, Sequence[TranslationBatch]]
+    report: PairReport
+    data: str
+
+    PREDICTOR: ClassVar[type] = Translator
+    VERBS: ClassVar[Mapping[str, Callable[[Any], Any]]] = {}
+
+    @classmethod
+    def read(cls, recipe: TranslationRecipe, reader: Reader) -> Self:
+        """Read the data, make or load the tokenizers, and examine all of it.
+
+        Raises:
+            TransomError: the data cannot be read, or do not fit the recipe.
+        """
+        text = read_pairs(recipe, reader, translation_batch, recipe.data.languages)
+        splits, tokenizers, loaders = text.splits, text.tokenizers, text.loaders
+        sizes = {"source_vocab_size": tokenizers.source.vocab_size, "target_vocab_size": tokenizers.target.vocab_size}
+        recipe = recipe.with_fields("model", **sizes)
+        batch_tokens, max_seq_len = recipe.training.batch_tokens, recipe.model.max_seq_len
+        tagged = {to: loader for to, loader in loaders.items() if to is not None}
+        mixture = LanguageMixture(tagged, recipe.data.temperature) if tagged else None
+        return cls(
+            recipe=recipe,
+            tokenizers=tokenizers,
+            loader=mixture or loaders[None],
+            valid={to: each.valid for to, each in splits.items()},
+            valid_batches={
+                to: ordered_batches(each.valid, tokenizers, batch_tokens, max_seq_len, prefix=loaders[to].prefix)
+                for to, each in splits.items()
+            },
+            report=report_languages(splits, tokenizers, loaders, mixture),
+            data=fingerprint(*(part for each in splits.values() for part in (each.train, each.valid)), tags=list(tagged)),
+        )
+
+    def write(self, folder: RunFolder) -> None:
+        """Leave in the run folder what translating needs beside the model."""
+        folder.write(TOKENIZER, self.tokenizers.to_bytes())
+
+    def place(self, sample: int) -> str:
+        """Name a training pair by its line, and its language where there are several."""
+        return self.loader.place(sample)
+
+    def objective(self, model: Network) -> Objective:
+        """Return the loss that a model is learned from."""
+        return text_objective(self.recipe.training)
+
+    def flops(self, batch: TranslationBatch) -> float:
+        """Count the floating-point operations of learning from a batch, forward and backward, padding included."""
+        return count_flops(self.recipe.model, len(batch.samples), batch.source.tokens.shape[1], batch.target.tokens.shape[1]).training
+
+    def measure(self, model: Network, autocast: torch.autocast) -> dict[str, float]:
+        """Measure a model on the validation pairs.
+
+        Where there are several languages, the figures are of all of their sentences together, and with a language's tag, as in
+        ``loss/de``, of its own.
+        """
+        assert isinstance(model, Seq2SeqNetwork)
+        return validation_losses(model, self.valid_batches, autocast)
+
+    def answer(self, model: Network, autocast: torch.autocast, precision: Precision) -> Answers:
+        """Return BLEU and chrF of a model's translations of validation pairs, likewise, and a few of the translations."""
+        assert isinstance(model, Seq2SeqNetwork)
+        n_sentences = self.recipe.training.validate_bleu
+        if not n_sentences:
+            return {}, ()
+        return validation_scores(model, self.valid, n_sentences, self.tokenizers, self.recipe.decoding, precision.dtype)
+
+    @classmethod
+    def predictor(cls, run: LoadedRun) -> Translator:
+        """Return what answers with a run's model."""
+        assert isinstance(run.model, Seq2SeqNetwork) and run.tokenizers is not None
+        return Translator(run.model, run.tokenizers, run.decoding, run.precision, run.searcher)
+
+    @classmethod
+    def train_tokenizers(cls, recipe: TranslationRecipe, base: Path, tell: Callable[[str], None]) -> Tokenizers:
+        """Learn the symbols of a recipe's training data."""
+        return train_pair_tokenizers(recipe, base, tell, recipe.data.languages)
+
+    def alignments(self, model: Network, samples: Iterable[Mapping[str, str]]) -> Iterator[Alignment]:
+        """Align the translations that are not empty; what was translated in pieces is too long to be aligned as a whole."""
+        if not (isinstance(model, Seq2SeqNetwork) and cross_attentions(model)):
+            return
+        for sample in samples:
+            if sample["translation"].strip():
+                try:
+                    yield align(model, self.tokenizers, sample["source"], sample["translation"], to=sample.get("to"))
+                except DataError:
+                    continue
