@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from transom.checkpoints.torch_transformer import from_torch, to_torch
+from tests.agreement.torch_transformer import from_torch, to_torch
 from transom.config.model import Seq2Seq
 from transom.errors import CheckpointError
 from transom.layers.masks.sight import Sight
