@@ -17,7 +17,6 @@ from transom.decoding.predictors.translator import Translator
 from transom.inspection.alignment import Alignment, align
 from transom.inspection.markup import style_sheet, to_svg
 from transom.inspection.pictures import alignment_picture
-from transom.inspection.style import COLOURS, PICTURES
 from transom.planning.machine import measure_peak
 from transom.planning.precision import choose_threads
 
@@ -30,7 +29,7 @@ BLOCK = re.compile(r"^```text\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 def alignment_file(alignment: Alignment) -> str:
     """Write the picture of an alignment as an SVG file of its own, which follows the reader's light or dark page."""
     picture = alignment_picture(alignment)
-    picture.insert(0, style_sheet(COLOURS + PICTURES))
+    picture.insert(0, style_sheet("colors", "pictures"))
     return to_svg(picture)
 
 
