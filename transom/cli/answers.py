@@ -21,6 +21,16 @@ def answer(value: Any, as_json: bool, lines: Iterable[str]) -> None:
             print(line)
 
 
+def options_of(context: typer.Context, options: Any) -> dict[str, Any]:
+    """Collect those of a verb's parameters that are options of what it calls, by the same name.
+
+    Args:
+        context: of the verb.
+        options: a ``TypedDict`` of all options there are.
+    """
+    return {name: value for name, value in context.params.items() if name in options.__annotations__}
+
+
 def note(line: str) -> None:
     """Tell a person something that is not the answer."""
     if sys.stderr is not None:

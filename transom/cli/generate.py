@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from transom.cli.answers import Json, answer, note
+from transom.cli.answers import Json, answer, note, options_of
 from transom.cli.imports import lasting_imports
 from transom.cli.options import GenerateTooLong, Run, SearchPrecision
 from transom.errors import ConfigError
@@ -43,6 +43,7 @@ Seed = Annotated[int | None, typer.Option(min=0, help="Of the draws; the same se
 
 @app.command()
 def generate(
+    context: typer.Context,
     run: Run,
     prompt: Annotated[str | None, typer.Argument(metavar="PROMPT", help="What to go on with; left out, the model begins a text.")] = None,
     input_file: Annotated[Path | None, typer.Option("--input", metavar="FILE", help="Prompts, one a line (.gz too).")] = None,
@@ -71,26 +72,11 @@ def generate(
         from transom.cli.progress import counting
         from transom.data.text.text import check_text, read_lines
         from transom.decoding.load import load_as
-        from transom.decoding.predictors.generator import Generator
+        from transom.decoding.predictors.generator import Generator, Options
 
     prompts = read_lines(input_file) if input_file is not None else [check_text(prompt or "", "PROMPT")]
-    options: dict[str, Any] = {
-        "max_new_tokens": max_new_tokens,
-        "min_new_tokens": min_new_tokens,
-        "temperature": temperature,
-        "top_k": top_k,
-        "top_p": top_p,
-        "min_p": min_p,
-        "typical_p": typical_p,
-        "repetition_penalty": repetition_penalty,
-        "frequency_penalty": frequency_penalty,
-        "presence_penalty": presence_penalty,
-        "exit_threshold": exit_threshold,
-        "seed": seed,
-        "too_long": too_long,
-        "stop": None if stop is None else [text.replace("\\n", "\n") for text in stop],
-        "name": "PROMPT" if input_file is None else str(input_file),
-    }
+    stops = None if stop is None else [text.replace("\\n", "\n") for text in stop]
+    options = {**options_of(context, Options), "stop": stops, "name": "PROMPT" if input_file is None else str(input_file)}
     generator = load_as(Generator, run, precision)
     if not as_json:
         _undrawn(generator, options, samples)

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from transom.cli.answers import Json, answer, note, note_longer
+from transom.cli.answers import Json, answer, note, note_longer, options_of
 from transom.cli.imports import lasting_imports
 from transom.cli.options import SPLIT, Alpha, Beam, Run, SearchPrecision, To, TranslateTooLong
 from transom.cli.outputs import refuse_output
@@ -27,6 +27,7 @@ app = typer.Typer(add_completion=False)
 
 @app.command()
 def translate(
+    context: typer.Context,
     run: Run,
     sentence: Annotated[str | None, typer.Argument(metavar="SENTENCE", help="Left out: --input, or else standard input.")] = None,
     input_file: Annotated[Path | None, typer.Option("--input", metavar="FILE", help="Sentences, one a line (.gz too).")] = None,
@@ -49,23 +50,12 @@ def translate(
     with lasting_imports():
         from transom.cli.progress import counting
         from transom.decoding.load import load_as
-        from transom.decoding.predictors.translator import Translator
+        from transom.decoding.predictors.translator import Options, Translator
 
     refuse_output(output_file, [run, input_file])
     translator = load_as(Translator, run, precision)
     with counting("sentences", quiet=as_json or sentence is not None) as tell:
-        found = translator.n_best(
-            texts,
-            n_best,
-            beam_size=beam_size,
-            length_penalty=length_penalty,
-            min_length=min_length,
-            max_length=max_length,
-            too_long=too_long,
-            name=name,
-            tell=tell,
-            to=to,
-        )
+        found = translator.n_best(texts, n_best, **options_of(context, Options), name=name, tell=tell)
     records = [{"source": text, "translations": [best._asdict() for best in of_text]} for text, of_text in zip(texts, found, strict=True)]
     n_longer = sum(of_text[0].pieces > 1 for of_text in found if of_text)
     _give(records, n_best, n_longer, output_file, as_json)

@@ -4,7 +4,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from transom.data.images.images import Images
-from transom.data.reports.report import Report, Row, class_counts, class_shares, contradictions, counted, overlaps, rare_classes
+from transom.data.reports.report import (
+    Report,
+    Row,
+    class_counts,
+    class_shares,
+    contradictions,
+    counted,
+    overlaps,
+    rare_classes,
+    sizes,
+    sizes_told,
+)
 from transom.data.split import Splits
 
 
@@ -22,14 +33,8 @@ class ImageReport(Report):
 
     def figures(self) -> list[str]:
         """Give all but the problems for people."""
-        return [
-            line
-            for name, facts in self.images.items()
-            for line in (
-                f"{name}: {counted(int(facts['images']), 'image')} ({facts['from']})",
-                f"  classes: {class_shares(self.classes[name])}",
-            )
-        ]
+        told = sizes_told(self.images, "image")
+        return [line for name in told for line in (told[name], f"  classes: {class_shares(self.classes[name])}")]
 
 
 def report_images(splits: Splits[Images], classes: Sequence[str]) -> ImageReport:
@@ -40,17 +45,16 @@ def report_images(splits: Splits[Images], classes: Sequence[str]) -> ImageReport
         classes: by number.
     """
     parts, train = splits.parts, splits.train
+    keys = {name: part.digests for name, part in parts.items()}
     counts = class_counts({name: part.labels for name, part in parts.items()}, classes)
     ignored = f"train: {counted(train.n_ignored, 'file')} beside the images passed over: no images by their suffix"
     return ImageReport(
         problems=[
             *contradictions(train.digests, train.labels, lambda i: train.names[i], "image", "class than the same file before:"),
-            *overlaps({name: part.digests for name, part in parts.items()}, "image"),
+            *overlaps(keys, "image"),
             *rare_classes(counts["train"], "image"),
             *([ignored] if train.n_ignored else []),
         ],
-        images={
-            name: {"images": len(part), "from": part.name, "doubles": len(part) - len(set(part.digests))} for name, part in parts.items()
-        },
+        images=sizes(parts, keys, "image"),
         classes=counts,
     )

@@ -6,7 +6,20 @@ from dataclasses import dataclass
 from transom.data.labeled.instructions import InstructionLoader, Instructions
 from transom.data.pairs.loader import encode
 from transom.data.pairs.pairs import Pairs
-from transom.data.reports.report import Distribution, Report, Row, contradictions, counted, distribution, overlaps, shown, told, unseen
+from transom.data.reports.report import (
+    Distribution,
+    Report,
+    Row,
+    contradictions,
+    counted,
+    distribution,
+    overlaps,
+    shown,
+    sizes,
+    sizes_told,
+    told,
+    unseen_in,
+)
 from transom.data.split import Splits
 from transom.data.tokenizer.tokenizer import Tokenizer
 
@@ -34,8 +47,8 @@ class InstructionReport(Report):
     def figures(self) -> list[str]:
         """Give all but the problems for people."""
         lines = []
-        for name, facts in self.instructions.items():
-            lines.append(f"{name}: {counted(int(facts['instructions']), 'instruction')} ({facts['from']})")
+        for name, size in sizes_told(self.instructions, "instruction").items():
+            lines.append(size)
             lines += [f"  {side} tokens: {told(self.tokens[f'{name} {side}'])}" for side in ("prompt", "answer")]
         return [
             *lines,
@@ -58,7 +71,6 @@ def report_instructions(
     parts, train = splits.parts, splits.train
     both = {name: list(zip(part.source, part.target, strict=True)) for name, part in parts.items()}
     sides = {name: (encode(tokenizer, part.source), encode(tokenizer, part.target)) for name, part in parts.items()}
-    seen = {token for side in sides["train"] for row in side for token in row}
     too_long = [
         f"{name}: {counted(len(samples), 'instruction')} longer than the {loader.max_seq_len} tokens that the model reads; {fate}"
         f" ({shown([f'line {parts[name].line(i)}' for i in samples])})"
@@ -73,17 +85,14 @@ def report_instructions(
             *overlaps(both, "instruction"),
             *too_long,
         ],
-        instructions={
-            name: {"instructions": len(part), "from": part.name, "doubles": len(part) - len(set(both[name]))}
-            for name, part in parts.items()
-        },
+        instructions=sizes(parts, both, "instruction"),
         tokens={
             f"{name} {side}": distribution(rows)
             for name, of_part in sides.items()
             for side, rows in zip(("prompt", "answer"), of_part, strict=True)
         },
         too_long={name: {"truncated": len(found.truncated), "left out": len(found.left_out)} for name, found in read.items()},
-        unseen={name: unseen(tokenizer, source + target, seen) for name, (source, target) in sides.items() if name != "train"},
+        unseen=unseen_in(tokenizer, {name: source + target for name, (source, target) in sides.items()}),
         answer_share=answers / int(read["train"].lengths.sum()),
         padding_waste=loader.padding_waste,
     )

@@ -17,8 +17,10 @@ from transom.data.reports.report import (
     distribution,
     overlaps,
     rare_classes,
+    sizes,
+    sizes_told,
     told,
-    unseen,
+    unseen_in,
 )
 from transom.data.split import Splits
 from transom.data.tokenizer.tokenizer import Tokenizer
@@ -44,14 +46,11 @@ class LabelledReport(Report):
 
     def figures(self) -> list[str]:
         """Give all but the problems for people."""
+        told_sizes = sizes_told(self.texts, "text")
         return [
             line
-            for name, facts in self.texts.items()
-            for line in (
-                f"{name}: {counted(int(facts['texts']), 'text')} ({facts['from']})",
-                f"  classes: {class_shares(self.classes[name])}",
-                f"  tokens: {told(self.tokens[name])}",
-            )
+            for name, size in told_sizes.items()
+            for line in (size, f"  classes: {class_shares(self.classes[name])}", f"  tokens: {told(self.tokens[name])}")
         ]
 
 
@@ -65,8 +64,8 @@ def report_labelled(splits: Splits[Pairs], classes: Sequence[str], tokenizer: To
         loader: of the training texts.
     """
     parts, train = splits.parts, splits.train
-    rows = {name: encode(tokenizer, part.source) for name, part in parts.items()}
-    seen = {token for row in rows["train"] for token in row}
+    keys = {name: part.source for name, part in parts.items()}
+    rows = {name: encode(tokenizer, texts) for name, texts in keys.items()}
     counts = class_counts({name: part.target for name, part in parts.items()}, classes)
     longer: dict[str, Row] = {
         "train": {"texts": loader.n_longer, "left out": len(train) - loader.n_samples},
@@ -81,12 +80,12 @@ def report_labelled(splits: Splits[Pairs], classes: Sequence[str], tokenizer: To
                 for name, of_part in longer.items()
                 if of_part["texts"]
             ),
-            *overlaps({name: part.source for name, part in parts.items()}, "text"),
+            *overlaps(keys, "text"),
             *rare_classes(counts["train"], "text"),
         ],
-        texts={name: {"texts": len(part), "from": part.name, "doubles": len(part) - len(set(part.source))} for name, part in parts.items()},
+        texts=sizes(parts, keys, "text"),
         classes=counts,
         tokens={name: distribution(of_part) for name, of_part in rows.items()},
         longer=longer,
-        unseen={name: unseen(tokenizer, of_part, seen) for name, of_part in rows.items() if name != "train"},
+        unseen=unseen_in(tokenizer, rows),
     )

@@ -10,6 +10,7 @@ import numpy as np
 
 from transom.data.pairs.loader import Encoded
 from transom.data.sampler import Indices, lengths_of
+from transom.data.split import Divisible
 from transom.data.tokenizer.tokenizer import Tokenizer
 
 SHOWN = 5
@@ -49,6 +50,22 @@ def counted(n: int, noun: str) -> str:
     return f"{n:,} {noun}{'' if n == 1 else 's'}"
 
 
+def sizes(parts: Mapping[str, Divisible], keys: Mapping[str, Sequence[object]], noun: str) -> dict[str, Row]:
+    """Count the samples of each part of the data and name their origin.
+
+    Args:
+        parts: of the data, by name.
+        keys: of each part: what is the same where the data are.
+        noun: what they are.
+    """
+    return {name: {f"{noun}s": len(part), "from": part.name, "doubles": len(part) - len(set(keys[name]))} for name, part in parts.items()}
+
+
+def sizes_told(sizes: Mapping[str, Row], noun: str) -> dict[str, str]:
+    """Write ``sizes`` as a line for each part."""
+    return {name: f"{name}: {counted(int(facts[f'{noun}s']), noun)} ({facts['from']})" for name, facts in sizes.items()}
+
+
 def shown(things: Sequence[object]) -> str:
     """Name the first of some things."""
     return ", ".join(map(str, things[:SHOWN])) + ", ..." * (len(things) > SHOWN)
@@ -77,6 +94,12 @@ def unseen(tokenizer: Tokenizer, rows: Encoded, seen: set[int]) -> Row:
     counts = Counter(token for row in rows for token in row if token not in seen)
     examples = [repr(symbol)[1:-1] for symbol in tokenizer.symbols([token for token, _ in counts.most_common(SHOWN)])]
     return {"symbols": len(counts), "occurrences": counts.total(), "such as": " ".join(examples)}
+
+
+def unseen_in(tokenizer: Tokenizer, rows: Mapping[str, Encoded]) -> dict[str, Row]:
+    """Count for each part but training's the symbols that training never shows."""
+    seen = {token for row in rows["train"] for token in row}
+    return {name: unseen(tokenizer, part, seen) for name, part in rows.items() if name != "train"}
 
 
 def unseen_problems(never: Mapping[str, Row]) -> list[str]:
