@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any
 
 import typer
@@ -21,14 +21,14 @@ def answer(value: Any, as_json: bool, lines: Iterable[str]) -> None:
             print(line)
 
 
-def options_of(context: typer.Context, options: Any) -> dict[str, Any]:
+def options_of(parameters: Mapping[str, Any], options: Any) -> dict[str, Any]:
     """Collect those of a verb's parameters that are options of what it calls, by the same name.
 
     Args:
-        context: of the verb.
+        parameters: of the verb, by name.
         options: a ``TypedDict`` of all options there are.
     """
-    return {name: value for name, value in context.params.items() if name in options.__annotations__}
+    return {name: value for name, value in parameters.items() if name in options.__annotations__}
 
 
 def note(line: str) -> None:

@@ -22,7 +22,6 @@ app = typer.Typer(add_completion=False)
 
 @app.command()
 def evaluate(
-    context: typer.Context,
     run: Run,
     source: Source,
     target: Target,
@@ -39,6 +38,7 @@ def evaluate(
     as_json: Json = False,
 ) -> None:
     """Each reading of a test file is noted in the run's ledger: choose by validation data, report test data once."""
+    parameters = {**locals()}
     with lasting_imports():
         from transom.cli.reading import read_test_set, translate_test_set
         from transom.decoding.load import load_as
@@ -52,7 +52,7 @@ def evaluate(
     translator = load_as(Translator, run, precision)
     translator.tokenizers.source.prefix(to)  # before the reading is noted
     pairs = read_test_set([run], source, target, "evaluate")
-    options = {**options_of(context, Options), "name": str(source)}
+    options = {**options_of(parameters, Options), "name": str(source)}
     translations, n_longer = translate_test_set(translator, pairs.source, "sentences", as_json, **options)
     if output_file is not None:
         write_file(output_file, "".join(f"{line}\n" for line in translations).encode())

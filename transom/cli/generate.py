@@ -43,7 +43,6 @@ Seed = Annotated[int | None, typer.Option(min=0, help="Of the draws; the same se
 
 @app.command()
 def generate(
-    context: typer.Context,
     run: Run,
     prompt: Annotated[str | None, typer.Argument(metavar="PROMPT", help="What to go on with; left out, the model begins a text.")] = None,
     input_file: Annotated[Path | None, typer.Option("--input", metavar="FILE", help="Prompts, one a line (.gz too).")] = None,
@@ -66,6 +65,7 @@ def generate(
     as_json: Json = False,
 ) -> None:
     """The text appears as it is drawn, behind the prompt; an answer, where that was learnt, alone. What is not given is the recipe's."""
+    parameters = {**locals()}
     if prompt is not None and input_file is not None:
         raise ConfigError("expected a PROMPT or --input, found both; remove one")
     with lasting_imports():
@@ -76,7 +76,7 @@ def generate(
 
     prompts = read_lines(input_file) if input_file is not None else [check_text(prompt or "", "PROMPT")]
     stops = None if stop is None else [text.replace("\\n", "\n") for text in stop]
-    options = {**options_of(context, Options), "stop": stops, "name": "PROMPT" if input_file is None else str(input_file)}
+    options = {**options_of(parameters, Options), "stop": stops, "name": "PROMPT" if input_file is None else str(input_file)}
     generator = load_as(Generator, run, precision)
     if not as_json:
         _undrawn(generator, options, samples)

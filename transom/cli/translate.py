@@ -27,7 +27,6 @@ app = typer.Typer(add_completion=False)
 
 @app.command()
 def translate(
-    context: typer.Context,
     run: Run,
     sentence: Annotated[str | None, typer.Argument(metavar="SENTENCE", help="Left out: --input, or else standard input.")] = None,
     input_file: Annotated[Path | None, typer.Option("--input", metavar="FILE", help="Sentences, one a line (.gz too).")] = None,
@@ -43,6 +42,7 @@ def translate(
     as_json: Json = False,
 ) -> None:
     """One output line for each input line, always and in order; an empty line gives an empty line."""
+    parameters = {**locals()}
     if sentence is not None and input_file is not None:
         raise ConfigError("expected a SENTENCE or --input, found both; remove one")
     texts, name = _texts(sentence, input_file)
@@ -55,7 +55,7 @@ def translate(
     refuse_output(output_file, [run, input_file])
     translator = load_as(Translator, run, precision)
     with counting("sentences", quiet=as_json or sentence is not None) as tell:
-        found = translator.n_best(texts, n_best, **options_of(context, Options), name=name, tell=tell)
+        found = translator.n_best(texts, n_best, **options_of(parameters, Options), name=name, tell=tell)
     records = [{"source": text, "translations": [best._asdict() for best in of_text]} for text, of_text in zip(texts, found, strict=True)]
     n_longer = sum(of_text[0].pieces > 1 for of_text in found if of_text)
     _give(records, n_best, n_longer, output_file, as_json)
