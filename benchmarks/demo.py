@@ -13,8 +13,9 @@ from pathlib import Path
 
 from benchmarks.measure import facts
 from transom.decoding.predictors.translator import Translator
-from transom.inspection.alignment import align
-from transom.inspection.pictures import alignment_file
+from transom.inspection.alignment import Alignment, align
+from transom.inspection.markup import style_sheet, to_svg
+from transom.inspection.pictures import alignment_picture
 from transom.planning.machine import measure_peak
 from transom.planning.precision import choose_threads
 from transom.tasks.load import load_as
@@ -23,6 +24,13 @@ ROOT = Path(__file__).parents[1]
 RECORD, PICTURE, FRONT = ROOT / "docs" / "demo.json", ROOT / "docs" / "alignment.svg", ROOT / "README.md"
 BLOCK = re.compile(r"^```text\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 """The transcript on the front page."""
+
+
+def alignment_file(alignment: Alignment) -> str:
+    """Write the picture of an alignment as an SVG file of its own, which follows the reader's light or dark page."""
+    picture = alignment_picture(alignment)
+    picture.insert(0, style_sheet("colors", "pictures"))
+    return to_svg(picture)
 
 
 def main() -> None:

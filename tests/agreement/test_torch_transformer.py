@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from transom.checkpoints.torch_transformer import from_torch, to_torch
+from tests.agreement.torch_transformer import from_torch, to_torch
 from transom.config.model import Seq2Seq
 from transom.data.batch import translation_batch
 from transom.layers.position import sinusoids

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from tests.checkpoints.checking import names, one_line
+from tests.models.tiny import seq2seq
 from transom.checkpoints.run_files import LOCK, holds_run
 from transom.checkpoints.run_folder import RunFolder
-from transom.config.model import Seq2Seq
 from transom.errors import CheckpointError, ConfigError, DiskError
 from transom.models.build import build_model
 from transom.planning import parameters
@@ -22,18 +22,13 @@ ROOT = Path(__file__).parents[2]
 ID = "0123456789abcdef" * 2
 
 
-def config(**changes: object) -> Seq2Seq:
-    sizes = {"d_model": 8, "n_heads": 2, "d_ff": 12, "n_encoder_layers": 1, "n_decoder_layers": 1}
-    return Seq2Seq.model_validate(sizes | {"source_vocab_size": 9, "target_vocab_size": 9, "max_seq_len": 8} | changes)
-
-
 def begun(path: Path) -> Path:
     """Make a run's folder with one of everything."""
     with RunFolder.create(path) as run:
         run.write("recipe.toml", b"task = 'translation'\n")
-        run.write_config(config(), ID)
+        run.write_config(seq2seq(), ID)
         run.write("tokenizer.json", b"{}")
-        run.write_tensors("model.safetensors", build_model(config()).state_dict(), step=1)
+        run.write_tensors("model.safetensors", build_model(seq2seq()).state_dict(), step=1)
         run.metrics.append({"step": 1, "loss": 2.0})
         run.write("report.html", b"<html>")
         run.write("README.md", b"# card")
@@ -43,13 +38,13 @@ def begun(path: Path) -> Path:
 
 def test_the_model_comes_back(tmp_path):
     torch.manual_seed(1)
-    model = build_model(config(tie="decoder"))
+    model = build_model(seq2seq(tie="decoder"))
     with RunFolder.create(tmp_path / "runs" / "a") as run:
-        run.write_config(config(tie="decoder"), ID)
+        run.write_config(seq2seq(tie="decoder"), ID)
         run.write_tensors("model.safetensors", model.state_dict(), step=1)
         run.write("tokenizer.json", lambda: b"{}")
     run = RunFolder.open(tmp_path / "runs" / "a")
-    assert run.load_config() == config(tie="decoder")
+    assert run.load_config() == seq2seq(tie="decoder")
     other = build_model(run.load_config())
     run.load_weights(other)
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
@@ -217,11 +212,11 @@ def test_leftovers_go_at_the_next_start(tmp_path):
 def test_a_resumed_run_keeps_its_model(tmp_path):
     path = begun(tmp_path / "a")
     with RunFolder.create(path, resume=True) as run:
-        run.write_config(config(), ID)
+        run.write_config(seq2seq(), ID)
         with pytest.raises(ConfigError) as error:
-            run.write_config(config(d_ff=16), ID)
+            run.write_config(seq2seq(d_ff=16), ID)
         one_line(error, "config.json: the run has model.d_ff = 12, the recipe 16", "give another --out")
-        assert run.load_config() == config()
+        assert run.load_config() == seq2seq()
 
 
 def put_config(path: Path, model: object, **others: object) -> None:
@@ -230,7 +225,7 @@ def put_config(path: Path, model: object, **others: object) -> None:
 
 def test_a_config_that_does_not_fit_the_schema_is_named(tmp_path):
     path = begun(tmp_path / "a")
-    good = config().model_dump(mode="json")
+    good = seq2seq().model_dump(mode="json")
     for model, words in [
         (good | {"d_model": "wide"}, "model.d_model: expected what transom writes, found 'wide' (Input should be a valid integer"),
         (good | {"colour": "red"}, "model.colour: expected what transom writes, found 'red' (Extra inputs are not permitted)"),
@@ -249,7 +244,7 @@ def test_a_config_that_does_not_fit_the_schema_is_named(tmp_path):
 
 def test_a_config_of_a_newer_transom_says_so(tmp_path):
     path = begun(tmp_path / "a")
-    put_config(path, config().model_dump(mode="json"), format_version=3)
+    put_config(path, seq2seq().model_dump(mode="json"), format_version=3)
     with pytest.raises(CheckpointError, match="format_version 3, this transom reads 1 to 2"):
         RunFolder.open(path).load_config()
 
@@ -272,7 +267,7 @@ def test_a_config_of_a_newer_transom_says_so(tmp_path):
 def test_no_model_is_built_that_is_larger_than_its_weights(tmp_path, changes):
     """If any of these were built, the test would die or never end."""
     path = begun(tmp_path / "a")
-    put_config(path, config().model_dump(mode="json") | changes)
+    put_config(path, seq2seq().model_dump(mode="json") | changes)
     with pytest.raises(CheckpointError) as error:
         RunFolder.open(path).load_config()
     one_line(error, "expected")
@@ -282,8 +277,8 @@ def test_no_model_is_built_that_is_larger_than_its_weights(tmp_path, changes):
 def test_no_table_of_positions_is_built_that_the_weights_do_not_justify(tmp_path, position, monkeypatch):
     monkeypatch.setattr(parameters, "FREE_POSITION_TABLE", 4096)
     path = begun(tmp_path / "a")
-    fitting = config(position=position).model_dump(mode="json")
-    most = 4096 // config(position=position).position_table * 8
+    fitting = seq2seq(position=position).model_dump(mode="json")
+    most = 4096 // seq2seq(position=position).position_table * 8
     put_config(path, fitting | {"max_seq_len": most})
     assert RunFolder.open(path).load_config().max_seq_len == most
     put_config(path, fitting | {"max_seq_len": most + 1})
@@ -294,12 +289,12 @@ def test_no_table_of_positions_is_built_that_the_weights_do_not_justify(tmp_path
     )
     monkeypatch.setattr(parameters, "FREE_POSITION_TABLE", 0)
     put_config(path, fitting)
-    assert RunFolder.open(path).load_config() == config(position=position), "its weights are more"
+    assert RunFolder.open(path).load_config() == seq2seq(position=position), "its weights are more"
 
 
 def test_no_model_is_built_without_its_weights(tmp_path):
     path = begun(tmp_path / "a")
-    put_config(path, config(d_ff=10**12).model_dump(mode="json"))
+    put_config(path, seq2seq(d_ff=10**12).model_dump(mode="json"))
     (path / "model.safetensors").unlink()
     with pytest.raises(CheckpointError, match=r"no model\.safetensors yet"):
         RunFolder.open(path).load_config()
@@ -323,7 +318,7 @@ def test_links_that_lead_out_are_not_followed(tmp_path):
         (path / name).rename(tmp_path / name)
         (path / name).symlink_to(tmp_path / name)
     run = RunFolder.open(path)
-    for load in (run.load_config, lambda: run.read("tokenizer.json"), lambda: run.load_weights(build_model(config()))):
+    for load in (run.load_config, lambda: run.read("tokenizer.json"), lambda: run.load_weights(build_model(seq2seq()))):
         with pytest.raises(CheckpointError, match="leads out of its folder is not followed"):
             load()
     with pytest.raises(DiskError, match="a symbolic link stands there"):
@@ -342,7 +337,7 @@ def test_links_within_the_folder_are_followed(tmp_path):
 
 def test_weights_that_are_not_there_yet(tmp_path):
     with RunFolder.create(tmp_path / "a") as run:
-        run.write_config(config(), ID)
+        run.write_config(seq2seq(), ID)
         with pytest.raises(CheckpointError, match=r"no model\.safetensors yet; it comes with the first validation"):
             run.load_weights(build_model(run.load_config()))
 
@@ -361,7 +356,7 @@ def test_a_full_disk_keeps_the_weights_of_before(tmp_path, limited_files):
     path = begun(tmp_path / "a")
     before = hashlib.sha256((path / "model.safetensors").read_bytes()).digest()
     with RunFolder.create(path, resume=True) as run, limited_files(1000), pytest.raises(DiskError) as error:
-        run.write_tensors("model.safetensors", build_model(config()).state_dict(), step=1)
+        run.write_tensors("model.safetensors", build_model(seq2seq()).state_dict(), step=1)
     one_line(error, "model.safetensors", "nothing there was changed")
     assert hashlib.sha256((path / "model.safetensors").read_bytes()).digest() == before
 

@@ -13,8 +13,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load, load_file, save
 from torch import Tensor
 
+from tests.models.tiny import seq2seq
 from transom.checkpoints.tensors import MAX_HEADER_BYTES, digest, load_into, pack, read_specs, read_tensors
-from transom.config.model import Seq2Seq
 from transom.errors import CheckpointError
 from transom.models.build import build_model
 
@@ -54,8 +54,7 @@ def with_header(path: Path, document: object, body: bytes = b"") -> Path:
 
 
 def small_model(**changes: object) -> torch.nn.Module:
-    sizes = {"d_model": 8, "n_heads": 2, "d_ff": 12, "n_encoder_layers": 1, "n_decoder_layers": 1}
-    return build_model(Seq2Seq.model_validate(sizes | {"source_vocab_size": 9, "target_vocab_size": 9, "max_seq_len": 8} | changes))
+    return build_model(seq2seq(**{"source_vocab_size": 9, "target_vocab_size": 9, **changes}))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -158,7 +158,7 @@ def test_the_report_names_what_a_person_should_look_at() -> None:
     assert "train: 1 instruction longer than the 8 tokens that the model reads; the end of the prompt stands for it (line 3)" in text
     assert "train: 1 instruction longer than the 8 tokens that the model reads; left out (line 4)" in text
     assert "valid: 4 of 4 instructions also in training, so its figures flatter" in text
-    assert made.answer_share == pytest.approx((2 + 4 + 2 + 2) / (5 + 6 + 8 + 5)) and json.dumps(made.to_json())
+    assert made.facts["answer_share"] == pytest.approx((2 + 4 + 2 + 2) / (5 + 6 + 8 + 5)) and json.dumps(made.to_json())
 
 
 def test_exercises_are_right_and_held_out() -> None:

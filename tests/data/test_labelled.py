@@ -119,7 +119,7 @@ def test_what_is_too_long_is_cut_or_left_out_and_counted() -> None:
     assert f"train: {longer} texts longer than the 6 tokens that the model reads; they are left out" in dropped.problems
     for each in (report, dropped):
         assert f"valid: {longer} texts longer than the 6 tokens that the model reads; their beginning stands for them" in each.problems
-    assert dropped.longer == {"train": {"texts": longer, "left out": longer}, "valid": {"texts": longer, "left out": 0}}
+    assert dropped.facts["longer"] == {"train": {"texts": longer, "left out": longer}, "valid": {"texts": longer, "left out": 0}}
     with pytest.raises(DataError, match="expected texts of at most 2 tokens, found none"):
         loader(max_seq_len=2, too_long="drop")
     with pytest.raises(
@@ -176,4 +176,4 @@ def test_the_report_names_what_to_look_at() -> None:
     problems = " | ".join(report.problems)
     assert "1 text with another class than the same text before, lines 3 and 5" in problems
     assert "valid: 1 of 2 texts also in training" in problems and "fewer than 10 texts of 'neg', 'pos'" in problems
-    assert report.classes["train"] == {"neg": 2, "pos": 1} and "classes: neg 66.7%, pos 33.3%" in "\n".join(report.lines())
+    assert report.facts["classes"]["train"] == {"neg": 2, "pos": 1} and "classes: neg 66.7%, pos 33.3%" in "\n".join(report.lines())

@@ -5,7 +5,8 @@ import json
 from transom.config.data import PairTokenizer as TokenizerConfig
 from transom.data.pairs.loader import Loader
 from transom.data.pairs.pairs import Pairs
-from transom.data.reports.pairs import PairReport, report_pairs
+from transom.data.reports.pairs import report_pairs
+from transom.data.reports.report import Report
 from transom.data.split import Splits
 from transom.data.tokenizer.tokenizer import Tokenizers
 
@@ -18,7 +19,7 @@ def pairs_of(rows: list[tuple[str, str]], name: str) -> Pairs:
     return Pairs([s for s, _ in rows], [t for _, t in rows], name)
 
 
-def reported(train: list[tuple[str, str]], valid: list[tuple[str, str]], test: list[tuple[str, str]] | None = None) -> PairReport:
+def reported(train: list[tuple[str, str]], valid: list[tuple[str, str]], test: list[tuple[str, str]] | None = None) -> Report:
     splits = Splits(pairs_of(train, "t.en, t.de"), pairs_of(valid, "v.tsv"), None if test is None else pairs_of(test, "generated"))
     tokenizers = Tokenizers.train(pairs_of([*train, *valid], ""), TokenizerConfig(kind="whitespace", vocab_size=99, joint=False))
     return report_pairs(splits, tokenizers, Loader(splits.train, tokenizers, max_seq_len=20, batch_tokens=60, seed=1))
@@ -36,9 +37,9 @@ def test_faults_are_found_and_named() -> None:
         "valid source: 2 symbols that training never shows, 3 times, such as q r",
         "valid target: 1 symbol that training never shows, 1 time, such as !",
     ]
-    assert report.dropped == {"with an empty side": 1, "longer than 20 tokens": 1}
-    assert report.pairs["train"] == {"pairs": 26, "from": "t.en, t.de", "doubles": 2, "different sources": 23}
-    assert report.pairs["valid"] == {
+    assert report.facts["dropped"] == {"with an empty side": 1, "longer than 20 tokens": 1}
+    assert report.facts["pairs"]["train"] == {"pairs": 26, "from": "t.en, t.de", "doubles": 2, "different sources": 23}
+    assert report.facts["pairs"]["valid"] == {
         "pairs": 4,
         "from": "v.tsv",
         "doubles": 0,
@@ -46,11 +47,11 @@ def test_faults_are_found_and_named() -> None:
         "also in training": 1,
         "sources also in training": 2,
     }
-    assert report.longest[:2] == [
+    assert report.facts["longest"][:2] == [
         {"line": 24, "source_tokens": 30, "target_tokens": 30},
         {"line": 23, "source_tokens": 1, "target_tokens": 9},
     ]
-    assert report.tokens["train source"] == {
+    assert report.facts["tokens"]["train source"] == {
         "shortest": 0,
         "1 %": 0,
         "25 %": 5,
@@ -61,14 +62,14 @@ def test_faults_are_found_and_named() -> None:
         "mean": 5.62,
         "total": 146,
     }
-    assert set(report.tokens) == {"train source", "train target", "valid source", "valid target"}
-    assert report.unseen["valid source"] == {"symbols": 2, "occurrences": 3, "such as": "q r"}
+    assert set(report.facts["tokens"]) == {"train source", "train target", "valid source", "valid target"}
+    assert report.facts["unseen"]["valid source"] == {"symbols": 2, "occurrences": 3, "such as": "q r"}
 
 
 def test_good_data_have_no_problems() -> None:
     report = reported(GOOD, [("a b", "x y")], [("c d", "z w")])
-    assert report.problems == [] and report.dropped == {}
-    assert list(report.pairs) == ["train", "valid", "test"]
+    assert report.problems == [] and report.facts["dropped"] == {}
+    assert list(report.facts["pairs"]) == ["train", "valid", "test"]
 
 
 def test_it_reads_as_lines_and_as_json() -> None:

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
+from tests.models.tiny import seq2seq
 from transom.config.data import PairTokenizer as TokenizerConfig
-from transom.config.model import Seq2Seq
 from transom.config.recurrent import RecurrentSeq2Seq
 from transom.data.batch import translation_batch
 from transom.data.pairs.pairs import Pairs
@@ -22,8 +22,8 @@ def tiny(tokenizers: Tokenizers, **fields: Any) -> nn.Module:
     """Build a random model for these tokenizers."""
     torch.manual_seed(4)
     vocabulary = {"source_vocab_size": tokenizers.source.vocab_size, "target_vocab_size": tokenizers.target.vocab_size}
-    sizes = {"d_model": 8, "n_heads": 2, "d_ff": 12, "n_encoder_layers": 1, "n_decoder_layers": 3} | fields
-    return build_model(Seq2Seq.model_validate(sizes | vocabulary | {"tie": "decoder"})).eval()
+    sizes = {"n_decoder_layers": 3, "max_seq_len": 512, "tie": "decoder"}
+    return build_model(seq2seq(**{**sizes, **fields, **vocabulary})).eval()
 
 
 def recurrent(tokenizers: Tokenizers, attention: object) -> nn.Module:

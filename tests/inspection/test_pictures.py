@@ -6,7 +6,7 @@ import torch
 
 from transom.inspection.alignment import Alignment
 from transom.inspection.markup import to_svg
-from transom.inspection.pictures import alignment_file, alignment_picture, alignment_text
+from transom.inspection.pictures import alignment_picture, alignment_text
 
 SMALL = Alignment(("hello", "world"), ("hola", "mundo"), torch.tensor([[0.92, 0.08], [0.005, 0.6]]), "decoder layer 1 of 1")
 
@@ -40,15 +40,6 @@ def test_labels_of_data_are_text(alignment: Alignment) -> None:
     hostile = replace(alignment, source=("<script>", *alignment.source[1:]), target=('"><img>', *alignment.target[1:]))
     read = ElementTree.fromstring(to_svg(alignment_picture(hostile)))
     assert {element.tag.rpartition("}")[2] for element in read.iter()} == {"svg", "title", "desc", "rect", "text"}
-
-
-def test_a_file_stands_on_its_own() -> None:
-    read = ElementTree.fromstring(alignment_file(SMALL))
-    assert read.tag == "{http://www.w3.org/2000/svg}svg"
-    style = read.findtext("{http://www.w3.org/2000/svg}style") or ""
-    classes = {name for element in read.iter() for name in element.get("class", "").split()} - {"alignment"}
-    assert classes and all(f".{name} {{" in style for name in classes - {"unit"})
-    assert "url(" not in style and "prefers-color-scheme: dark" in style
 
 
 def test_text_rendering_side_by_side() -> None:

@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from transom.config.model import Seq2Seq
+from tests.models.tiny import seq2seq
 from transom.data.batch import Sequences, TranslationBatch
 from transom.inspection.recompute import attention_pattern
 from transom.layers.observe import ActivationRecorder
@@ -14,8 +14,7 @@ ATTENTIONS = ["encoder.blocks.0.attn", "encoder.blocks.1.attn", "decoder.blocks.
 def record(grad: bool) -> tuple[nn.Module, dict[str, torch.Tensor], TranslationBatch]:
     """Record every site of a random model over two pairs of unequal length."""
     torch.manual_seed(2)
-    sizes = {"d_model": 8, "n_heads": 2, "d_ff": 12, "n_encoder_layers": 2, "n_decoder_layers": 1, "d_head": 3, "d_value": 5}
-    model = build_model(Seq2Seq(**sizes, source_vocab_size=11, target_vocab_size=11)).double().eval()
+    model = build_model(seq2seq(n_encoder_layers=2, d_head=3, d_value=5)).double().eval()
     target = Sequences.pad([[1, 4, 8], [1, 6]])
     batch = TranslationBatch(Sequences.pad([[5, 3, 9, 2], [7, 2]]), target, target.tokens, (0, 1))
     recorder = ActivationRecorder(["*"])

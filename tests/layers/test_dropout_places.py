@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from tests.models.tiny import seq2seq
 from transom.config import bricks
 from transom.config.model import Seq2Seq
 from transom.data.batch import translation_batch
@@ -128,8 +129,8 @@ def test_the_fused_kernel_drops_the_weights_after_the_softmax() -> None:
 def test_a_whole_model_drops_where_the_paper_does_and_nowhere_else(drawn: list[tuple[float, torch.Size]]) -> None:
     """Embeddings and each sub-layer's output (Vaswani et al. 2017, section 5.4); weights and hidden units have rates of their own."""
     rates = {"dropout": 0.125, "attention_dropout": 0.25, "feed_forward_dropout": 0.5}
-    sizes = {"d_model": 4, "n_heads": 2, "d_ff": 8, "n_encoder_layers": 2, "n_decoder_layers": 3, "max_seq_len": 16}
-    model = build_model(Seq2Seq.model_validate(sizes | rates | {"source_vocab_size": 19, "target_vocab_size": 19}))
+    sizes = {"d_model": 4, "d_ff": 8, "n_encoder_layers": 2, "n_decoder_layers": 3, "max_seq_len": 16}
+    model = build_model(seq2seq(**sizes, **rates, source_vocab_size=19, target_vocab_size=19))
     batch = translation_batch([[3, 4, 5, 6, 7], [8, 9]], [[4, 5, 6], [7, 8]], range(2))
     (rows, s), (_, t) = batch.source.tokens.shape, batch.target.tokens.shape
     assert s != t

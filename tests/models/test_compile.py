@@ -1,11 +1,9 @@
 """The compiled model is the eager one."""
 
-from typing import Any, cast
-
 import pytest
 import torch
 
-from transom.config.model import Seq2Seq
+from tests.models.tiny import seq2seq
 from transom.data.batch import Sequences, TranslationBatch
 from transom.models.build import build_model
 
@@ -22,9 +20,7 @@ INDUCTOR = "ignore:`torch.jit.script_method` is deprecated:DeprecationWarning"
 @pytest.mark.parametrize("placement", ["post", "pre"])
 def test_logits_and_gradients_agree(backend: str, placement: str) -> None:
     torch.manual_seed(0)
-    sizes: dict[str, Any] = {"d_model": 16, "n_heads": 2, "d_ff": 32, "n_encoder_layers": 1, "n_decoder_layers": 1, "dropout": 0.0}
-    config = Seq2Seq(**sizes, source_vocab_size=11, target_vocab_size=11, norm_placement=cast(Any, placement))
-    model = build_model(config).train()
+    model = build_model(seq2seq(d_model=16, d_ff=32, dropout=0.0, norm_placement=placement)).train()
     source, target = Sequences.pad([[5, 6, 7, 2], [8, 2]]), Sequences.pad([[1, 9], [1, 4]])
     batch = TranslationBatch(source, target, target.tokens, (0, 1))
     results = []

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from transom.config.model import Seq2Seq
+from tests.models.tiny import seq2seq
 from transom.data.batch import Sequences, TranslationBatch
 from transom.models.build import build_model
 from transom.models.seq2seq import Seq2SeqTransformer
@@ -18,7 +18,7 @@ VOCAB = 13
 def tiny(dtype: torch.dtype = torch.float64, **fields: object) -> Seq2SeqTransformer:
     torch.manual_seed(1)
     size = {"d_model": 16, "n_heads": 4, "d_ff": 24, "n_encoder_layers": 2, "n_decoder_layers": 2, "max_seq_len": 24}
-    model = build_model(Seq2Seq(**{**size, "source_vocab_size": VOCAB, "target_vocab_size": VOCAB, **fields}))  # type: ignore[arg-type]
+    model = build_model(seq2seq(**{**size, "source_vocab_size": VOCAB, "target_vocab_size": VOCAB, **fields}))
     assert isinstance(model, Seq2SeqTransformer)
     return model.to(dtype).eval()
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from tests.models.tiny import seq2seq
 from transom.config.model import Seq2Seq
 from transom.config.vision import ConvolutionalNetwork, ImageClassifier, VisionTransformer
 from transom.data.batch import ImageBatch, Sequences, TranslationBatch
@@ -15,8 +16,8 @@ from transom.planning.parameters import count_parameters
 
 
 def config(**changes: object) -> Seq2Seq:
-    sizes = {"d_model": 12, "n_heads": 3, "d_ff": 20, "n_encoder_layers": 2, "n_decoder_layers": 3}
-    return Seq2Seq.model_validate(sizes | {"source_vocab_size": 11, "target_vocab_size": 13, "tie": "decoder", "max_seq_len": 16} | changes)
+    sizes = {"d_model": 12, "n_heads": 3, "d_ff": 20, "n_encoder_layers": 2, "n_decoder_layers": 3, "max_seq_len": 16}
+    return seq2seq(**{**sizes, "target_vocab_size": 13, "tie": "decoder", **changes})
 
 
 def batch(n: int, source: int, target: int) -> TranslationBatch:

@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any
 
 import typer
@@ -19,6 +19,16 @@ def answer(value: Any, as_json: bool, lines: Iterable[str]) -> None:
     else:
         for line in lines:
             print(line)
+
+
+def options_of(parameters: Mapping[str, Any], options: Any) -> dict[str, Any]:
+    """Collect those of a verb's parameters that are options of what it calls, by the same name.
+
+    Args:
+        parameters: of the verb, by name.
+        options: a ``TypedDict`` of all options there are.
+    """
+    return {name: value for name, value in parameters.items() if name in options.__annotations__}
 
 
 def note(line: str) -> None:

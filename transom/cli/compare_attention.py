@@ -98,12 +98,10 @@ def _numbers(name: str, given: str) -> tuple[int, ...]:
 
 
 def _lines(found: "Comparison", notes: list[str]) -> Iterator[str]:
-    from transom.inspection.comparison_page import COLUMNS, cells
+    from transom.inspection.comparison_page import COLUMNS, cells, sections
 
     yield f"mean of {len(found.layers)} places, {max(found.tokens.values()):,} tokens"
     yield from table([COLUMNS, *map(cells, found.kinds)])
-    for address, costs in found.layers.items():
-        yield from ("", f"{address}, {found.tokens[address]:,} tokens", *table([COLUMNS, *map(cells, costs)]))
-    for length, costs in found.lengths.items():
-        yield from ("", f"{length:,} tokens", *table([COLUMNS, *map(cells, costs)]))
+    for title, costs in sections(found):
+        yield from ("", title, *table([COLUMNS, *map(cells, costs)]))
     yield from ("", *notes)

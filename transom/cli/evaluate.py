@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from transom.checkpoints.outputs import refuse_output
-from transom.cli.answers import Json, answer, table
+from transom.cli.answers import Json, answer, options_of, table
 from transom.cli.imports import lasting_imports
 from transom.cli.options import Alpha, Beam, Run, SearchPrecision, Source, Target, To, TranslateTooLong
 
@@ -38,9 +38,10 @@ def evaluate(
     as_json: Json = False,
 ) -> None:
     """Each reading of a test file is noted in the run's ledger: choose by validation data, report test data once."""
+    parameters = {**locals()}
     with lasting_imports():
         from transom.cli.reading import read_test_set, translate_test_set
-        from transom.decoding.predictors.translator import Translator
+        from transom.decoding.predictors.translator import Options, Translator
         from transom.files.durable import write_file
         from transom.tasks.load import load_as
         from transom.training import evaluation
@@ -51,14 +52,8 @@ def evaluate(
     translator = load_as(Translator, run, precision)
     translator.tokenizers.source.prefix(to)  # before the reading is noted
     pairs = read_test_set([run], source, target, "evaluate")
-    translations, n_longer = translate_test_set(
-        *(translator, pairs.source, "sentences", as_json),
-        to=to,
-        beam_size=beam_size,
-        length_penalty=length_penalty,
-        too_long=too_long,
-        name=str(source),
-    )
+    options = {**options_of(parameters, Options), "name": str(source)}
+    translations, n_longer = translate_test_set(translator, pairs.source, "sentences", as_json, **options)
     if output_file is not None:
         write_file(output_file, "".join(f"{line}\n" for line in translations).encode())
     scores = {

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from transom.cli.answers import Json, answer, note
+from transom.cli.answers import Json, answer, note, options_of
 from transom.cli.imports import lasting_imports
 from transom.cli.options import GenerateTooLong, Run, SearchPrecision
 from transom.errors import ConfigError
@@ -65,32 +65,18 @@ def generate(
     as_json: Json = False,
 ) -> None:
     """The text appears as it is drawn, behind the prompt; an answer, where that was learnt, alone. What is not given is the recipe's."""
+    parameters = {**locals()}
     if prompt is not None and input_file is not None:
         raise ConfigError("expected a PROMPT or --input, found both; remove one")
     with lasting_imports():
         from transom.cli.progress import counting
         from transom.data.text.text import check_text, read_lines
-        from transom.decoding.predictors.generator import Generator
+        from transom.decoding.predictors.generator import Generator, Options
         from transom.tasks.load import load_as
 
     prompts = read_lines(input_file) if input_file is not None else [check_text(prompt or "", "PROMPT")]
-    options: dict[str, Any] = {
-        "max_new_tokens": max_new_tokens,
-        "min_new_tokens": min_new_tokens,
-        "temperature": temperature,
-        "top_k": top_k,
-        "top_p": top_p,
-        "min_p": min_p,
-        "typical_p": typical_p,
-        "repetition_penalty": repetition_penalty,
-        "frequency_penalty": frequency_penalty,
-        "presence_penalty": presence_penalty,
-        "exit_threshold": exit_threshold,
-        "seed": seed,
-        "too_long": too_long,
-        "stop": None if stop is None else [text.replace("\\n", "\n") for text in stop],
-        "name": "PROMPT" if input_file is None else str(input_file),
-    }
+    stops = None if stop is None else [text.replace("\\n", "\n") for text in stop]
+    options = {**options_of(parameters, Options), "stop": stops, "name": "PROMPT" if input_file is None else str(input_file)}
     generator = load_as(Generator, run, precision)
     if not as_json:
         _undrawn(generator, options, samples)

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from transom.checkpoints.outputs import refuse_output
-from transom.cli.answers import Json, answer, note, note_longer
+from transom.cli.answers import Json, answer, note, note_longer, options_of
 from transom.cli.imports import lasting_imports
 from transom.cli.options import SPLIT, Alpha, Beam, Run, SearchPrecision, To, TranslateTooLong
 from transom.errors import ConfigError
@@ -42,30 +42,20 @@ def translate(
     as_json: Json = False,
 ) -> None:
     """One output line for each input line, always and in order; an empty line gives an empty line."""
+    parameters = {**locals()}
     if sentence is not None and input_file is not None:
         raise ConfigError("expected a SENTENCE or --input, found both; remove one")
     texts, name = _texts(sentence, input_file)
 
     with lasting_imports():
         from transom.cli.progress import counting
-        from transom.decoding.predictors.translator import Translator
+        from transom.decoding.predictors.translator import Options, Translator
         from transom.tasks.load import load_as
 
     refuse_output(output_file, [run, input_file])
     translator = load_as(Translator, run, precision)
     with counting("sentences", quiet=as_json or sentence is not None) as tell:
-        found = translator.n_best(
-            texts,
-            n_best,
-            beam_size=beam_size,
-            length_penalty=length_penalty,
-            min_length=min_length,
-            max_length=max_length,
-            too_long=too_long,
-            name=name,
-            tell=tell,
-            to=to,
-        )
+        found = translator.n_best(texts, n_best, **options_of(parameters, Options), name=name, tell=tell)
     records = [{"source": text, "translations": [best._asdict() for best in of_text]} for text, of_text in zip(texts, found, strict=True)]
     n_longer = sum(of_text[0].pieces > 1 for of_text in found if of_text)
     _give(records, n_best, n_longer, output_file, as_json)

@@ -12,7 +12,17 @@ from transom.data.tokenizer.special import EOS, PAD, SOS
 
 
 @dataclass(frozen=True)
-class Sequences:
+class _OnDevice:
+    """Tensors, and others of this sort, that go to a device as a whole."""
+
+    def to(self, device: torch.device) -> Self:
+        """Copy to ``device``."""
+        held = {field.name: getattr(self, field.name) for field in fields(self)}
+        return replace(self, **{name: x.to(device) for name, x in held.items() if isinstance(x, Tensor | _OnDevice)})
+
+
+@dataclass(frozen=True)
+class Sequences(_OnDevice):
     """Token sequences laid out in rows.
 
     A row holds one sequence and padding, or several sequences packed one after another.
@@ -39,12 +49,6 @@ class Sequences:
         tokens = torch.tensor([list(row) + [PAD] * (longest - len(row)) for row in rows])
         positions = torch.arange(longest)[None]
         return cls(tokens, positions, (positions < lengths[:, None]).long(), lengths)
-
-    def to(self, device: torch.device) -> "Sequences":
-        """Copy to ``device``."""
-        prefix = None if self.prefix is None else self.prefix.to(device)
-        tokens, positions, segments, lengths = (x.to(device) for x in (self.tokens, self.positions, self.segments, self.lengths))
-        return type(self)(tokens, positions, segments, lengths, prefix)
 
 
 @runtime_checkable
@@ -89,7 +93,7 @@ def twice(batch: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class TranslationBatch:
+class TranslationBatch(_OnDevice):
     """Sentence pairs for teacher forcing.
 
     Attributes:
@@ -114,10 +118,6 @@ class TranslationBatch:
         """True target tokens, padding not counted."""
         return int(self.target.lengths.sum())
 
-    def to(self, device: torch.device) -> "TranslationBatch":
-        """Copy to ``device``."""
-        return type(self)(self.source.to(device), self.target.to(device), self.labels.to(device), self.samples)
-
 
 def translation_batch(sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]], samples: Sequence[int]) -> TranslationBatch:
     """Make a batch for teacher forcing: the decoder reads the start symbol and the target, and predicts the target and the end symbol."""
@@ -127,7 +127,7 @@ def translation_batch(sources: Sequence[Sequence[int]], targets: Sequence[Sequen
 
 
 @dataclass(frozen=True)
-class LanguageBatch:
+class LanguageBatch(_OnDevice):
     """Text for teacher forcing: windows of it, or instructions with their answers.
 
     Attributes:
@@ -152,13 +152,9 @@ class LanguageBatch:
         """True target tokens, padding and prefixes not counted."""
         return int(self.counted.sum())
 
-    def to(self, device: torch.device) -> "LanguageBatch":
-        """Copy to ``device``."""
-        return type(self)(self.target.to(device), self.labels.to(device), self.samples)
-
 
 @dataclass(frozen=True)
-class MaskedBatch:
+class MaskedBatch(_OnDevice):
     """Texts of which some tokens are hidden.
 
     Attributes:
@@ -178,10 +174,6 @@ class MaskedBatch:
         """Tokens that are to be named."""
         return int(self.counted.sum())
 
-    def to(self, device: torch.device) -> "MaskedBatch":
-        """Copy to ``device``."""
-        return type(self)(self.source.to(device), self.labels.to(device), self.counted.to(device), self.samples)
-
 
 class _OneLabelEach:
     """What batches share whose samples have a label each, all of which count."""
@@ -200,7 +192,7 @@ class _OneLabelEach:
 
 
 @dataclass(frozen=True)
-class LabelledBatch(_OneLabelEach):
+class LabelledBatch(_OneLabelEach, _OnDevice):
     """Texts, each with a class.
 
     Attributes:
@@ -213,13 +205,9 @@ class LabelledBatch(_OneLabelEach):
     labels: Int[Tensor, "batch"]
     samples: tuple[int, ...]
 
-    def to(self, device: torch.device) -> "LabelledBatch":
-        """Copy to ``device``."""
-        return type(self)(self.source.to(device), self.labels.to(device), self.samples)
-
 
 @dataclass(frozen=True)
-class Mixed:
+class Mixed(_OnDevice):
     """What images are mixed with.
 
     Attributes:
@@ -230,13 +218,9 @@ class Mixed:
     labels: Int[Tensor, "batch"]
     share: Float[Tensor, "batch"]
 
-    def to(self, device: torch.device) -> "Mixed":
-        """Copy to ``device``."""
-        return type(self)(self.labels.to(device), self.share.to(device))
-
 
 @dataclass(frozen=True)
-class ImageBatch(_OneLabelEach):
+class ImageBatch(_OneLabelEach, _OnDevice):
     """Images, each with a class, or with the classes of two that are mixed.
 
     Attributes:
@@ -251,14 +235,9 @@ class ImageBatch(_OneLabelEach):
     samples: tuple[int, ...]
     mixed: Mixed | None = None
 
-    def to(self, device: torch.device) -> "ImageBatch":
-        """Copy to ``device``."""
-        mixed = None if self.mixed is None else self.mixed.to(device)
-        return type(self)(self.pixels.to(device), self.labels.to(device), self.samples, mixed)
-
 
 @dataclass(frozen=True)
-class MatchedBatch:
+class MatchedBatch(_OnDevice):
     """Pairs of texts that belong together; all other pairings of the batch do not.
 
     Attributes:
@@ -285,10 +264,6 @@ class MatchedBatch:
     def n_target_tokens(self) -> int:
         """Pairs: each has one label."""
         return len(self.samples)
-
-    def to(self, device: torch.device) -> "MatchedBatch":
-        """Copy to ``device``."""
-        return type(self)(self.source.to(device), self.target.to(device), self.samples)
 
 
 def matched_batch(sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]], samples: Sequence[int]) -> MatchedBatch:

@@ -1,14 +1,12 @@
 """HTML and SVG as element trees, so that text from data is escaped by construction."""
 
 import unicodedata
+from importlib import resources
 from xml.etree import ElementTree
 from xml.etree.ElementTree import Element
 
 Child = Element | str | None
 """What an element may hold; ``None`` is left out."""
-
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
-"""Content security policy: nothing but what stands in the page."""
 
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
@@ -69,36 +67,16 @@ def preformatted(text: str) -> Element:
     return element
 
 
-def style_sheet(css: str) -> Element:
-    """Carry our own ``css``; never called with text from data, since a style element is written unescaped."""
+def style_sheet(*names: str) -> Element:
+    """Carry style sheets of this package, by name; they are written unescaped, so that text from data never stands in them."""
     element = Element("style")
-    element.text = css
+    element.text = "".join(f"\n{(resources.files(__package__) / f'{name}.css').read_text('utf-8')}" for name in names)
     return element
 
 
 def to_html(element: Element) -> str:
     """Write the element as HTML."""
     return ElementTree.tostring(element, encoding="unicode", method="html")
-
-
-def page(title: str, css: str, body: Element) -> str:
-    """Write a page: whatever the data hold, it loads nothing and runs nothing.
-
-    Args:
-        title: of the page.
-        css: our own, as in ``style_sheet``.
-        body: what it shows.
-    """
-    head = node(
-        "head",
-        node("meta", charset="utf-8"),
-        node("meta", http_equiv="Content-Security-Policy", content=_POLICY),
-        node("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        node("meta", name="referrer", content="no-referrer"),
-        node("title", title),
-        style_sheet(css),
-    )
-    return f"<!DOCTYPE html>\n{to_html(node('html', head, body, lang='en'))}\n"
 
 
 def to_svg(element: Element) -> str:

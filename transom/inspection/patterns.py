@@ -15,7 +15,6 @@ from transom.config.vision import VisionTransformer
 from transom.errors import ConfigError
 from transom.inspection.figures import percent
 from transom.inspection.markup import node, style_sheet, to_svg
-from transom.inspection.style import COLOURS, PICTURES
 from transom.layers.masks.rule import LOOKING_BACK, SAME_SEGMENT, Places, Rule, build_rules
 from transom.layers.vision.grid import image_places, image_rules
 
@@ -151,7 +150,7 @@ def patterns_file(views: Sequence[PatternView]) -> str:
     heights = [int(picture.get("height", "0")) for picture in pictures]
     width = max(int(picture.get("width", "0")) for picture in pictures)
     whole = node("svg", viewBox=f"0 0 {width} {sum(heights)}", width=width, height=sum(heights))
-    whole.append(style_sheet(COLOURS + PICTURES))
+    whole.append(style_sheet("colors", "pictures"))
     for i, picture in enumerate(pictures):
         picture.set("y", str(sum(heights[:i])))
         whole.append(picture)

@@ -6,8 +6,7 @@ from xml.etree.ElementTree import Element
 
 from transom.inspection.alignment import Alignment
 from transom.inspection.figures import percent
-from transom.inspection.markup import node, style_sheet, to_svg, visible
-from transom.inspection.style import COLOURS, PICTURES
+from transom.inspection.markup import node, visible
 
 LEAST_SHOWN = 0.01
 """Weights below this leave their cell empty; the picture's description lists only each row's largest."""
@@ -53,13 +52,6 @@ def alignment_picture(alignment: Alignment) -> Element:
         picture.extend(_row(alignment, row, left, top + down * row, across, down))
     picture.extend(_legend(left, top + down * len(target) + 16))
     return picture
-
-
-def alignment_file(alignment: Alignment) -> str:
-    """Write the picture of an alignment as an SVG file of its own, which follows the reader's light or dark page."""
-    picture = alignment_picture(alignment)
-    picture.insert(0, style_sheet(COLOURS + PICTURES))
-    return to_svg(picture)
 
 
 def alignment_text(alignment: Alignment, width: int = 100) -> str:

@@ -2,22 +2,22 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from difflib import SequenceMatcher
 from typing import Any
 from xml.etree.ElementTree import Element
 
 from transom import __version__
-from transom.config.recipe import TextRecipe, dump_recipe
+from transom.config.recipe import dump_recipe
 from transom.inspection.curves import Line, line_chart
 from transom.inspection.data_section import data_section
 from transom.inspection.describe import PORTABLE, article, layers_in_short, origin, portable
 from transom.inspection.facts import Facts
 from transom.inspection.figures import compact, duration, percent, whole
-from transom.inspection.markup import node, page, preformatted
+from transom.inspection.markup import node, preformatted
+from transom.inspection.page import Section, page
 from transom.inspection.patterns import pattern_picture, shown_views
 from transom.inspection.pictures import alignment_picture
-from transom.inspection.style import COLOURS, PAGE, PICTURES
-from transom.inspection.tables import facts_table, table
+from transom.inspection.samples import SECTIONS as SAMPLES
+from transom.inspection.tables import facts_table, scrolled, table
 from transom.training.figures import VALIDATED, tags
 
 Mark = tuple[float, str] | None
@@ -28,39 +28,29 @@ _UNITS = {"peak_share": 100.0}
 """What a field is multiplied by to be drawn."""
 
 
-def report(facts: Facts) -> str:
+def report(facts: Facts, sections: Iterable[Section] = ()) -> str:
     """Write the report of a run as one HTML page.
 
     All text from the data is escaped, control characters are shown rather than obeyed, and the page's own policy forbids scripts.
+
+    Args:
+        facts: of the run.
+        sections: further ones that the run's task brings.
     """
-    sections = [
-        ("scores", "Scores", _scores(facts)),
-        ("curves", "Curves", _curves(facts)),
-        ("translations", "Translations", _translations(facts)),
-        ("continuations", "Continuations", _continuations(facts)),
-        ("gaps", "Gaps", _gaps(facts)),
-        ("answers", "Answers", _answers(facts)),
-        ("alignment", "Alignment", _alignments(facts)),
-        ("patterns", "Attention patterns", _patterns(facts)),
-        ("data", "Data", data_section(facts.data, trained_well=not facts.problems)),
-        ("time", "Time and throughput", _time(facts)),
-        ("recipe", "Recipe", [node("p", f"{PORTABLE}."), preformatted(dump_recipe(portable(facts.recipe)))]),
-    ]
-    filled = [section for section in sections if section[2]]
-    links = (node("a", title, href=f"#{anchor}") for anchor, title, _ in filled)
-    head = node("header", node("h1", facts.name), node("p", _lead(facts), class_="lead"), node("nav", *links, aria_label="Sections"))
-    main = node("main", _tiles(facts), *(node("div", _sentence(problem), class_="note") for problem in facts.problems), *_skipped(facts))
-    main.extend(node("section", node("h2", title), *content, id=anchor) for anchor, title, content in filled)
-    return page(f"{facts.name}: training report", COLOURS + PICTURES + PAGE, node("body", head, main, _footer()))
+    notes = (node("div", f"{problem[:1].upper()}{problem[1:]}.", class_="note") for problem in facts.problems)
+    return page(
+        f"{facts.name}: training report",
+        facts.name,
+        ((section.anchor, section.title, section.render(facts)) for section in (*RESULTS, *SAMPLES, *sections, *BACKGROUND)),
+        lead=_lead(facts),
+        above=[_tiles(facts), *notes, *_skipped(facts)],
+        footer=f"Written by transom {__version__} from the run's metrics.jsonl. This page loads nothing and runs no script.",
+    )
 
 
 def _lead(facts: Facts) -> str:
     kind, start, width = article(facts.recipe.task).capitalize(), origin(facts.recipe), facts.recipe.model.d_model
     return f"{kind} model trained {start}: {layers_in_short(facts.recipe)}, width {width}, {compact(facts.n_parameters)} parameters."
-
-
-def _sentence(text: str) -> str:
-    return f"{text[:1].upper()}{text[1:]}."
 
 
 def _counted(facts: Facts) -> str:
@@ -115,10 +105,8 @@ def _listed(lines: Iterable[object], most: int = 12) -> str:
 
 
 def _scores(facts: Facts) -> list[Element]:
-    if not facts.scores:
-        return []
     rows = [[score.metric, f"{score.value:.2f}", score.data, score.signature] for score in facts.scores]
-    return [node("div", table(["Metric", "Score", "Data", "Signature"], rows), class_="scroll")]
+    return [scrolled(table(["Metric", "Score", "Data", "Signature"], rows))] if rows else []
 
 
 def _curves(facts: Facts) -> list[Element]:
@@ -170,97 +158,29 @@ def _validations(facts: Facts) -> list[Element]:
         for record in facts.validations
     ]
     summary = node("summary", "The one validation as a table" if len(rows) == 1 else f"All {len(rows)} validations as a table")
-    return [node("details", summary, node("div", table(["Step", "Time", *(name for name, _, _ in columns)], rows), class_="scroll"))]
-
-
-def _continuations(facts: Facts) -> list[Element]:
-    shown = [sample for sample in facts.samples if "continuation" in sample]
-    if not shown:
-        return []
-    note = node("p", "Beginnings of validation documents, and ", node("mark", "what the kept weights drew"), " behind them.", class_="soft")
-    texts = (node("pre", sample["prompt"], node("mark", sample["continuation"]), dir="auto") for sample in shown)
-    return [note, *(node("div", text, class_="sample") for text in texts)]
-
-
-def _gaps(facts: Facts) -> list[Element]:
-    """Lay out validation texts with a gap, what was put there and what had stood there."""
-    shown = [sample for sample in facts.samples if "filled" in sample]
-    rows = [[sample["text"], sample["filled"], sample["was"]] for sample in shown]
-    return [node("div", table(["Beginning of a validation document", "Filled in", "Was"], rows), class_="scroll")] if rows else []
-
-
-def _answers(facts: Facts) -> list[Element]:
-    """Lay out validation texts with what they belong to, a class or another text, and what the kept weights found."""
-    shown = [sample for sample in facts.samples if "found" in sample]
-    if pictures := [sample for sample in shown if "picture" in sample]:
-        return [node("div", *map(_seen, pictures), class_="seen")]
-    rows = [[sample["text"], sample["class"], ("✓ " if sample["found"] == sample["class"] else "") + sample["found"]] for sample in shown]
-    return [node("div", table(["Validation text", "Expected", "Found"], rows), class_="scroll")] if rows else []
-
-
-def _seen(sample: Mapping[str, str]) -> Element:
-    """Lay out an image over the class that was found and, where that is wrong, its own."""
-    found, own = sample["found"], sample["class"]
-    told = node("span", f"✓ {found}", class_="same") if found == own else node("span", node("mark", found), f", not {own}")
-    return node("figure", node("img", src=sample["picture"], alt=sample["text"], title=sample["text"]), node("figcaption", told))
-
-
-def _translations(facts: Facts) -> list[Element]:
-    shown = [sample for sample in facts.samples if "translation" in sample]
-    if not shown or not isinstance(facts.recipe, TextRecipe):
-        return []
-    but = ", upper and lower case aside." if facts.recipe.tokenizer.lowercase else "."
-    told = f" words differ from the reference{but}"
-    note = node("p", "Validation sentences, translated by the kept weights. ", node("mark", "Underlined"), told, class_="soft")
-    return [note, *(_sample(sample, facts.recipe.tokenizer.lowercase) for sample in shown)]
-
-
-def _sample(sample: Mapping[str, str], lowercase: bool) -> Element:
-    source = f"Source, to {sample['to']}" if "to" in sample else "Source"
-    rows = node("dl", node("dt", source), node("dd", sample["source"], dir="auto"))
-    rows.extend([node("dt", "Reference"), node("dd", sample["reference"], dir="auto")])
-    rows.extend([node("dt", "Translation"), node("dd", *_compared(sample["reference"], sample["translation"], lowercase), dir="auto")])
-    return node("div", rows, class_="sample")
-
-
-def _compared(reference: str, translation: str, lowercase: bool) -> list[Element | str]:
-    """Mark the words of a translation that the reference does not have at that place."""
-    if not translation.strip():
-        return [node("span", "(empty)", class_="soft")]
-    expected = reference.lower() if lowercase else reference
-    if translation == expected:
-        return [translation, " ", node("span", "✓ same as the reference", class_="same")]
-    found, pieces = translation.split(), list[Element | str]()
-    for kind, _, _, start, end in SequenceMatcher(None, expected.split(), found, autojunk=False).get_opcodes():
-        if start < end:
-            words = " ".join(found[start:end])
-            pieces.extend([words if kind == "equal" else node("mark", words), " "])
-    return pieces[:-1]
+    return [node("details", summary, scrolled(table(["Step", "Time", *(name for name, _, _ in columns)], rows)))]
 
 
 def _alignments(facts: Facts) -> list[Element]:
-    if not facts.alignments:
-        return []
     note = "Cross-attention: the stronger a cell, the more the model looked at that source word while it chose that target word."
-    pictures = [
-        node(
-            "figure",
-            node("figcaption", alignment.origin, class_="soft"),
-            node("div", alignment_picture(alignment), class_="scroll", tabindex=0),
-        )
-        for alignment in facts.alignments
-    ]
-    return [node("p", note, class_="soft"), node("div", *pictures, class_="pictures")]
+    drawn = ((each.origin, node("div", alignment_picture(each), class_="scroll", tabindex=0)) for each in facts.alignments)
+    return _pictures(note, drawn)
 
 
 def _patterns(facts: Facts) -> list[Element]:
     """Draw what the layers let each token see, where that is not all."""
-    views = shown_views(facts.recipe.model)
-    if not views:
-        return []
-    pictures = (node("figure", node("figcaption", view.title, class_="soft"), pattern_picture(view)) for view in views)
     note = "A row is a token that asks, a column one that is asked; it is filled where the layers let the one see the other."
-    return [node("p", note, class_="soft"), node("div", *pictures, class_="pictures")]
+    return _pictures(note, ((view.title, pattern_picture(view)) for view in shown_views(facts.recipe.model)))
+
+
+def _pictures(note: str, drawn: Iterable[tuple[str, Element]]) -> list[Element]:
+    """Lay out pictures, each under its caption, behind a note; nothing where there are none."""
+    figures = [node("figure", node("figcaption", caption, class_="soft"), picture) for caption, picture in drawn]
+    return [node("p", note, class_="soft"), node("div", *figures, class_="pictures")] if figures else []
+
+
+def _data(facts: Facts) -> list[Element]:
+    return data_section(facts.data, trained_well=not facts.problems)
 
 
 def _time(facts: Facts) -> list[Element]:
@@ -279,5 +199,16 @@ def _time(facts: Facts) -> list[Element]:
     return [node("div", node("div", facts_table(rows)), node("div", *machine), class_="columns")]
 
 
-def _footer() -> Element:
-    return node("footer", f"Written by transom {__version__} from the run's metrics.jsonl. This page loads nothing and runs no script.")
+def _recipe(facts: Facts) -> list[Element]:
+    return [node("p", f"{PORTABLE}."), preformatted(dump_recipe(portable(facts.recipe)))]
+
+
+RESULTS = (Section("scores", "Scores", _scores), Section("curves", "Curves", _curves))
+BACKGROUND = (
+    Section("alignment", "Alignment", _alignments),
+    Section("patterns", "Attention patterns", _patterns),
+    Section("data", "Data", _data),
+    Section("time", "Time and throughput", _time),
+    Section("recipe", "Recipe", _recipe),
+)
+"""The sections of all reports, before and after those that show samples of the kept weights' answers."""

@@ -25,3 +25,8 @@ def facts_table(rows: Iterable[tuple[str, str]]) -> Element:
         "table",
         node("tbody", *(node("tr", node("th", name, scope="row"), node("td", value, class_=kind, dir="auto")) for name, value in listed)),
     )
+
+
+def scrolled(element: Element) -> Element:
+    """Let what is wider than the page be scrolled."""
+    return node("div", element, class_="scroll")

@@ -23,7 +23,7 @@ def write_pages(parts: Parts, finished: Finished) -> list[str]:
     facts = gather(name, parts.recipe, parts.facts, read_history(parts.folder.metrics), finished.seconds)
     parts.folder.load_weights(parts.validated)
     whole = replace(facts, alignments=_alignments(parts, facts.samples))
-    parts.folder.write(REPORT, report(whole).encode())
+    parts.folder.write(REPORT, report(whole, getattr(parts.task, "report_sections", ())).encode())
     parts.folder.write(CARD, card(whole).encode())
     return whole.problems
 

@@ -1,56 +1,37 @@
 """What is known of images before step 1: sizes, classes, doubles, contradictions, overlap."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from transom.data.images.images import Images
-from transom.data.reports.report import Report, Row, class_counts, class_shares, contradictions, counted, overlaps, rare_classes
+from transom.data.reports import findings
+from transom.data.reports.report import Report
 from transom.data.split import Splits
 
 
-@dataclass(frozen=True)
-class ImageReport(Report):
-    """The facts of the images.
-
-    Attributes:
-        images: for each split its size, origin and doubles.
-        classes: for each split the number of images of each class.
-    """
-
-    images: dict[str, Row]
-    classes: dict[str, dict[str, int]]
-
-    def figures(self) -> list[str]:
-        """Give all but the problems for people."""
-        return [
-            line
-            for name, facts in self.images.items()
-            for line in (
-                f"{name}: {counted(int(facts['images']), 'image')} ({facts['from']})",
-                f"  classes: {class_shares(self.classes[name])}",
-            )
-        ]
-
-
-def report_images(splits: Splits[Images], classes: Sequence[str]) -> ImageReport:
+def report_images(splits: Splits[Images], classes: Sequence[str]) -> Report:
     """Examine the images of a run.
 
     Args:
         splits: all images.
         classes: by number.
+
+    Returns:
+        For each split its size, origin and doubles (``images``) and the number of images of each class (``classes``).
     """
     parts, train = splits.parts, splits.train
-    counts = class_counts({name: part.labels for name, part in parts.items()}, classes)
-    ignored = f"train: {counted(train.n_ignored, 'file')} beside the images passed over: no images by their suffix"
-    return ImageReport(
-        problems=[
-            *contradictions(train.digests, train.labels, lambda i: train.names[i], "image", "class than the same file before:"),
-            *overlaps({name: part.digests for name, part in parts.items()}, "image"),
-            *rare_classes(counts["train"], "image"),
-            *([ignored] if train.n_ignored else []),
-        ],
-        images={
-            name: {"images": len(part), "from": part.name, "doubles": len(part) - len(set(part.digests))} for name, part in parts.items()
-        },
-        classes=counts,
-    )
+    keys = {name: part.digests for name, part in parts.items()}
+    counts = findings.class_counts({name: part.labels for name, part in parts.items()}, classes)
+    ignored = f"train: {findings.counted(train.n_ignored, 'file')} beside the images passed over: no images by their suffix"
+    problems = [
+        *findings.contradictions(train.digests, train.labels, lambda i: train.names[i], "image", "class than the same file before:"),
+        *findings.overlaps(keys, "image"),
+        *findings.rare_classes(counts["train"], "image"),
+        *([ignored] if train.n_ignored else []),
+    ]
+    images = findings.sizes(parts, keys, "image")
+    lines = findings.summary(images, "image", lambda name: [f"classes: {findings.class_shares(counts[name])}"])
+    return Report(problems, {"images": images, "classes": counts}, lines)
+
+
+ImageReport = Report
+"""The name that the tasks still import; goes when they import ``Report``."""

@@ -2,22 +2,18 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from transom.config.decoding import Reading
 from transom.data.labeled.classes import Samples, numbered
-from transom.data.labeled.labelled import text_batches
-from transom.data.tokenizer.tokenizer import Tokenizer
-from transom.decoding.inference import Tell, evaluating, refuse_one, unheard
-from transom.decoding.predictors.long_texts import TooLong, windows_of
+from transom.decoding.inference import Tell, unheard
+from transom.decoding.predictors.encoder_predictor import EncoderPredictor
+from transom.decoding.predictors.long_texts import TooLong
 from transom.decoding.search.loop import log_probabilities
 from transom.models.encoder import TextClassifierTransformer
-from transom.planning.precision import Precision
 
 
 class Classified(NamedTuple):
@@ -50,23 +46,8 @@ def ranked(classes: Sequence[str], log_p: Float[Tensor, "classes"]) -> Classifie
     return Classified(label, probabilities[label], probabilities)
 
 
-@dataclass(frozen=True)
-class Classifier:
-    """Names the classes of texts.
-
-    Attributes:
-        model: a text classifier, ready to answer.
-        tokenizer: of its texts.
-        reading: the recipe's.
-        precision: how the type of its matrix products was chosen; None where it was not.
-        reader: what reads in the model's place, faster; None for the model itself.
-    """
-
-    model: TextClassifierTransformer
-    tokenizer: Tokenizer
-    reading: Reading = field(default_factory=Reading)
-    precision: Precision | None = None
-    reader: TextClassifierTransformer | None = None
+class Classifier(EncoderPredictor[TextClassifierTransformer]):
+    """Names the classes of texts."""
 
     def classify(self, texts: Sequence[str], too_long: TooLong = "truncate", tell: Tell = unheard) -> list[Classified]:
         """Name the class of each text.
@@ -80,23 +61,13 @@ class Classifier:
             ConfigError: ``too_long`` has no such value.
             DataError: a text is too long and is to be refused.
         """
-        refuse_one(texts, "text")
-        read = windows_of(self.tokenizer.encode_batch(list(texts)), self.model.config.max_seq_len - 1, too_long)
-        of_texts, found = self._log_probabilities(read.rows, tell).split(read.counts), list[Classified]()
-        for log_p, left_out, count in zip(of_texts, read.n_left_out, read.counts, strict=True):
-            answer = ranked(self.model.config.classes, log_probabilities(log_p.mean(0)))
-            found.append(answer._replace(n_left_out=left_out, windows=count))
-        return found
-
-    @torch.inference_mode()
-    def _log_probabilities(self, rows: Sequence[Sequence[int]], tell: Tell) -> Float[Tensor, "texts classes"]:
-        n_done, result = 0, torch.empty(len(rows), len(self.model.config.classes), dtype=torch.float64)
-        with evaluating(self.model):
-            for batch in text_batches(rows, [0] * len(rows), self.model.config.max_seq_len, self.reading.batch_tokens):
-                result[list(batch.samples)] = log_probabilities((self.reader or self.model)(batch.to(self.model.device))).to(result)
-                n_done += len(batch.samples)
-                tell(n_done, len(rows))
-        return result
+        read, classes = self.windows(texts, too_long), self.model.config.classes
+        result = torch.empty(len(read.rows), len(classes), dtype=torch.float64)
+        of_texts = self.read(read.rows, result, lambda model, batch: log_probabilities(model(batch)), tell).split(read.counts)
+        return [
+            ranked(classes, log_probabilities(log_p.mean(0)))._replace(n_left_out=left_out, windows=count)
+            for log_p, left_out, count in zip(of_texts, read.n_left_out, read.counts, strict=True)
+        ]
 
 
 class OfClass(NamedTuple):

@@ -1,7 +1,6 @@
 """From texts to vectors."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
@@ -9,13 +8,11 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from transom.config.decoding import Reading
-from transom.data.labeled.labelled import text_batches
-from transom.data.tokenizer.tokenizer import Tokenizer
-from transom.decoding.inference import Tell, evaluating, refuse_one, unheard
-from transom.decoding.predictors.long_texts import TooLong, windows_of
+from transom.data.batch import LabelledBatch
+from transom.decoding.inference import Tell, unheard
+from transom.decoding.predictors.encoder_predictor import EncoderPredictor
+from transom.decoding.predictors.long_texts import TooLong
 from transom.models.encoder import EncoderTransformer, mean_pooled
-from transom.planning.precision import Precision
 
 
 class Embedded(NamedTuple):
@@ -37,23 +34,8 @@ class Embedded(NamedTuple):
         return sum(left_out > 0 or count > 1 for left_out, count in zip(self.n_left_out, self.windows, strict=True))
 
 
-@dataclass(frozen=True)
-class Embedder:
-    """Gives texts vectors.
-
-    Attributes:
-        model: an encoder of any kind, ready to answer.
-        tokenizer: of its texts.
-        reading: the recipe's.
-        precision: how the type of its matrix products was chosen; None where it was not.
-        reader: what reads in the model's place, faster; None for the model itself.
-    """
-
-    model: EncoderTransformer
-    tokenizer: Tokenizer
-    reading: Reading = field(default_factory=Reading)
-    precision: Precision | None = None
-    reader: EncoderTransformer | None = None
+class Embedder(EncoderPredictor[EncoderTransformer]):
+    """Gives texts vectors."""
 
     def embed(
         self, texts: Sequence[str], normalise: bool = True, too_long: TooLong = "truncate", tell: Tell = unheard
@@ -75,21 +57,14 @@ class Embedder:
             ConfigError: ``too_long`` has no such value.
             DataError: a text is too long and is to be refused.
         """
-        refuse_one(texts, "text")
-        read = windows_of(self.tokenizer.encode_batch(list(texts)), self.model.config.max_seq_len - 1, too_long)
+        read, d_model = self.windows(texts, too_long), self.model.config.d_model
         sizes = torch.tensor([len(row) + 1.0 for row in read.rows])[:, None]  # the start symbol's vector is one of the mean
-        of_texts = zip(self._means(read.rows, tell).split(read.counts), sizes.split(read.counts), strict=True)
+        every = self.read(read.rows, torch.empty(len(read.rows), d_model), _mean, tell)
+        of_texts = zip(every.split(read.counts), sizes.split(read.counts), strict=True)
         found = [(means * (n_tokens / n_tokens.sum())).sum(0) for means, n_tokens in of_texts]
-        vectors = torch.stack(found) if found else torch.empty(0, self.model.config.d_model)
+        vectors = torch.stack(found) if found else torch.empty(0, d_model)
         return Embedded(F.normalize(vectors, dim=-1) if normalise else vectors, read.n_left_out, read.counts)
 
-    @torch.inference_mode()
-    def _means(self, rows: Sequence[Sequence[int]], tell: Tell) -> Float[Tensor, "windows d_model"]:
-        model, n_done, result = self.model, 0, torch.empty(len(rows), self.model.config.d_model)
-        with evaluating(model):
-            for batch in text_batches(rows, [0] * len(rows), model.config.max_seq_len, self.reading.batch_tokens):
-                source = batch.source.to(model.device)
-                result[list(batch.samples)] = mean_pooled((self.reader or model).encode(source), source).to(result)
-                n_done += len(batch.samples)
-                tell(n_done, len(rows))
-        return result
+
+def _mean(model: EncoderTransformer, batch: LabelledBatch) -> Float[Tensor, "windows d_model"]:
+    return mean_pooled(model.encode(batch.source), batch.source)

@@ -1,21 +1,18 @@
 """From a text with gaps to the tokens that a masked language model puts there."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 import torch
 
-from transom.config.decoding import Reading
 from transom.data.batch import MaskedBatch, Sequences
 from transom.data.tokenizer.special import EOS, UNK
-from transom.data.tokenizer.tokenizer import Tokenizer
 from transom.decoding.inference import Tell, evaluating, unheard
+from transom.decoding.predictors.encoder_predictor import EncoderPredictor
 from transom.decoding.predictors.long_texts import check_too_long
 from transom.decoding.search.loop import log_probabilities
 from transom.errors import DataError
 from transom.models.encoder import MaskedEncoderTransformer
-from transom.planning.precision import Precision
 
 MASK = "[MASK]"
 """What stands in a text for a token that is to be named."""
@@ -45,23 +42,8 @@ class Filled(NamedTuple):
     n_left_out: int
 
 
-@dataclass(frozen=True)
-class Filler:
-    """Names the tokens behind masks.
-
-    Attributes:
-        model: a masked language model, ready to answer.
-        tokenizer: of its texts.
-        reading: the recipe's.
-        precision: how the type of its matrix products was chosen; None where it was not.
-        reader: what reads in the model's place, faster; None for the model itself.
-    """
-
-    model: MaskedEncoderTransformer
-    tokenizer: Tokenizer
-    reading: Reading = field(default_factory=Reading)
-    precision: Precision | None = None
-    reader: MaskedEncoderTransformer | None = None
+class Filler(EncoderPredictor[MaskedEncoderTransformer]):
+    """Names the tokens behind masks."""
 
     def fill(
         self, texts: Sequence[str], top: int = 5, too_long: Literal["window", "refuse"] = "window", tell: Tell = unheard

@@ -21,7 +21,7 @@ from transom.decoding.predictors.long_texts import check_too_long
 from transom.decoding.search.exits import EarlyExits
 from transom.decoding.search.filters import Forbid
 from transom.decoding.search.limits import Limits
-from transom.decoding.search.loop import Search, log_probabilities, search, search_steps
+from transom.decoding.search.loop import Search, search, search_steps, summed_log_p
 from transom.decoding.search.roles import Filter, StepModel
 from transom.decoding.search.sampling import Sample
 from transom.decoding.search.stopping import StopAt, first_stop
@@ -270,9 +270,7 @@ class Generator:
         n_read = sum(min(len(row), most) if cut else len(row) for row in whole)
         with evaluating(self.model):
             for batch, owners, new in scoring_batches(whole, most, overlap, batch_tokens, first_only=cut):
-                on_device = batch.to(self.model.device)
-                log_p = log_probabilities(self.model(on_device)).gather(-1, on_device.labels[..., None])[..., 0]  # (batch, target)
-                sums = log_p.double().masked_fill(~new.to(self.model.device), 0.0).sum(1).tolist()
+                sums = summed_log_p(self.model, batch.to(self.model.device), new.to(self.model.device))
                 for owner, total, count in zip(owners, sums, new.sum(1).tolist(), strict=True):
                     totals[owner] += total
                     counts[owner] += count

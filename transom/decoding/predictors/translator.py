@@ -23,7 +23,7 @@ from transom.decoding.search.filters import Forbid
 from transom.decoding.search.greedy import Greedy
 from transom.decoding.search.hypothesis import Hypothesis
 from transom.decoding.search.limits import limits_of
-from transom.decoding.search.loop import Search, log_probabilities, search
+from transom.decoding.search.loop import Search, search, summed_log_p
 from transom.decoding.search.roles import StepModel
 from transom.decoding.settings import settled
 from transom.errors import ConfigError, DataError
@@ -141,8 +141,7 @@ class Translator:
         with evaluating(self.model):
             for batch in ordered_batches(pairs, self.tokenizers, batch_tokens, most, too_long="refuse", prefix=prefix):
                 on_device = batch.to(device)
-                log_p = log_probabilities(self.model(on_device)).gather(-1, on_device.labels[..., None])[..., 0]  # (batch, target)
-                totals = log_p.double().masked_fill(on_device.target.segments == 0, 0.0).sum(1).tolist()
+                totals = summed_log_p(self.model, on_device, on_device.target.segments > 0)
                 for sample, total, n_tokens in zip(batch.samples, totals, batch.target.lengths.tolist(), strict=True):
                     scores[sample] = PairScore(total, n_tokens)
                 n_done += len(batch.samples)

@@ -1,7 +1,7 @@
 """The one loop of all searches: encode, then step, filter and select until every source is done."""
 
-from collections.abc import Generator, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Generator, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -103,6 +103,12 @@ def log_probabilities(logits: Float[Tensor, "*axes vocab"]) -> Float[Tensor, "*a
         return logits.log_softmax(-1)
     wide = logits.float()
     return torch.log_softmax(wide, -1, out=wide)  # in place: half the memory to touch
+
+
+def summed_log_p(model: Callable[[Any], Tensor], batch: Any, counts: Bool[Tensor, "batch target"]) -> list[float]:
+    """Compute sum_t log p(y_t | y_<t) of each row's labels by teacher forcing, over the places that count."""
+    log_p = log_probabilities(model(batch)).gather(-1, batch.labels[..., None])[..., 0]  # (batch, target)
+    return log_p.double().masked_fill(~counts, 0.0).sum(1).tolist()
 
 
 def _extended(prefixes: Int[Tensor, "rows prefix"], move: Move) -> Int[Tensor, "rows longer"]:

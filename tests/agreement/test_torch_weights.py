@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from transom.checkpoints.torch_transformer import from_torch, to_torch
-from transom.config.model import Seq2Seq
+from tests.agreement.torch_transformer import from_torch, to_torch
+from tests.models.tiny import seq2seq
 from transom.errors import CheckpointError
 from transom.layers.context import AttentionContext, StackContext
 from transom.models.build import build_model
@@ -27,11 +27,7 @@ def torch_transformer(norm_first: bool, bias: bool = True) -> nn.Transformer:
 
 
 def ours(norm_placement: str) -> nn.Module:
-    config = Seq2Seq(
-        d_model=8, n_heads=2, d_ff=12, n_encoder_layers=2, n_decoder_layers=3, source_vocab_size=9, target_vocab_size=9, max_seq_len=8,
-        norm_placement=norm_placement,
-    )  # fmt: skip
-    return build_model(config).double().eval()
+    return build_model(seq2seq(n_encoder_layers=2, n_decoder_layers=3, norm_placement=norm_placement)).double().eval()
 
 
 @pytest.mark.parametrize("norm_placement", ["pre", "post"])
@@ -74,7 +70,7 @@ def test_a_foreign_tensor_is_named():
 
 
 def test_heads_that_pytorch_cannot_hold_are_refused():
-    config = Seq2Seq(d_model=8, n_heads=2, d_head=3, d_value=5, d_ff=12, source_vocab_size=9, target_vocab_size=9)
+    config = seq2seq(d_head=3, d_value=5)
     with pytest.raises(CheckpointError, match="d_model columns each"):
         to_torch(build_model(config).state_dict())
 
@@ -94,7 +90,5 @@ def test_heads_that_pytorch_cannot_hold_are_refused():
     ids=str,
 )
 def test_what_pytorch_has_not_is_refused(bricks):
-    sizes = {"d_model": 8, "n_heads": 2, "d_ff": 12, "n_encoder_layers": 1, "n_decoder_layers": 1, "max_seq_len": 8}
-    config = Seq2Seq.model_validate(sizes | {"source_vocab_size": 9, "target_vocab_size": 9} | bricks)
     with pytest.raises(CheckpointError, match=r"torch\.nn\.Transformer"):
-        to_torch(build_model(config).state_dict())
+        to_torch(build_model(seq2seq(**bricks)).state_dict())
