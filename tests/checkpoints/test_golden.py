@@ -2,12 +2,16 @@
 
 import importlib.util
 import json
+import os
 import shutil
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
+import transom
 from transom.checkpoints.run_files import RECIPE
 from transom.checkpoints.run_folder import RunFolder
 from transom.config.recipe import load_recipe
@@ -16,10 +20,12 @@ from transom.training.run import train
 
 HERE = Path(__file__).parent / "golden"
 FOLDERS = sorted(path for path in HERE.iterdir() if path.is_dir() and path.name.startswith("format-"))
+FAMILIES = HERE / "families"
+RUNS = sorted(path.with_suffix("") for path in FAMILIES.glob("*.json"))
 
 
-def make() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("golden_make", HERE / "make.py")
+def make(folder: Path = HERE) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"{folder.name}_make", folder / "make.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -50,8 +56,49 @@ def test_it_can_be_gone_on_with(folder, tmp_path, monkeypatch):
     assert opened.checkpoints.load(22)[1]["progress"]["step"] == 22
 
 
-@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
+@pytest.mark.parametrize("folder", FOLDERS + RUNS, ids=lambda folder: folder.name)
 def test_it_is_small_and_tells_of_no_machine(folder):
     files = [path for path in folder.rglob("*") if path.is_file()]
     assert sum(path.stat().st_size for path in files) < 100_000
     assert not any(str(Path.home()) in path.read_text(errors="replace") or "/work" in path.read_text(errors="replace") for path in files)
+
+
+def test_there_is_a_run_of_every_family_that_can_be_made():
+    assert {run.name for run in RUNS} == make(FAMILIES).RECIPES.keys()
+
+
+def recorded(run: Path) -> dict:
+    return json.loads(run.with_suffix(".json").read_text())
+
+
+def check_answers(run: Path, expected: dict) -> None:
+    found = make(FAMILIES).answers(run)
+    assert found["words"] == expected["words"]
+    assert found["numbers"] == pytest.approx(expected["numbers"], rel=1e-5, abs=1e-6)
+
+
+@pytest.mark.parametrize("run", RUNS, ids=lambda run: run.name)
+def test_a_family_answers_as_it_did(run):
+    check_answers(run, recorded(run)["answers"])
+
+
+@pytest.mark.parametrize("run", RUNS, ids=lambda run: run.name)
+def test_a_family_goes_on_to_the_end_of_the_run_left_alone(run, tmp_path, monkeypatch):
+    monkeypatch.setattr("transom.planning.machine.BUDGET", 0.01)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    made, copy = make(FAMILIES), shutil.copytree(run, tmp_path / "run")
+    transom.train(copy / "recipe.toml", copy, made.where_from(made.DATA), resume=True)
+    expected, found = recorded(run), made.hashes_at_end(copy)
+    assert found.keys() == expected["end"]["hashes"].keys()
+    if made.machine() == expected["machine"] and os.environ.get("TRANSOM_KERNELS") != "reference":
+        assert found == expected["end"]["hashes"]
+    weights, last = (
+        load_file(copy / "checkpoints" / "step-6" / "model.safetensors"),
+        load_file(run.with_name(f"{run.name}-end.safetensors")),
+    )
+    assert weights.keys() == last.keys()
+    for name, x in weights.items():
+        torch.testing.assert_close(x, last[name], rtol=0, atol=1e-6, msg=name)
+    for record, wanted in zip(made.metrics(copy), expected["end"]["metrics"], strict=True):
+        assert record == pytest.approx(wanted, rel=1e-5, abs=1e-6)
+    check_answers(copy, expected["end"]["answers"])
