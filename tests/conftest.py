@@ -19,12 +19,13 @@ SECONDS = {
     "cli": 150,
     "config": 30,
     "data": 80,
-    "decoding": 120,
+    "decoding": 90,
     "docs": 120,
     "doctests": 30,
     "files": 20,
     "inspection": 80,
-    "layers": 140,
+    "kernels": 130,
+    "layers": 100,
     "models": 130,
     "parallel": 40,
     "planning": 60,
@@ -63,6 +64,11 @@ ALLOWED_SKIPS: dict[str, str] = {
 }
 """Each test that may skip (its node id without parameters), and why. A skip elsewhere fails the session."""
 
+BY_REFERENCE = os.environ.get("TRANSOM_KERNELS") == "reference"
+"""Whether the session runs without kernels; tests marked ``kernels`` skip then, and only then may they."""
+
+_KERNELS_ARE_OUT = "tests the kernels, which TRANSOM_KERNELS=reference leaves out"
+
 
 settings.register_profile("transom", deadline=None, derandomize=True, database=None)  # the same examples on any machine, however slow
 settings.load_profile("transom")
@@ -72,6 +78,12 @@ def pytest_configure(config: pytest.Config) -> None:
     """Measure and watch in the session's main process."""
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(Watch(first_tier="not long" in str(config.getoption("markexpr"))), "transom-watch")
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip the tests of the kernels in a session without them."""
+    if BY_REFERENCE and item.get_closest_marker("kernels"):
+        pytest.skip(_KERNELS_ARE_OUT)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -114,7 +126,7 @@ class Watch:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Add up set-up, call and tear-down."""
         self.spent[room_of(report.nodeid.split("::")[0])] += sum(seconds for name, seconds in report.user_properties if name == "processor")
-        if report.skipped:
+        if report.skipped and not (BY_REFERENCE and _KERNELS_ARE_OUT in str(report.longrepr)):
             self.skipped.add(report.nodeid.split("[")[0])
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:

@@ -125,6 +125,18 @@ def test_modules_imported_by_name_are_the_named_exceptions() -> None:
     assert found - {"layers/dispatch.py"} == verbs_and_api | schemas_of_tasks | classes_that_recipes_name
 
 
+def test_only_the_dispatch_table_loads_the_kernels_by_name() -> None:
+    named = [
+        (path.relative_to(ROOT / "transom").as_posix(), node.value)
+        for path, tree in SOURCES.items()
+        if room_of(path) != "kernels"
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and re.match(r"transom[./]kernels", node.value)
+    ]
+    assert named == [("layers/dispatch.py", "transom.kernels.rows"), ("layers/dispatch.py", "transom.kernels")]
+    assert not offenders(tuple(room for room in (*ROOMS, "doorstep") if room != "kernels"), ("transom.kernels",))
+
+
 def test_layers_and_models_know_one_device_and_no_files() -> None:
     assert not offenders(MODEL_ROOMS, ("transom.data", "transom.checkpoints", "torch.distributed", "os", "pathlib", "io"))
 

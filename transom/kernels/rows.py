@@ -79,34 +79,34 @@ def _blocks(q: Tensor, k: Tensor, v: Tensor, tiles: VisibleTiles, terms: Terms =
 
 ROWS = [
     Row(
-        *("relu", "mask product", "on a CPU", _on_cpu, pointwise.relu, 0.0),
+        *("relu", "mask product", "on a CPU", _on_cpu, pointwise.relu, 3e-8),
         "the gradient is a product with a 0/1 mask, in bfloat16 several times faster than PyTorch's",
     ),
     Row(
-        *("dropout_add", "one pass", "on a CPU, residual and x of one type", _one_type_on_cpu, pointwise.dropout_add, 0.0),
+        *("dropout_add", "one pass", "on a CPU, residual and x of one type", _one_type_on_cpu, pointwise.dropout_add, 4e-8),
         "product and sum take one pass over memory; the layer draws the mask",
     ),
     Row(
-        *("rotary", "in place", "everywhere", _always, pointwise.rotate, 0.0),
+        *("rotary", "in place", "everywhere", _always, pointwise.rotate, 4e-8),
         "half the passes over memory; the gradient is rotated back and not recorded",
     ),
     Row(
-        *("layer_norm", "float32 sums", "16-bit types on a CPU, in training", _short_type_on_cpu, norm.short_layer_norm, 0.0),
+        *("layer_norm", "float32 sums", "16-bit types on a CPU, in training", _short_type_on_cpu, norm.short_layer_norm, 5e-3),
         "PyTorch sums the gradients of gamma and beta in bfloat16, which is off by 8 % over 4,096 tokens",
     ),
-    Row(*("layer_norm", "fused", "everywhere else", _always, norm.fused_layer_norm, 0.0), "PyTorch's kernel reads x once"),
+    Row(*("layer_norm", "fused", "everywhere else", _always, norm.fused_layer_norm, 2e-6), "PyTorch's kernel reads x once"),
     Row(
-        *("rms_norm", "written out", "on a CPU", _on_cpu, norm.written_out_rms_norm, 0.0),
+        *("rms_norm", "written out", "on a CPU", _on_cpu, norm.written_out_rms_norm, 2e-6),
         "PyTorch composes value and gradient of a dozen passes over memory",
     ),
-    Row(*("rms_norm", "fused", "on other devices", _always, norm.fused_rms_norm, 0.0), "PyTorch's kernel reads x once"),
+    Row(*("rms_norm", "fused", "on other devices", _always, norm.fused_rms_norm, 3e-7), "PyTorch's kernel reads x once"),
     Row(
         *("attention", "short", f"at most {SHORT:,} keys on a CPU, in training; no sinks, no learned bias", _short_training_on_cpu),
-        *(attend_short, 0.0),
+        *(attend_short, 3e-7),
         "keeps the weights for a written-out gradient; PyTorch's fused kernel is 1.4 to 8 times slower there",
     ),
     Row(
-        *("attention", "fused", "no softcap, no sinks", _neither_bounded_nor_sunk, attend_fused, 0.0),
+        *("attention", "fused", "no softcap, no sinks", _neither_bounded_nor_sunk, attend_fused, 3e-7),
         "PyTorch's kernel holds no matrix of weights; it draws what attention_dropout drops itself, so other weights than the reference",
     ),
     Row(
@@ -118,24 +118,24 @@ ROWS = [
         "finds the tiles that are visible without the matrix of the mask",
     ),
     Row(
-        *("visible_attention", "tiles", "tiles planned on a CPU", _tiles, block_sparse.attend_tiles, 0.0),
+        *("visible_attention", "tiles", "tiles planned on a CPU", _tiles, block_sparse.attend_tiles, 3e-7),
         "time and memory grow with the visible pairs; dropout is drawn per chunk of tiles, so it drops other weights than the reference",
     ),
     Row(
         *("visible_attention", "FlexAttention", f"planned blocks, no dropout, heads of {flex.NARROWEST} or wider, not float64", _blocks),
-        *(flex.attend_blocks, 0.0),
+        *(flex.attend_blocks, 4e-7),
         "computes visible blocks in place",
     ),
     Row(
-        *("linear_cross_entropy", "chunks", "everywhere", _always, loss.linear_cross_entropy, 0.0),
+        *("linear_cross_entropy", "chunks", "everywhere", _always, loss.linear_cross_entropy, 1e-6),
         "never holds all logits: a chunk's live until its loss and gradient are computed",
     ),
     Row(
-        *("packed_linear", "oneDNN", "bfloat16 weights on a CPU that multiplies them", packed_linear.pays, packed_linear.Packed, 0.0),
+        *("packed_linear", "oneDNN", "bfloat16 weights on a CPU that multiplies them", packed_linear.pays, packed_linear.Packed, 3e-3),
         "weights are laid out once; bias, activation and sum need no pass of their own",
     ),
     Row(
-        *("decoder_step", "C++", "decoders in bfloat16 or 8 bits on a CPU with AVX-512", _always, lambda: native.native(), 0.0),
+        *("decoder_step", "C++", "decoders in bfloat16 or 8 bits on a CPU with AVX-512", _always, lambda: native.native(), 0.02),
         "one call per step through all blocks, compiled on the machine that runs it",
     ),
 ]

@@ -31,7 +31,8 @@ class Row(NamedTuple):
         when: shapes, types and devices for which it serves, in words.
         condition: the same as a function of the operation's arguments.
         implementation: a function of the same arguments with the same result.
-        error: largest relative error of results and gradients against the reference in float64, as measured in the path's shortest type.
+        error: largest relative error |ours - exact| / |exact| of results and gradients, measured in float32, or in bfloat16 for paths that
+            serve it alone; exact is the reference in float64.
         why: the reason for the path, and how it differs from the reference where it does.
     """
 
