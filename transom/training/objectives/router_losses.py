@@ -15,8 +15,8 @@ from transom.models.network import Network
 from transom.parallel.world import World
 from transom.training.objectives.objective import UPDATES, AuxiliaryObjective, ForwardPass, Ratio, forward_pass
 
-_Passes = list[tuple[Float[Tensor, "batch length ..."], Bool[Tensor, "batch length"]]]
-"""The logits of each pass through a router, with the mask of true tokens."""
+_Passes = list[tuple[Float[Tensor, "_ _ ..."], Bool[Tensor, "_ _"]]]
+"""The logits of each pass through a router, (batch, length, ...), with the mask of true tokens; passes differ in length."""
 
 
 class _RouterObjective(AuxiliaryObjective):
