@@ -204,7 +204,7 @@ assert all(f"| `{kind}` |" in catalogue() for kind in ("bilinear", "nearness", "
 TRAINED = """
 import sys
 from transom.cli.main import main
-from transom.decoding.load import load
+from transom.tasks.load import load
 from transom.planning.parameters import count_parameters
 
 sets = [f"--set={each}" for each in [*mine, "model.d_model=16", "model.n_heads=2", "model.d_ff=16", "model.n_encoder_layers=1",

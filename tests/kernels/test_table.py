@@ -25,7 +25,7 @@ from transom.layers.attention import Terms, attend
 from transom.layers.dispatch import REFERENCES, Row, path_of, rows_of
 from transom.layers.dropout import keep_mask
 from transom.layers.masks.rule import LOOKING_BACK
-from transom.layers.masks.sight import visible_tiles
+from transom.layers.masks.visible_tiles import visible_tiles
 from transom.layers.norm import rms_norm
 from transom.layers.position import rotate
 from transom.training.loss import linear_cross_entropy
@@ -197,7 +197,7 @@ print(len(rows_of("relu")))
 @pytest.mark.kernels
 def test_long_masks_are_planned_where_a_kernel_can(monkeypatch: pytest.MonkeyPatch) -> None:
     narrow = LOOKING_BACK & pattern({"kind": "window", "size": 2})
-    monkeypatch.setattr("transom.layers.masks.sight.LONG", 256)
+    monkeypatch.setattr("transom.layers.masks.visible_tiles.LONG", 256)
     long = packed([512], 0)
     found = visible_tiles(narrow, long, long)
     assert found is not None

@@ -13,11 +13,12 @@ from tests.training.test_run import die_and_end_the_same, kill_at
 from tests.training.test_run import recipe as translation
 from tests.training.test_step import SOURCES, TARGETS, TRAINING, N, tiny
 from transom.checkpoints.run_folder import RunFolder
-from transom.config.recipe import LanguageRecipe, Recipe
+from transom.config.recipe import Recipe
 from transom.data.batch import Batch, translation_batch
 from transom.layers.norm import LayerNorm
 from transom.models.network import Network
 from transom.parallel.world import World
+from transom.tasks.language.schema import LanguageRecipe
 from transom.training.events import Event, Observer, Saved, Stepped
 from transom.training.objectives import components
 from transom.training.objectives.cross_entropy import CrossEntropy
