@@ -14,7 +14,7 @@ from transom.config.bricks import LayerNorm, MultiHead, RmsNorm
 from transom.config.catalogue import TABLES
 from transom.config.components import build, component, implements
 from transom.config.model import Model, TextTransformer
-from transom.config.recipe import TASKS
+from transom.config.registry import tasks
 from transom.errors import ConfigError
 
 OUTSIDE = '''
@@ -240,7 +240,7 @@ def test_every_slot_has_components_and_the_order_of_the_code() -> None:
     assert all(slot.choices for slot in SLOTS.values())
     assert choices("norm")[:2] == (LayerNorm, RmsNorm)
     assert {slot for table in TABLES for slot in table.slots} <= SLOTS.keys()
-    assert set(schemas(Model)) >= {schema for task in TASKS.values() for schema in schemas(task.model_fields["model"])}
+    assert set(schemas(Model)) >= {schema for task in tasks().values() for schema in schemas(task.model_fields["model"])}
     assert set(members(TextTransformer.model_fields["norm"])) == set(choices("norm"))
 
 

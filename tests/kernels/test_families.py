@@ -14,7 +14,8 @@ from tests.models.test_combinations import built
 from tests.models.test_vision import batch_of
 from transom.data.batch import ImageBatch
 from transom.layers import dispatch
-from transom.training.step import batch_loss
+from transom.training.objectives.cross_entropy import CrossEntropy
+from transom.training.objectives.objective import forward_pass
 
 STEPS = 20
 
@@ -30,7 +31,7 @@ def trained(config: Any, batch: Any, dtype: torch.dtype) -> list[Tensor]:
     losses = list[Tensor]()
     for _ in range(STEPS):
         optimizer.zero_grad()
-        loss, _ = batch_loss(model, batch, smoothing=0.1)
+        loss = CrossEntropy(smoothing=0.1).loss(forward_pass(model, batch)).learned
         loss.backward()
         torch.nn.utils.clip_grad_norm_(weights, 1.0)
         optimizer.step()
