@@ -3,3 +3,6 @@
 from tests.training.conftest import classes, convolutional, languages, masked, pairs, photos, vision
 
 __all__ = ["classes", "convolutional", "languages", "masked", "pairs", "photos", "vision"]
+
+collect_ignore = ["outside.py"]
+"""Importing it registers its task, which only a process of its own may have."""
