@@ -17,6 +17,8 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_IN
 # One thread a process, so that tests, their workers and local ranks do not crowd each other.
 TEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 SESSION := -n $(JOBS) --dist worksteal
+# What runs tensors, once more without the kernels.
+BY_REFERENCE := $(addprefix tests/,agreement decoding inspection kernels layers models training)
 PLAIN := -o addopts="--strict-markers --strict-config --import-mode=importlib"
 
 .PHONY: help demo test ci check chaos sanitize soak bench docs size clean
@@ -25,7 +27,7 @@ PLAIN := -o addopts="--strict-markers --strict-config --import-mode=importlib"
 help:
 	@echo "make demo    train the built-in phrasebook translator, translate, write a report"
 	@echo "make test    all checks and the first tier of tests"
-	@echo "make ci      make test and the long checks"
+	@echo "make ci      make test, the long checks, and tests without the kernels"
 	@echo "make check   ruff and mypy"
 	@echo "make chaos   kill trainings at random moments, resume, compare bit for bit"
 	@echo "make sanitize  the native code under address, undefined-behavior and thread sanitizers"
@@ -72,6 +74,7 @@ test: check
 
 ci: test
 	$(TEST) $(SESSION) $(PLAIN) -m long tests
+	TRANSOM_KERNELS=reference $(TEST) $(SESSION) $(PLAIN) -m "not long and not compile and not chaos" $(BY_REFERENCE)
 
 chaos: $(VENV)/dev.stamp
 	$(TEST) $(PLAIN) -m chaos -s tests

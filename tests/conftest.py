@@ -19,12 +19,12 @@ SECONDS = {
     "cli": 150,
     "config": 30,
     "data": 80,
-    "decoding": 90,
+    "decoding": 80,
     "docs": 120,
     "doctests": 30,
     "files": 20,
     "inspection": 80,
-    "kernels": 130,
+    "kernels": 110,
     "layers": 100,
     "models": 130,
     "parallel": 40,
@@ -60,6 +60,7 @@ ALLOWED_SKIPS: dict[str, str] = {
     "tests/kernels/test_native.py::test_the_source_has_no_warnings": _COMPILED,
     "tests/training/test_resume.py::test_the_heap_checks_see_an_overrun": "needs glibc's heap checks",
     "tests/training/test_resume.py::test_no_altered_tensor_reaches_the_optimizer": "needs glibc's heap checks",
+    "tests/kernels/test_table.py::test_packed_products_are_as_near_as_the_table_says": "needs a processor that multiplies bfloat16",
     "tests/kernels/test_flex.py::test_the_compiled_kernel_equals_the_reference": "needs a GPU",
 }
 """Each test that may skip (its node id without parameters), and why. A skip elsewhere fails the session."""

@@ -7,6 +7,7 @@ from typing import Literal
 import pytest
 import torch
 
+from tests import conftest
 from tests.conftest import ALLOWED_SKIPS, LAST, REST, SECONDS, Watch
 from tests.size import ROOT
 from transom.data.batch import Sequences
@@ -41,7 +42,16 @@ def test_only_listed_files_can_skip() -> None:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.Attribute) and node.attr in names and ast.unparse(node).startswith("pytest.")
     }
-    assert files <= {name.split("::")[0] for name in ALLOWED_SKIPS}
+    assert files <= {"tests/conftest.py", *(name.split("::")[0] for name in ALLOWED_SKIPS)}
+
+
+@pytest.mark.parametrize("by_reference", [True, False])
+def test_tests_of_kernels_may_skip_in_a_session_without_kernels_only(by_reference: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(conftest, "BY_REFERENCE", by_reference)
+    watch, report = Watch(first_tier=True), a_report("tests/layers/test_a.py::test_new", "skipped")
+    report.longrepr = ("tests/conftest.py", 1, f"Skipped: {conftest._KERNELS_ARE_OUT}")
+    watch.pytest_runtest_logreport(report)
+    assert len(watch.faults()) == (not by_reference)
 
 
 def test_budgets_hold_what_two_cores_do_in_eight_minutes_twice() -> None:

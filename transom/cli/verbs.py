@@ -22,6 +22,7 @@ VERBS = {
     "score": "Give log p of texts, or of translations, and the perplexity.",
     "compare": "Tell whether one model is better than another: paired bootstrap.",
     "compare-attention": "Measure what approximations of attention would make of a model: error, time and memory.",
+    "kernels": "Show which fast path computes each operation on this machine, and why.",
     "recipes": "List, show or copy the packaged recipes.",
     "tokenizer": "Train a tokenizer, or show how it splits a sentence.",
     "demo": "Train the built-in phrasebook translator and look at what it learned.",

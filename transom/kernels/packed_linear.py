@@ -72,9 +72,12 @@ class Packed:
         return self.apply_and_add(x, plus, self.weight, self.bias, "add")
 
 
-def pays(weight: Tensor, bias: Tensor | None, after: Activation | None, rows: int) -> bool:
-    """Return whether this PyTorch and this processor have the product: of bfloat16 on a CPU, with an activation that it knows."""
-    if weight.dtype != torch.bfloat16 or weight.device.type != "cpu" or after not in FUSED:
-        return False
+def supported() -> bool:
+    """Return whether this PyTorch and this processor have the product."""
     found = kernels()
     return found is not None and found.supported()
+
+
+def pays(weight: Tensor, bias: Tensor | None, after: Activation | None, rows: int) -> bool:
+    """Return whether this PyTorch and this processor have the product: of bfloat16 on a CPU, with an activation that it knows."""
+    return weight.dtype == torch.bfloat16 and weight.device.type == "cpu" and after in FUSED and supported()

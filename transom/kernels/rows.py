@@ -38,6 +38,23 @@ def _always(*_: object) -> bool:
     return True
 
 
+def _no_gpu() -> str | None:
+    return None if torch.cuda.is_available() else "there is no GPU"
+
+
+def _no_triton() -> str | None:
+    return None if torch.cuda.is_available() and flex.available(torch.device("cuda")) else "there is no GPU with Triton"
+
+
+def _no_bfloat16() -> str | None:
+    return None if packed_linear.supported() else "this processor, or this PyTorch, does not multiply bfloat16 by oneDNN"
+
+
+def _no_step() -> str | None:
+    library, reason = native.native()
+    return None if library is not None else reason
+
+
 def _on_cpu(x: Tensor, *_: object) -> bool:
     return x.device.type == "cpu"
 
@@ -99,7 +116,7 @@ ROWS = [
         *("rms_norm", "written out", "on a CPU", _on_cpu, norm.written_out_rms_norm, 2e-6),
         "PyTorch composes value and gradient of a dozen passes over memory",
     ),
-    Row(*("rms_norm", "fused", "on other devices", _always, norm.fused_rms_norm, 3e-7), "PyTorch's kernel reads x once"),
+    Row(*("rms_norm", "fused", "on other devices", _always, norm.fused_rms_norm, 3e-7), "PyTorch's kernel reads x once", _no_gpu),
     Row(
         *("attention", "short", f"at most {SHORT:,} keys on a CPU, in training; no sinks, no learned bias", _short_training_on_cpu),
         *(attend_short, 3e-7),
@@ -112,6 +129,7 @@ ROWS = [
     Row(
         *("visible_tiles", "blocks", "masks of long rows on a GPU with Triton", _plan_on_gpu, flex.plan_blocks, 0.0),
         "finds the blocks that are visible without the matrix of the mask",
+        _no_triton,
     ),
     Row(
         *("visible_tiles", "tiles", "masks of long rows on a CPU", _plan_on_cpu, block_sparse.plan_tiles, 0.0),
@@ -125,6 +143,7 @@ ROWS = [
         *("visible_attention", "FlexAttention", f"planned blocks, no dropout, heads of {flex.NARROWEST} or wider, not float64", _blocks),
         *(flex.attend_blocks, 4e-7),
         "computes visible blocks in place",
+        _no_triton,
     ),
     Row(
         *("linear_cross_entropy", "chunks", "everywhere", _always, loss.linear_cross_entropy, 1e-6),
@@ -133,9 +152,11 @@ ROWS = [
     Row(
         *("packed_linear", "oneDNN", "bfloat16 weights on a CPU that multiplies them", packed_linear.pays, packed_linear.Packed, 3e-3),
         "weights are laid out once; bias, activation and sum need no pass of their own",
+        _no_bfloat16,
     ),
     Row(
         *("decoder_step", "C++", "decoders in bfloat16 or 8 bits on a CPU with AVX-512", _always, lambda: native.native(), 0.02),
         "one call per step through all blocks, compiled on the machine that runs it",
+        _no_step,
     ),
 ]

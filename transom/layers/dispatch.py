@@ -34,6 +34,7 @@ class Row(NamedTuple):
         error: largest relative error |ours - exact| / |exact| of results and gradients, measured in float32, or in bfloat16 for paths that
             serve it alone; exact is the reference in float64.
         why: the reason for the path, and how it differs from the reference where it does.
+        missing: returns what this machine lacks for the path, in words; None where it lacks nothing.
     """
 
     operation: str
@@ -43,6 +44,7 @@ class Row(NamedTuple):
     implementation: Callable[..., Any]
     error: float
     why: str
+    missing: Callable[[], str | None] = lambda: None
 
 
 REFERENCES: dict[str, Callable[..., Any]] = {}

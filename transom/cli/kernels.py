@@ -1,0 +1,100 @@
+"""``transom kernels``: which path computes each operation on this machine, and why."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from transom.cli.answers import Json, answer
+from transom.cli.imports import lasting_imports
+from transom.cli.options import Precision
+from transom.errors import ConfigError
+
+EXAMPLES = """
+transom kernels
+transom kernels runs/en-de
+transom kernels runs/en-de --training
+TRANSOM_KERNELS=reference transom kernels --json
+"""
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command()
+def kernels(
+    run: Annotated[Path | None, typer.Argument(metavar="RUN", help="A run folder; left out, the table itself is printed.")] = None,
+    training: Annotated[bool, typer.Option("--training", help="The paths of a training step, with gradients and dropout.")] = False,
+    precision: Precision = "auto",
+    as_json: Json = False,
+) -> None:
+    """An operation has a reference in plain PyTorch and faster paths, tried in the order of the table; the first that serves is taken.
+
+    The error is the largest relative one of results and gradients against the reference in float64. With RUN, the run's model reads a
+    typical batch, and each of its layers is listed with the path that it takes. TRANSOM_KERNELS=reference leaves all paths out.
+    """
+    if run is None and training:
+        raise ConfigError("--training: expected a RUN beside it, found none; name a run folder")
+    with lasting_imports():
+        import transom.decoding.backends.searcher
+        import transom.training.loss  # both register operations  # noqa: F401
+        from transom.inspection.kernel_paths import reference_row
+        from transom.layers.dispatch import REFERENCES, rows_of
+
+    if run is not None:
+        _answer_for(run, training, precision, as_json)
+        return
+    records = [
+        {
+            "operation": row.operation,
+            "path": row.path,
+            "serves": row.when,
+            "why": row.why,
+            "error": row.error if row.path != "reference" else None,
+            "missing": row.missing(),
+        }
+        for name in sorted(REFERENCES)
+        for row in (*rows_of(name), reference_row(name))
+    ]
+    answer(records, as_json, _lines_of_table(records))
+
+
+def _lines_of_table(records: Iterable[dict[str, Any]]) -> Iterable[str]:
+    """Print a block per operation, a path per line."""
+    operation = None
+    for each in records:
+        if each["operation"] != operation:
+            yield from [""] * (operation is not None)
+            operation = each["operation"]
+            yield str(operation)
+        if each["path"] == "reference":
+            yield f"  reference: {each['serves']}"
+            continue
+        here = f"not on this machine: {each['missing']}" if each["missing"] else f"{each['serves']}; error {each['error']:.0e}"
+        yield from (f"  {each['path']}: {here}", f"    {each['why']}")
+
+
+def _answer_for(run: Path, training: bool, precision: str, as_json: bool) -> None:
+    """Print the paths that the layers of a run's model take."""
+    import torch
+
+    from transom.decoding.backends.compiled import why_not
+    from transom.decoding.load import load
+    from transom.inspection.kernel_paths import Taken, paths_taken, typical_batch
+
+    answering = load(run, precision)  # type: ignore[arg-type]  # the option's choices
+    model, chosen = answering.model, answering.precision
+    dtype = torch.float32 if chosen is None else chosen.dtype
+    if training:
+        model.float()
+    batch = typical_batch(model.config, model.unembedding.weight.dtype).to(model.device)
+    with torch.autocast(model.device.type, dtype, enabled=training and dtype != torch.float32):
+        found = paths_taken(model, batch, training)
+    if not training:
+        reason = why_not(model)
+        why = reason or "this decoder is compiled; it is searched with in bfloat16 or 8 bits"
+        found.append(Taken("decoder", "decoder_step", "reference" if reason else "C++", why, 1))
+    lines = [f"{each.layer or '(model)'}  {each.operation}: {each.path} ({each.calls} per pass)" for each in found]
+    reasons = {(each.operation, each.path): each.why for each in found}
+    lines += ["", *(f"{operation}: {path}, since {why}" for (operation, path), why in reasons.items())]
+    answer([each._asdict() for each in found], as_json, lines)
