@@ -22,6 +22,7 @@ from transom.layers.observe import ActivationRecorder, Edit
 from transom.models.build import build_model
 
 PACKAGE = "unobserved"
+COPIED = "transom.layers", "transom.kernels", "transom.models", "transom.config.components"
 
 
 class Unobserve(ast.NodeTransformer):
@@ -32,7 +33,7 @@ class Unobserve(ast.NodeTransformer):
         return None if isinstance(called, ast.Name) and called.id == "observe" else self.generic_visit(node)
 
     def visit_ImportFrom(self, node: ast.ImportFrom) -> ast.AST:
-        if node.module is not None and node.module.startswith(("transom.layers", "transom.kernels", "transom.models", "transom.config.components")):
+        if node.module is not None and node.module.startswith(COPIED):
             node.module = node.module.replace("transom", PACKAGE, 1)
         return node
 
