@@ -10,13 +10,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from transom.models.build import build as build
     from transom.tasks.load import load as load
     from transom.tasks.train import train as train
 
-__all__ = ["load", "train"]
+__all__ = ["build", "load", "train"]
 __version__ = "0.1.0.dev0"
 
-_HOMES = {"load": "transom.tasks.load", "train": "transom.tasks.train"}
+_HOMES = {"build": "transom.models.build", "load": "transom.tasks.load", "train": "transom.tasks.train"}
 
 
 def __getattr__(name: str) -> Any:

@@ -247,7 +247,7 @@ def test_another_models_weights_are_named(tmp_path):
     path = put(tmp_path / "model.safetensors", small_model().state_dict())
     for changes, words in {
         (("n_encoder_layers", 2),): r"16 missing \(first 'encoder\.blocks\.1\.",
-        (("tie", "none"), ("n_decoder_layers", 2)): r"26 missing \(first 'decoder\.blocks\.1\.",
+        (("tie", "none"), ("n_decoder_layers", 2)): r"28 missing \(first 'target_embedding\.tokens\.weight'",
         (("attention", "multihead"), ("norm_placement", "pre")): r"4 missing \(first 'encoder\.norm\.weight'\)",
         (("d_ff", 13),): r"'encoder\.blocks\.0\.ff\.up\.weight' has the shape \(12, 8\), expected \(13, 8\)",
         (("source_vocab_size", 10), ("target_vocab_size", 10)): r"has the shape \(9, 8\), expected \(10, 8\)",

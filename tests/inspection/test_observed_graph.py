@@ -22,18 +22,24 @@ from transom.layers.observe import ActivationRecorder, Edit
 from transom.models.build import build_model
 
 PACKAGE = "unobserved"
+COPIED = "transom.layers", "transom.kernels", "transom.models", "transom.config.components"
 
 
 class Unobserve(ast.NodeTransformer):
-    """Remove each ``x = observe(...)``, and turn imports of layers and models to the copy."""
+    """Remove each ``x = observe(...)``, and turn imports of layers, kernels, models and the registry of what builds them to the copy."""
 
     def visit_Assign(self, node: ast.Assign) -> ast.AST | None:
         called = node.value.func if isinstance(node.value, ast.Call) else None
         return None if isinstance(called, ast.Name) and called.id == "observe" else self.generic_visit(node)
 
     def visit_ImportFrom(self, node: ast.ImportFrom) -> ast.AST:
-        if node.module is not None and node.module.startswith(("transom.layers", "transom.models")):
+        if node.module is not None and node.module.startswith(COPIED):
             node.module = node.module.replace("transom", PACKAGE, 1)
+        return node
+
+    def visit_Constant(self, node: ast.Constant) -> ast.AST:
+        if isinstance(node.value, str) and node.value.startswith("transom.kernels"):
+            node.value = node.value.replace("transom", PACKAGE, 1)
         return node
 
 
@@ -43,8 +49,8 @@ def build_unobserved(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Calla
     root, n_sites = tmp_path_factory.mktemp("source"), 0
     (root / PACKAGE).mkdir()
     (root / PACKAGE / "__init__.py").touch()
-    for room in ("layers", "models"):
-        for file in (Path(transom.__file__).parent / room).rglob("*.py"):
+    for pattern in ("layers/**/*.py", "kernels/**/*.py", "models/**/*.py", "config/components.py"):
+        for file in Path(transom.__file__).parent.glob(pattern):
             before = ast.parse(file.read_text())
             n_sites += _calls(before)
             tree = ast.fix_missing_locations(Unobserve().visit(before))

@@ -138,20 +138,21 @@ def read_tensors(path: Path, expected: Mapping[str, Tensor] | None = None) -> di
         expected: a model's state; names and shapes must be the same, and floating-point tensors be so in both.
 
     Returns:
-        The tensors by name; tied names share one tensor.
+        The tensors by name; tied names share one tensor, and those that are not expected are left out.
 
     Raises:
         CheckpointError: the file is damaged, of another kind, or another model's; nothing was allocated unless only the bits are wrong.
     """
     file = _open(path)
+    wanted = {name: spec for name, spec in file.specs.items() if expected is None or name in expected or name not in file.note.tied}
     if expected is not None:
-        _fit(path, file.specs, {name: Spec.of(tensor) for name, tensor in expected.items()})
+        _fit(path, wanted, {name: Spec.of(tensor) for name, tensor in expected.items()})
     # A clone owns aligned memory: a mapped file may change, and alignment may change the last bit of a matrix product.
     own = {name: file.handle.get_tensor(name).clone() for name in file.specs if name not in file.note.tied}
     tensors = {name: own[file.note.tied.get(name, name)] for name in file.specs}
     if file.note.sha256 is not None and digest(tensors) != file.note.sha256:
         raise CheckpointError(f"{path}: damaged, its tensors are not those that were saved")
-    return tensors
+    return {name: tensors[name] for name in wanted}
 
 
 def read_weights(path: Path, expected: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:

@@ -31,6 +31,7 @@ class Architecture(Brick):
     """What kind of network it is, for reports: a noun with its article."""
 
     d_model: int = Field(512, ge=1, description="width of the vectors that go from layer to layer")
+    head_bias: bool = Field(False, description="a bias on the logits")
 
     @classmethod
     def __pydantic_init_subclass__(cls, **options: Any) -> None:
@@ -49,6 +50,9 @@ class TextNetwork(Architecture):
     """What all networks that read text share."""
 
     max_seq_len: int = Field(512, ge=2, description="longest sequence in tokens, special tokens included")
+    pad_token_id: int | None = Field(
+        None, ge=0, description="token that is padding where a model is called with tokens and no attention mask; none for no such token"
+    )
 
 
 class TwoSided(TextNetwork):

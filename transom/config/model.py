@@ -114,11 +114,26 @@ class Encoder(TextTransformer):
     VOCABULARIES: ClassVar[tuple[str, ...]] = ("vocab_size",)
 
     n_layers: int = Field(6, ge=1, le=1000, description="blocks")
-    vocab_size: int | None = Field(None, ge=1, description="rows of the embedding but the mask's; set from the tokenizer")
+    vocab_size: int | None = Field(
+        None, ge=1, description="rows of the embedding, where mask_token_id is not one of them without the mask's; set from the tokenizer"
+    )
+    mask_token_id: int | None = Field(None, ge=0, description="token that is the mask; default vocab_size, which has a row of its own")
     embedding_norm: bool = Field(True, description="a norm behind the sum of embeddings and positions")
     position: Position = Field(Learned(), description="the position brick")
     feed_forward: FeedForwardNetwork = Field(FeedForward(kind="gelu"), description="the feed-forward brick")
     scale_embeddings: bool = Field(False, description="multiply embeddings by sqrt(d_model)")
+
+    @model_validator(mode="after")
+    def _mask_is_a_token(self) -> "Encoder":
+        if self.mask_token_id is not None and self.vocab_size is not None and self.mask_token_id > self.vocab_size:
+            raise ValueError(f"mask_token_id: expected at most vocab_size, {self.vocab_size}, found {self.mask_token_id}; lower it")
+        return self
+
+    @property
+    def n_embeddings(self) -> int:
+        """Rows of the embedding, the mask's included."""
+        assert self.vocab_size, "the vocabulary size comes from the tokenizer"
+        return self.vocab_size + (self.mask_token_id in (None, self.vocab_size))
 
 
 class MaskedEncoder(Encoder):
@@ -150,7 +165,14 @@ class TextEmbedder(Encoder):
     FAMILY: ClassVar[str] = "an encoder-only Transformer for vectors of texts"
 
     kind: Literal["text-embedder"] = "text-embedder"
+    pool: Literal["start", "mean"] = Field("mean", description="a text's vector: that of its start symbol, or the mean of all")
     temperature: float = Field(0.05, gt=0, le=10, description="cosines are divided by it before their softmax (Gao et al. 2021, eq. 1)")
+
+    @model_validator(mode="after")
+    def _vectors_have_no_logits(self) -> "TextEmbedder":
+        if self.head_bias:
+            raise ValueError("head_bias: expected false, found true: a model of vectors has no output map; leave it out")
+        return self
 
 
 Model = Annotated[Architecture, Slot("model", Architecture)]

@@ -2,13 +2,14 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple, Self
+from typing import Any, ClassVar, Literal, NamedTuple, Self, cast
 
 import tomli_w
 from pydantic import model_validator
 
+from transom.config import model as _models  # noqa: F401  # registers the kinds of models
 from transom.config.architecture import Architecture, TextNetwork, Transformer
-from transom.config.brick import Schema
+from transom.config.brick import SLOTS, Schema
 from transom.config.bricks import MultiHead
 from transom.config.data import Data, PairData, PairTokenizer, Tokenizer
 from transom.config.explaining import check
@@ -227,6 +228,19 @@ def _schema(raw: Mapping[str, Any], place: str) -> type[Recipe]:
     if not isinstance(task, str) or task not in known:
         raise ConfigError(f"{place}: expected a task, found {task!r}; {nearest(str(task), list(known))}")
     return known[task]
+
+
+def model_config(fields: Mapping[str, Any]) -> Architecture:
+    """Check the fields of a model, ``kind`` or ``preset`` among them.
+
+    Raises:
+        ConfigError: a field is unknown or does not fit; the message names it.
+    """
+    raw = _with_preset(fields, "preset") if "preset" in fields else dict(fields)
+    kinds = SLOTS["model"].components
+    if (kind := raw.get("kind")) not in kinds:
+        raise ConfigError(f"kind: expected a kind of model or a preset, found {kind!r}; {nearest(str(kind), list(kinds))}")
+    return cast(Architecture, check(kinds[kind], raw, lambda path: ".".join(path) or "model"))
 
 
 def _with_preset(model: Mapping[str, Any], place: str) -> dict[str, Any]:

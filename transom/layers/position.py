@@ -5,8 +5,9 @@ bias on the scores (``bias``). Each kind has its own and is silent at the others
 """
 
 import math
+from abc import abstractmethod
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple, Self
 
 import torch
 from jaxtyping import Float, Int
@@ -67,13 +68,40 @@ class Position(nn.Module):
         return None
 
 
-def sinusoids(max_seq_len: int, d_model: int, base: float = 10000.0) -> Float[Tensor, "max_seq_len d_model"]:
+class TabulatedPosition(Position):
+    """A position whose tables are computed, never saved, and as accurate as the type of the model: float64 tables in a float64 model."""
+
+    def __init__(self, config: Any, causal: bool) -> None:
+        """Compute the tables in the default type."""
+        super().__init__(config, causal)
+        self.config = config
+        for name, table in self.tables(torch.get_default_dtype()).items():
+            self.register_buffer(name, table, persistent=False)
+
+    @abstractmethod
+    def tables(self, dtype: torch.dtype) -> dict[str, Tensor]:
+        """Compute the tables by name, in float64 before the cast to ``dtype``."""
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Convert the tables as any module does, but compute them anew where they become float64."""
+        before = {name: table.dtype for name, table in self.named_buffers(recurse=False)}
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        after = dict(self.named_buffers(recurse=False))
+        if any(table.dtype == torch.float64 != before[name] for name, table in after.items()):
+            for name, table in self.tables(torch.float64).items():
+                setattr(self, name, table.to(after[name].device))
+        return self
+
+
+def sinusoids(
+    max_seq_len: int, d_model: int, base: float = 10000.0, dtype: torch.dtype | None = None
+) -> Float[Tensor, "max_seq_len d_model"]:
     """Tabulate sines and cosines of geometrically spaced wavelengths, in float64 before the cast.
 
     P[i, 2k] = sin(i / base^(2k / d_model)), P[i, 2k + 1] = cos(i / base^(2k / d_model)) (Vaswani et al. 2017, section 3.5).
     """
     frequency = base ** (-torch.arange(0, d_model, 2, dtype=torch.float64) / d_model)
-    table = torch.empty(max_seq_len, d_model)
+    table = torch.empty(max_seq_len, d_model, dtype=dtype)
     for start in range(0, max_seq_len, _ROWS):
         angles = _angles(start, max_seq_len, frequency)
         table[start : start + _ROWS, 0::2] = angles.sin()
@@ -91,15 +119,17 @@ def _angles(start: int, max_seq_len: int, frequency: Float[Tensor, "pairs"]) -> 
 
 
 @implements(bricks.Sinusoidal)
-class Sinusoidal(Position):
+class Sinusoidal(TabulatedPosition):
     """Fixed sinusoids, added to the embeddings."""
 
-    def __init__(self, config: Transformer, causal: bool) -> None:
-        """Tabulate ``n_positions``; the table is derived, never saved."""
-        super().__init__(config, causal)
-        assert isinstance(config.position, bricks.Sinusoidal)
-        self.table: Tensor
-        self.register_buffer("table", sinusoids(config.n_positions, config.d_model, config.position.base), persistent=False)
+    config: Transformer
+    table: Tensor
+
+    def tables(self, dtype: torch.dtype) -> dict[str, Tensor]:
+        """Tabulate ``n_positions``."""
+        c = self.config
+        assert isinstance(c.position, bricks.Sinusoidal)
+        return {"table": sinusoids(c.n_positions, c.d_model, c.position.base, dtype)}
 
     def forward(self, positions: Int[Tensor, "#batch length"]) -> Float[Tensor, "#batch length d_model"]:
         """Look up each position's vector."""
@@ -107,18 +137,20 @@ class Sinusoidal(Position):
 
 
 @implements(bricks.Sinusoidal2d)
-class Sinusoidal2d(Position):
+class Sinusoidal2d(TabulatedPosition):
     """Fixed sinusoids of a patch's row and column, half of the vector each (He et al. 2022, section 3); a token in front has zeros."""
 
-    def __init__(self, config: Transformer, causal: bool) -> None:
-        """Tabulate a grid of patches; the table is derived, never saved."""
-        super().__init__(config, causal)
-        assert isinstance(config, VisionTransformer) and isinstance(config.position, bricks.Sinusoidal2d)
-        side, half = config.grid, config.d_model // 2
-        line = sinusoids(side, half, config.position.base)
+    config: VisionTransformer
+    table: Tensor
+
+    def tables(self, dtype: torch.dtype) -> dict[str, Tensor]:
+        """Tabulate a grid of patches."""
+        c = self.config
+        assert isinstance(c, VisionTransformer) and isinstance(c.position, bricks.Sinusoidal2d)
+        side, half = c.grid, c.d_model // 2
+        line = sinusoids(side, half, c.position.base, dtype)
         grid = torch.cat([line[:, None].expand(-1, side, -1), line[None].expand(side, -1, -1)], -1).reshape(side * side, -1)
-        self.table: Tensor
-        self.register_buffer("table", torch.cat([grid.new_zeros(config.n_positions - len(grid), 2 * half), grid]), persistent=False)
+        return {"table": torch.cat([grid.new_zeros(c.n_positions - len(grid), 2 * half), grid])}
 
     def forward(self, positions: Int[Tensor, "#batch length"]) -> Float[Tensor, "#batch length d_model"]:
         """Look up each patch's vector."""
@@ -197,23 +229,24 @@ def frequencies(brick: bricks.Rotary, width: int, max_seq_len: int) -> tuple[Flo
 
 
 @implements(bricks.Rotary)
-class Rotary(Position):
+class Rotary(TabulatedPosition):
     """Rotary positions: queries and keys are turned by angles proportional to their position (Su et al. 2021)."""
 
-    def __init__(self, config: Transformer, causal: bool) -> None:
-        """Compute the angles a position; they are derived, never saved."""
-        super().__init__(config, causal)
-        assert isinstance(config.position, bricks.Rotary)
-        theta, scale = frequencies(config.position, config.width_turned, config.n_positions)
-        cos, sin = (torch.empty(config.n_positions, len(theta)) for _ in range(2))
-        for start in range(0, config.n_positions, _ROWS):
-            angles = _angles(start, config.n_positions, theta)
+    config: Transformer
+    cos: Tensor
+    sin: Tensor
+
+    def tables(self, dtype: torch.dtype) -> dict[str, Tensor]:
+        """Tabulate cosines and sines of the angles at ``n_positions``."""
+        c = self.config
+        assert isinstance(c.position, bricks.Rotary)
+        theta, scale = frequencies(c.position, c.width_turned, c.n_positions)
+        cos, sin = (torch.empty(c.n_positions, len(theta), dtype=dtype) for _ in range(2))
+        for start in range(0, c.n_positions, _ROWS):
+            angles = _angles(start, c.n_positions, theta)
             cos[start : start + _ROWS] = angles.cos() * scale
             sin[start : start + _ROWS] = angles.sin() * scale
-        self.cos: Tensor
-        self.sin: Tensor
-        self.register_buffer("cos", cos, persistent=False)
-        self.register_buffer("sin", sin, persistent=False)
+        return {"cos": cos, "sin": sin}
 
     def rotation(self, positions: Int[Tensor, "#batch length"]) -> Rotation:
         """Look up the angles' cosines and sines."""
@@ -250,14 +283,15 @@ def slopes(n_heads: int) -> list[float]:
 
 
 @implements(bricks.Alibi)
-class Alibi(Position):
+class Alibi(TabulatedPosition):
     """Attention with linear biases: -m_h |i - j| on the scores (Press et al. 2022, section 3)."""
 
-    def __init__(self, config: Transformer, causal: bool) -> None:
-        """Compute the slopes; they are derived, never saved."""
-        super().__init__(config, causal)
-        self.slopes: Tensor
-        self.register_buffer("slopes", torch.tensor(slopes(config.n_heads), dtype=torch.get_default_dtype()), persistent=False)
+    config: Transformer
+    slopes: Tensor
+
+    def tables(self, dtype: torch.dtype) -> dict[str, Tensor]:
+        """Compute the slopes."""
+        return {"slopes": torch.tensor(slopes(self.config.n_heads), dtype=dtype)}
 
     def bias(
         self, queries: Int[Tensor, "#batch query"], keys: Int[Tensor, "#batch key"], *learned: Tensor

@@ -8,10 +8,29 @@ from torch.overrides import TorchFunctionMode
 
 from transom.config.architecture import Architecture
 from transom.config.components import implementation
+from transom.config.recipe import model_config
+from transom.errors import ConfigError
 from transom.layers.observe import assign_addresses
 from transom.models import decoder, encoder, recurrent, seq2seq, vision  # noqa: F401  # each registers its networks
 from transom.models.initialise import initialise
 from transom.models.network import Network
+
+
+def build(config: Architecture | Mapping[str, Any]) -> Network:
+    """Build a model from its configuration, with fresh weights from the default generator.
+
+    Args:
+        config: of one of the classes in ``transom.config``, or its fields, as ``{"kind": "decoder", "vocab_size": 100, "d_model": 64}`` or
+            ``{"preset": "gpt2", "n_layers": 2}``.
+
+    Raises:
+        ConfigError: a field is unknown or does not fit, or a size is missing that otherwise comes from tokenizer or data.
+    """
+    if not isinstance(config, Architecture):
+        config = model_config(config)
+    if missing := [name for name in (*config.VOCABULARIES, "classes") if getattr(config, name, 1) in (None, ())]:
+        raise ConfigError(f"{missing[0]}: expected its value, found none; a tokenizer or the data set it in training, from Python you do")
+    return build_model(config)
 
 
 def build_model(config: Architecture) -> Network:

@@ -38,7 +38,7 @@ class DecoderTransformer(LanguageNetwork):
         self.embedding = Embedding(tokens, build_position(config, causal=True), config.scale_embeddings, config.dropout)
         self.decoder = Stack(config, config.n_layers, cross=False)
         self.rules = build_rules(config.attention, build(config.mask))
-        self.unembedding = nn.Linear(config.d_model, config.vocab_size, bias=False)
+        self.unembedding = nn.Linear(config.d_model, config.vocab_size, config.head_bias)
         if config.tie:
             self.unembedding.weight = tokens.weight
 

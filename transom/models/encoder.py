@@ -1,6 +1,6 @@
 """The encoder alone: a text in, and what stands behind its masks, the class of all of it or a vector for it, as in BERT."""
 
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float
@@ -18,6 +18,7 @@ from transom.layers.norm import build_norm
 from transom.layers.observe import ActivationRecorder, observe
 from transom.layers.position import build_position
 from transom.layers.stack import Stack
+from transom.models.inputs import TensorBatch, pair_of
 from transom.models.network import Network, Sequences
 
 
@@ -43,11 +44,11 @@ class EncoderTransformer(Network):
     """What all three models share: the text as vectors, each of which has seen all of it (Devlin et al. 2019, section 3)."""
 
     def __init__(self, config: Encoder) -> None:
-        """Build embedding and encoder from a configuration whose vocabulary size is known; the mask has a row of its own, the last."""
+        """Build embedding and encoder from a configuration whose vocabulary size is known."""
         super().__init__()
         assert config.vocab_size, "the vocabulary size comes from the tokenizer"
         self.config: Encoder = config
-        tokens = nn.Embedding(config.vocab_size + 1, config.d_model)
+        tokens = nn.Embedding(config.n_embeddings, config.d_model)
         norm = build_norm(config.norm, config.d_model) if config.embedding_norm else None
         self.embedding = Embedding(tokens, build_position(config, causal=False), config.scale_embeddings, config.dropout, norm)
         self.encoder = Stack(config, config.n_layers, cross=False)
@@ -73,7 +74,7 @@ class EncoderTransformer(Network):
 class MaskedEncoderTransformer(EncoderTransformer):
     """A masked language model: p(x_t | the text with x_t hidden) (Devlin et al. 2019, section 3.1).
 
-    As in BERT's released code the logits are those of Norm(GELU(h W + b)); they have no bias of their own.
+    As in BERT's released code the logits are those of Norm(GELU(h W + b)); they have a bias of their own where ``head_bias`` says so.
     """
 
     def __init__(self, config: MaskedEncoder) -> None:
@@ -81,7 +82,7 @@ class MaskedEncoderTransformer(EncoderTransformer):
         super().__init__(config)
         self.transform = nn.Linear(config.d_model, config.d_model)
         self.transform_norm = build_norm(config.norm, config.d_model)
-        self.unembedding = nn.Linear(config.d_model, self.embedding.tokens.num_embeddings, bias=False)
+        self.unembedding = nn.Linear(config.d_model, self.embedding.tokens.num_embeddings, config.head_bias)
         if config.tie:
             self.unembedding.weight = self.embedding.tokens.weight
 
@@ -105,7 +106,7 @@ class TextClassifierTransformer(EncoderTransformer):
         self.config: TextClassifier = config
         self.pooler = nn.Linear(config.d_model, config.d_model)
         self.dropout = Dropout(config.pooler_dropout)
-        self.unembedding = nn.Linear(config.d_model, len(config.classes), bias=False)
+        self.unembedding = nn.Linear(config.d_model, len(config.classes), config.head_bias)
 
     def hidden(self, batch: Batch, observer: ActivationRecorder | None = None) -> Float[Tensor, "batch d_model"]:
         """Return a vector per text, of which the logits are a linear map."""
@@ -131,7 +132,18 @@ class TextEmbedderTransformer(EncoderTransformer):
 
     def vectors(self, text: Sequences, observer: ActivationRecorder | None = None) -> Float[Tensor, "batch d_model"]:
         """Return a vector of length 1 a text."""
-        return F.normalize(mean_pooled(self.encode(text, self.context(text, observer)), text), dim=-1)
+        states = self.encode(text, self.context(text, observer))
+        return F.normalize(states[:, 0] if self.config.pool == "start" else mean_pooled(states, text), dim=-1)
+
+    def batch_of(
+        self,
+        tokens: Tensor,
+        attention_mask: Tensor | None = None,
+        decoder_tokens: Tensor | None = None,
+        decoder_attention_mask: Tensor | None = None,
+    ) -> TensorBatch:
+        """Make a batch of the tokens of left sides and, as ``decoder_tokens``, of right sides."""
+        return pair_of(tokens, attention_mask, decoder_tokens, decoder_attention_mask, self.config.pad_token_id)
 
     def hidden(self, batch: Pairs, observer: ActivationRecorder | None = None) -> Float[Tensor, "batch d_model"]:
         """Return the vectors of the left sides."""
@@ -147,9 +159,10 @@ class TextEmbedderTransformer(EncoderTransformer):
         """Tell tokens from padding, of the left sides and then of the right sides."""
         return [side.segments > 0 for side in (batch.source, batch.target)]
 
-    def forward(self, batch: Pairs, observer: ActivationRecorder | None = None) -> Float[Tensor, "batch batch"]:
+    def forward(self, batch: Any, observer: ActivationRecorder | None = None, **tensors: Tensor | None) -> Float[Tensor, "batch batch"]:
         """Return the cosines of each left side with all right sides, over the temperature."""
-        return self.hidden(batch, observer) @ self.vectors(batch.target).T / self.config.temperature
+        pairs = self.as_batch(batch, **tensors)
+        return self.hidden(pairs, observer) @ self.vectors(pairs.target).T / self.config.temperature
 
 
 def mean_pooled(states: Float[Tensor, "batch source d_model"], text: Sequences) -> Float[Tensor, "batch d_model"]:

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from transom.config.components import implements
 from transom.config.recurrent import RecurrentDecoder, RecurrentSeq2Seq
+from transom.errors import TransomError
 from transom.layers.context import AttentionContext, LayerContext, open_observer
 from transom.layers.dropout import Dropout
 from transom.layers.embedding import Embedding
@@ -16,6 +17,7 @@ from transom.layers.observe import ActivationRecorder
 from transom.layers.position import Position
 from transom.layers.recurrent.recurrent import RecurrentEncoder, RecurrentStack
 from transom.layers.recurrent.recurrent_decoder import DecoderState, RecurrentCache, build_recurrent_decoder
+from transom.models.inputs import TensorBatch, pair_of
 from transom.models.network import LanguageNetwork, PairBatch, Seq2SeqNetwork, Sequences, TextBatch
 
 
@@ -54,7 +56,7 @@ class RecurrentEncoderDecoder(Seq2SeqNetwork):
         self.target_embedding = Embedding(target, Position(c, causal=True), True, c.dropout)
         self.encoder = RecurrentEncoder(config)
         self.decoder = build_recurrent_decoder(config)
-        self.unembedding = nn.Linear(config.d_model, config.target_vocab_size, bias=False)
+        self.unembedding = nn.Linear(config.d_model, config.target_vocab_size, config.head_bias)
         if config.tie != "none":
             self.unembedding.weight = target.weight
 
@@ -72,6 +74,18 @@ class RecurrentEncoderDecoder(Seq2SeqNetwork):
         x = self.source_embedding(source.tokens, source.positions, ctx)
         states, ends = self.encoder(x, source.segments, ctx)
         return RecurrentMemory(states, ends, source.segments)
+
+    def batch_of(
+        self,
+        tokens: Tensor,
+        attention_mask: Tensor | None = None,
+        decoder_tokens: Tensor | None = None,
+        decoder_attention_mask: Tensor | None = None,
+    ) -> TensorBatch:
+        """Make a batch of source and target tokens; the source is padded on its right."""
+        if attention_mask is not None and bool((attention_mask.long().diff(dim=1) > 0).any()):
+            raise TransomError("attention_mask: a recurrent encoder reads each source from its first column; expected padding on the right")
+        return pair_of(tokens, attention_mask, decoder_tokens, decoder_attention_mask, self.config.pad_token_id)
 
     def attention_context(self, attention: str, batch: PairBatch) -> AttentionContext:
         """Let every step of the decoder see all of the source but padding."""
@@ -113,7 +127,7 @@ class RecurrentLanguageModel(LanguageNetwork):
         self.embedding = Embedding(tokens, Position(config, causal=True), True, config.dropout)
         self.decoder = RecurrentStack(config.cell, config.inputs, config.d_model, config.dropout)
         self.dropout = Dropout(config.dropout)
-        self.unembedding = nn.Linear(config.d_model, config.vocab_size, bias=False)
+        self.unembedding = nn.Linear(config.d_model, config.vocab_size, config.head_bias)
         if config.tie:
             self.unembedding.weight = tokens.weight
 

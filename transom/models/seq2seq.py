@@ -17,6 +17,7 @@ from transom.layers.masks.rule import LOOKING_BACK, SAME_SEGMENT, Places, build_
 from transom.layers.observe import ActivationRecorder
 from transom.layers.position import build_position
 from transom.layers.stack import Stack
+from transom.models.inputs import TensorBatch, pair_of
 from transom.models.network import PairBatch, Seq2SeqNetwork, Sequences
 
 
@@ -49,7 +50,7 @@ class Seq2SeqTransformer(Seq2SeqNetwork):
         self.encoder = Stack(config, config.n_encoder_layers, cross=False)
         self.decoder = Stack(config, config.n_decoder_layers, cross=True)
         self.source_rules, self.target_rules = (build_rules(c.attention, family) for family in (SAME_SEGMENT, LOOKING_BACK))
-        self.unembedding = nn.Linear(config.d_model, config.target_vocab_size, bias=False)
+        self.unembedding = nn.Linear(config.d_model, config.target_vocab_size, config.head_bias)
         if config.tie != "none":
             self.unembedding.weight = target.weight
 
@@ -70,6 +71,16 @@ class Seq2SeqTransformer(Seq2SeqNetwork):
         ctx = self.target_context(target, memory.segments, observer)
         x = self.target_embedding(target.tokens, target.positions, ctx)
         return self.decoder(x, ctx, memory.states)
+
+    def batch_of(
+        self,
+        tokens: Tensor,
+        attention_mask: Tensor | None = None,
+        decoder_tokens: Tensor | None = None,
+        decoder_attention_mask: Tensor | None = None,
+    ) -> TensorBatch:
+        """Make a batch of source tokens and of target tokens shifted one place to the right, each (batch, length) with its mask."""
+        return pair_of(tokens, attention_mask, decoder_tokens, decoder_attention_mask, self.config.pad_token_id)
 
     def attention_context(self, attention: str, batch: PairBatch) -> AttentionContext:
         """Return the context of an attention for a batch, masks and biases dense."""

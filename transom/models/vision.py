@@ -20,6 +20,7 @@ from transom.layers.stack import Stack
 from transom.layers.vision.grid import image_places, image_rules
 from transom.layers.vision.patches import PatchEmbedding
 from transom.layers.vision.stem import Pixels, Stem
+from transom.models.inputs import TensorBatch
 from transom.models.network import Network
 
 
@@ -35,7 +36,7 @@ class Batch(Protocol):
 class VisionTransformer(Network):
     """A classifier of images: p(class | image) (Dosovitskiy et al. 2021, section 3.1).
 
-    The logits are a linear map, without a bias, of the classification token's last vector or of the mean of all patches'.
+    The logits are a linear map of the classification token's last vector or of the mean of all patches'.
     """
 
     def __init__(self, config: vision.VisionTransformer) -> None:
@@ -47,7 +48,7 @@ class VisionTransformer(Network):
         self.encoder = Stack(config, config.n_layers, cross=False)
         self.rules = image_rules(config)
         self.dropout = Dropout(config.head_dropout)
-        self.unembedding = nn.Linear(config.d_model, len(config.classes), bias=False)
+        self.unembedding = nn.Linear(config.d_model, len(config.classes), config.head_bias)
 
     def hidden(self, batch: Batch, observer: ActivationRecorder | None = None) -> Float[Tensor, "batch d_model"]:
         """Return a vector per image, of which the logits are a linear map."""
@@ -67,6 +68,11 @@ class VisionTransformer(Network):
             tiles = None if dense or rule == EVERYWHERE else visible_tiles(rule, places, places, n_rows=len(pixels))
             contexts.append(AttentionContext(mask=None if tiles or rule == EVERYWHERE else rule.matrix(places, places), tiles=tiles))
         return StackContext(None, open_observer(observer, "encoder"), contexts, UNMASKED)
+
+    def batch_of(self, pixels: Tensor, attention_mask: Tensor | None = None) -> TensorBatch:
+        """Make a batch of pixels (batch, channels, height, width), from 0 to 1; images have no padding to mask."""
+        assert attention_mask is None, "an image has no padding"
+        return TensorBatch(pixels=pixels)
 
     def attention_context(self, attention: str, batch: Batch) -> AttentionContext:
         """Return the context of an attention for a batch: what its pattern lets patches see of their image, dense."""
@@ -89,7 +95,7 @@ class ConvolutionalNetwork(Network):
         self.pixels, self.stem = Pixels(config), Stem(config)
         self.pooler = nn.Linear(config.maps[-1], config.d_model)
         self.dropout = Dropout(config.dropout)
-        self.unembedding = nn.Linear(config.d_model, len(config.classes), bias=False)
+        self.unembedding = nn.Linear(config.d_model, len(config.classes), config.head_bias)
 
     def hidden(self, batch: Batch, observer: ActivationRecorder | None = None) -> Float[Tensor, "batch d_model"]:
         """Return a vector per image, of which the logits are a linear map."""
@@ -97,6 +103,11 @@ class ConvolutionalNetwork(Network):
         pooled = self.stem(self.pixels(batch.pixels), ctx).mean((2, 3))
         pooled = observe(ctx, self, "pooled", pooled)
         return self.dropout(in_autocast_type(F.relu(self.pooler(pooled))))
+
+    def batch_of(self, pixels: Tensor, attention_mask: Tensor | None = None) -> TensorBatch:
+        """Make a batch of pixels (batch, channels, height, width), from 0 to 1; images have no padding to mask."""
+        assert attention_mask is None, "an image has no padding"
+        return TensorBatch(pixels=pixels)
 
     def attention_context(self, attention: str, batch: Batch) -> AttentionContext:
         """Return a context without a mask: the network has no attention."""

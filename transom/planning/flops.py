@@ -89,9 +89,11 @@ def _logits(c: Architecture) -> int:
     """Count the logits at a place."""
     if isinstance(c, TextClassifier | ImageClassifier):
         return len(c.classes)
+    if isinstance(c, Encoder):
+        return c.n_embeddings
     vocab_size = getattr(c, c.VOCABULARIES[-1])
     assert vocab_size, "the vocabulary sizes come from the tokenizer"
-    return int(vocab_size) + isinstance(c, Encoder)
+    return int(vocab_size)
 
 
 def _self_attention(c: Transformer, n_layers: int, batch: int, length: int, family: Rule) -> int:

@@ -256,7 +256,8 @@ def adapt_base(model: nn.Module, brick: Lora, folder: RunFolder) -> None:
     Raises:
         CheckpointError: they are missing, damaged, or another model's.
     """
-    base, ours = folder.read_weights(BASE), model.state_dict()
+    ours, tied = model.state_dict(), getattr(model, "tied", {})
+    base = {name: kept for name, kept in folder.read_weights(BASE).items() if name not in tied}
     if odd := [name for name in base if name not in ours or ours[name].shape != base[name].shape]:
         raise CheckpointError(f"{folder.path / BASE}: expected the weights of this model, found another's {odd[0]}; put the file back")
     with torch.no_grad():

@@ -11,6 +11,7 @@ from transom.config.recipe import load_recipe
 from transom.data.batch import Sequences, TranslationBatch
 from transom.data.tokenizer.tokenizer import Tokenizers
 from transom.files.durable import FORMAT_VERSION
+from transom.layers.position import TabulatedPosition
 from transom.models.build import build_model
 from transom.tasks.task import set_up
 from transom.training.run import train
@@ -43,8 +44,12 @@ def logits(folder: Path) -> list[float]:
     tokenizers = Tokenizers.load(folder / TOKENIZER)
     source, target = tokenizers.source.encode(SOURCE), tokenizers.target.encode(TARGET)
     batch = TranslationBatch(Sequences.pad([[*source, 2]]), Sequences.pad([[1, *target]]), torch.tensor([[*target, 2]]), (0,))
+    model = model.double().eval()
+    for place in (module for module in model.modules() if isinstance(module, TabulatedPosition)):
+        for name, table in place.named_buffers():
+            setattr(place, name, table.float().double())  # positions as the run knew them, which was trained in float32
     with torch.no_grad():
-        found: list[float] = model.double().eval()(batch)[0, 0].tolist()
+        found: list[float] = model(batch)[0, 0].tolist()
     return found
 
 

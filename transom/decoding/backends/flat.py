@@ -124,7 +124,7 @@ class FlatDecoder:
         self.dtype = arithmetic.dtype
         self.embed = _Embedding(model.target_embedding, arithmetic.dtype)
         self.stack = _Stack(model.decoder, arithmetic)
-        self.unembed = arithmetic.make(model.unembedding.weight.detach(), None)
+        self.unembed = _joined(arithmetic, model.unembedding)
 
 
 class _Embedding:

@@ -38,10 +38,11 @@ class EarlyExit(Objective):
     def loss(self, forward: ForwardPass) -> SliceLoss:
         """Compute the weighted sum of the losses after all blocks."""
         last = self._last.loss(forward)
-        total, batch, weight = self._weights[-1] * last.learned, forward.batch, self._model.unembedding.weight
+        total, batch = self._weights[-1] * last.learned, forward.batch
         for share, site in zip(self._weights[:-1], self.sites, strict=True):
-            hidden = self._model.decoder.final_norm(forward.activations[site][-1], StackContext())[batch.counted]
-            total = total + share * linear_cross_entropy(hidden, weight, batch.labels[batch.counted], self._last.smoothing)[0]
+            hidden, weight = self._model.head(self._model.decoder.final_norm(forward.activations[site][-1], StackContext()))
+            nats = linear_cross_entropy(hidden[batch.counted], weight, batch.labels[batch.counted], self._last.smoothing)
+            total = total + share * nats[0]
         return last._replace(learned=total)
 
 

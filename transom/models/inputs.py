@@ -1,0 +1,80 @@
+"""Batches made of tensors, for a model that is called without the package's own data: ``model(tokens, attention_mask=mask)``."""
+
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from transom.errors import TransomError
+
+
+@dataclass(frozen=True)
+class TokenSequences:
+    """One sequence per row, padding left or right of it.
+
+    Attributes:
+        tokens: token ids; those of padding are not read.
+        positions: place of each token in its sequence, from 0.
+        segments: 1 for tokens, 0 for padding.
+        prefix: True where a token is in the prefix, for a decoder that reads one both ways; None where there is none.
+    """
+
+    tokens: Int[Tensor, "batch length"]
+    positions: Int[Tensor, "batch length"]
+    segments: Int[Tensor, "batch length"]
+    prefix: Bool[Tensor, "batch length"] | None = None
+
+    @classmethod
+    def of(cls, tokens: Tensor, attention_mask: Tensor | None = None, pad_token_id: int | None = None) -> Self:
+        """Make sequences of tokens and a mask, both (batch, length).
+
+        Args:
+            tokens: token ids.
+            attention_mask: 1 or True at tokens, 0 or False at padding; None where it follows from ``pad_token_id``.
+            pad_token_id: token that is padding, if there is one.
+
+        Raises:
+            TransomError: the shapes differ, or are not (batch, length).
+        """
+        if tokens.dim() != 2 or tokens.is_floating_point():
+            raise TransomError(f"tokens: expected whole numbers of shape (batch, length), found {tokens.dtype} {tuple(tokens.shape)}")
+        if attention_mask is None:
+            attention_mask = torch.ones_like(tokens) if pad_token_id is None else tokens != pad_token_id
+        if attention_mask.shape != tokens.shape:
+            raise TransomError(
+                f"attention_mask: expected the shape of the tokens, {tuple(tokens.shape)}, found {tuple(attention_mask.shape)}; give 1 for"
+                " each token and 0 for padding"
+            )
+        segments = (attention_mask != 0).long()
+        return cls(tokens, (segments.cumsum(1) - 1).clamp(min=0), segments)
+
+
+@dataclass(frozen=True)
+class TensorBatch:
+    """What a model reads of a batch; each family reads some of it.
+
+    Attributes:
+        source: an encoder's text, or the left side of pairs.
+        target: a decoder's text, or the right side of pairs.
+        pixels: images, from 0 to 1.
+    """
+
+    source: TokenSequences | None = None
+    target: TokenSequences | None = None
+    pixels: Float[Tensor, "batch channels height width"] | None = None
+
+
+def pair_of(
+    source: Tensor, source_mask: Tensor | None, target: Tensor | None, target_mask: Tensor | None, pad_token_id: int | None
+) -> TensorBatch:
+    """Make a batch of pairs.
+
+    Raises:
+        TransomError: there is no target, or the shapes do not fit.
+    """
+    if target is None or len(target) != len(source):
+        found = "none" if target is None else f"{len(target)} rows for {len(source)} of the source"
+        raise TransomError(f"decoder_tokens: expected the target's tokens, one row for each row of the source, found {found}")
+    return TensorBatch(TokenSequences.of(source, source_mask, pad_token_id), TokenSequences.of(target, target_mask, pad_token_id))
