@@ -18,7 +18,7 @@ SECONDS = {
     "checkpoints": 40,
     "cli": 150,
     "config": 30,
-    "data": 80,
+    "data": 60,
     "decoding": 80,
     "docs": 120,
     "doctests": 30,
@@ -29,8 +29,8 @@ SECONDS = {
     "models": 130,
     "parallel": 40,
     "planning": 60,
-    "tasks": 120,
-    "training": 330,
+    "tasks": 100,
+    "training": 280,
 }
 """Most processor seconds that the first tier of a room may take in all, child processes included; a busy machine does not stretch them."""
 

@@ -91,13 +91,13 @@ class Nearness(MultiHead):
 
 @implements(Nearness)
 class NearnessAttention(Attention):
-    def gather(self, q, memory, sight, cache):
-        k, v = memory if cache is None else cache.append(memory)
-        return self.weights(q, k, sight).to(v.dtype) @ v
+    def gather(self, q, memory, ctx):
+        k, v = memory if ctx.cache is None else ctx.cache.append(memory)
+        return self.weights(q, k, ctx).to(v.dtype) @ v
 
-    def weights(self, q, k, sight):
+    def weights(self, q, k, ctx):
         s = -torch.cdist(q.float(), k.float()).square() / (2 * q.shape[-1] ** 0.5)
-        return pattern(s, self.terms(sight))
+        return pattern(s, self.terms(ctx))
 
 
 @component("position")

@@ -16,7 +16,6 @@ from tests.cli.conftest import sets, write_pairs
 from tests.cli.test_encoders import TINY as TINY_ENCODER
 from tests.cli.test_language import TINY as TINY_TEXT
 
-
 PROGRAM = """
 import sys
 sys.meta_path[:] = [finder for finder in sys.meta_path if "Editable" not in str(finder)]  # one would find the missing folder elsewhere

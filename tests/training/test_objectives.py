@@ -19,6 +19,7 @@ from transom.layers.norm import LayerNorm
 from transom.models.network import Network
 from transom.parallel.world import World
 from transom.tasks.language.schema import LanguageRecipe
+from transom.tasks.task import set_up
 from transom.training.events import Event, Observer, Saved, Stepped
 from transom.training.objectives import components
 from transom.training.objectives.cross_entropy import CrossEntropy
@@ -27,7 +28,6 @@ from transom.training.objectives.mixed_images import MixedImages
 from transom.training.objectives.objective import UPDATES, AuxiliaryObjective, ForwardPass, Objective, Ratio, forward_pass
 from transom.training.objectives.r_drop import RDrop
 from transom.training.optimizer import build_optimizer
-from transom.training.setup import set_up
 from transom.training.step import Stepper
 
 

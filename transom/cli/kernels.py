@@ -79,8 +79,8 @@ def _answer_for(run: Path, training: bool, precision: str, as_json: bool) -> Non
     import torch
 
     from transom.decoding.backends.compiled import why_not
-    from transom.decoding.load import load
     from transom.inspection.kernel_paths import Taken, paths_taken, typical_batch
+    from transom.tasks.load import load
 
     answering = load(run, precision)  # type: ignore[arg-type]  # the option's choices
     model, chosen = answering.model, answering.precision

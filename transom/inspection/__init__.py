@@ -1,1 +1,1 @@
-"""Looking into models and runs: tap sites, attention re-derived, alignments, pictures, the report and the model card."""
+"""Looking into models and runs: sites, attention re-derived, alignments, pictures, the report and the model card."""

@@ -61,7 +61,7 @@ class AttentionContext(LayerContext):
     bias: Float[Tensor, "..."] | None = None
     rotation: Rotation | None = None
     tiles: VisibleTiles | None = None
-    visible_keys: Int[Tensor, "keys"] | None = None
+    visible_keys: Int[Tensor, "key"] | None = None
     segments: SegmentMask | None = None
     cache: BlockCache | None = None
 
