@@ -199,15 +199,15 @@ def require_plugins(records: Sequence[PluginRecord], run: str) -> None:
         )
 
 
-def component_in(plugin: Plugin, name: str) -> tuple[list[str], str]:
-    """Find the slots and the kind of a plugin's component by its class: the schema's, or that of the layer which it describes.
+def component_in(plugin: Plugin, name: str) -> type[Schema]:
+    """Find a plugin's component by the name of its schema class, or of what builds it.
 
     Raises:
         ConfigError: the plugin registers no such component.
     """
-    for schema in plugin.schemas:
-        slots = [slot for slot in SLOTS.values() if schema in slot.choices]
-        if slots and name in (schema.__name__, getattr(builder_of(schema), "__name__", None)):
-            return [slot.name for slot in slots], kinds(schema)[0]
-    names = [schema.__name__ for schema in plugin.schemas if kinds(schema)]
-    raise ConfigError(f"plugin {plugin.record.name}: expected a component that it registers, found {name!r}; {nearest(name, names)}")
+    components = [schema for schema in plugin.schemas if kinds(schema)]
+    for schema in components:
+        if name in (schema.__name__, getattr(builder_of(schema), "__name__", None)):
+            return schema
+    known = [schema.__name__ for schema in components]
+    raise ConfigError(f"plugin {plugin.record.name}: expected a component that it registers, found {name!r}; {nearest(name, known)}")
