@@ -36,8 +36,8 @@ def blocks(language: str) -> list[str]:
 
 
 def plugins() -> dict[str, str]:
-    """Return the page's plugins by the names of their files, which their docstrings give."""
-    found = {named[1]: block for block in blocks("python") if (named := re.match(r'"""(\w+\.py): ', block))}
+    """Return the page's plugins by the names of their files, which their first lines give."""
+    found = {named[1]: block for block in blocks("python") if (named := re.match(r"# (\w+\.py): ", block))}
     assert set(found) == {"gated_square.py", "authors.py"}
     return found
 

@@ -88,7 +88,7 @@ def import_plugins(named: Iterable[str | Path]) -> list[Plugin]:
 
 
 def _import_plugin(named: str) -> Plugin:
-    is_file = named.endswith(".py") or len(Path(named).parts) > 1
+    is_file = named.endswith(".py") or "/" in named
     where = str(resolved(Path(named))) if is_file else _module_name(named)
     path = Path(where) if is_file else _module_path(named, where)
     if path.suffix != ".py" or not path.exists():
@@ -116,13 +116,17 @@ def _module_name(named: str) -> str:
 
 
 def _module_path(named: str, module: str) -> Path:
-    parents = module.split(".")[:-1]
-    found = all(find_spec(".".join(parents[: i + 1])) for i in range(len(parents))) and find_spec(module)
-    if not found or not found.origin or not found.origin.endswith(".py"):
+    """Find the file of a module; finding it imports the packages that it is in."""
+    found, parts = None, module.split(".")
+    if all(part.isidentifier() for part in parts):
+        with _Import(named, Path(module)):
+            packages = (".".join(parts[:n]) for n in range(1, len(parts)))
+            found = find_spec(module) if all(map(find_spec, packages)) else None
+    if found is None or not str(found.origin).endswith(".py"):
         known = [plugin.name for plugin in installed_plugins()]
         advice = nearest(named, known) if known else "no installed package announces one"
         raise ConfigError(f"plugin {named}: expected a .py file, an installed plugin or a Python module, found nothing; {advice}")
-    return Path(found.origin)
+    return Path(str(found.origin))
 
 
 def _run_file(path: Path, content: bytes, sha256: str) -> ModuleType:
