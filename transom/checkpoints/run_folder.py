@@ -112,7 +112,6 @@ class RunFolder:
 
         Raises:
             CheckpointError: there is none.
-            ConfigError: the run needs a plugin that was not named, or that has changed.
         """
         if not path.is_dir():
             raise CheckpointError(
@@ -120,9 +119,7 @@ class RunFolder:
             )
         if not (path / CONFIG).exists():
             raise CheckpointError(f"{path}: not a run's folder, or one whose training has not begun: it has no {CONFIG}")
-        run = cls(path)
-        run.require_plugins()
-        return run
+        return cls(path)
 
     def close(self) -> None:
         """Release the lock, and remove a folder that was made for a run which left nothing in it.
@@ -162,7 +159,7 @@ class RunFolder:
         return read_bytes(self.path / name)
 
     def require_plugins(self) -> None:
-        """Refuse the run where a plugin that it was trained with was not named, or has changed; nothing else of it is read before.
+        """Refuse the run where a plugin that it was trained with was not named, or has changed; its recipe cannot be read before.
 
         Raises:
             CheckpointError: ``config.json`` is damaged.
@@ -205,6 +202,7 @@ class RunFolder:
         Raises:
             CheckpointError: it is damaged, there are no weights yet, or it asks for more parameters, or a larger table of positions, than
                 the weights file justifies.
+            ConfigError: the run needs a plugin that was not named, or that has changed.
         """
         config, weights = self._read_config(), self._weights()
         try:
@@ -257,6 +255,7 @@ class RunFolder:
             )
 
     def _read_config(self) -> Architecture:
+        self.require_plugins()
         path = self.path / CONFIG
         raw = read_json(path, MAX_CONFIG_BYTES).get("model")
         try:

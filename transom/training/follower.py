@@ -40,8 +40,10 @@ class Follower:
 
         Raises:
             DataError: the data are not those whose hash is ``data``.
+            ConfigError: a plugin is not the one that the first process has.
         """
         self.folder = RunFolder.open(folder)
+        self.folder.require_plugins()
         self.recipe = load_recipe(folder / RECIPE)[0]
         self.rank = rank
         self.task = read(self.recipe, Reader(folder, self.folder, lambda _: None, rank, n_ranks))
