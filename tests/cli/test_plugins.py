@@ -136,6 +136,38 @@ def test_a_run_needs_the_very_plugin_that_it_was_trained_with(tmp_path: Path) ->
     assert "it has changed" in refused(transom_outside(tmp_path, *command, "--resume"))
 
 
+def test_python_names_plugins_likewise(tmp_path: Path) -> None:
+    (tmp_path / "halved.py").write_text(HALVED)
+    script = """
+import transom
+
+overrides = OVERRIDES
+transom.train("copy", out="run", overrides=overrides, plugins=["halved.py"])
+assert transom.load("run").translate(["a b"]) == transom.load("run", plugins=["halved.py"]).translate(["a b"])
+with open("halved.py", "a") as file:
+    file.write("#")
+try:
+    transom.load("run", plugins=["halved.py"])
+except transom.errors.ConfigError as error:
+    assert "the file changed since this process imported it" in str(error)
+else:
+    raise AssertionError
+"""
+    command = [sys.executable, "-c", script.replace("OVERRIDES", repr(TINY[1::2]))]
+    environment = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_run_that_starts_from_one_with_a_plugin_needs_it_too(tmp_path: Path) -> None:
+    (tmp_path / "halved.py").write_text(HALVED)
+    assert transom_outside(tmp_path, "train", "copy", *TINY, "--plugin", "halved.py", "--out", "run").returncode == 0
+    tuned = ["train", "copy", *TINY[:-2], "--from", "run", "--out", "tuned"]
+    assert "expected plugin halved.py" in refused(transom_outside(tmp_path, *tuned))
+    assert transom_outside(tmp_path, *tuned, "--plugin", "halved.py").returncode == 0
+    assert "plugins" in json.loads((tmp_path / "tuned" / "config.json").read_text())
+
+
 def test_a_worker_that_finds_another_plugin_ends_the_run(tmp_path: Path) -> None:
     appends = "\nfrom pathlib import Path\nwith Path(__file__).open('a') as file:\n    file.write('#')\n"
     (tmp_path / "halved.py").write_text(HALVED + appends)

@@ -38,7 +38,7 @@ def blocks(language: str) -> list[str]:
 def plugins() -> dict[str, str]:
     """Return the page's plugins by the names of their files, which their first lines give."""
     found = {named[1]: block for block in blocks("python") if (named := re.match(r"# (\w+\.py): ", block))}
-    assert set(found) == {"gated_square.py", "authors.py"}
+    assert set(found) == {"gated_square.py", "nearness.py", "authors.py"}
     return found
 
 
@@ -72,15 +72,15 @@ def test_the_page_runs(tmp_path: Path) -> None:
     for author, line in (("keats", "A thing of beauty number {}"), ("blake", "Tiger tiger burning bright {}")):
         (tmp_path / "poems" / f"{author}.txt").write_text("".join(line.format(i) + "\n" for i in range(30)), encoding="utf-8")
     trains = [words for words in commands() if words[0] != "translate" and words[0] != "classify"]
-    assert [words[0] for words in trains] == ["train", "compare-components", "train", "train"]
+    assert [words[0] for words in trains] == ["train", "compare-components", "train", "train", "train"]
     python(RUN, tmp_path, json.dumps(trains))
     uses = [words for words in commands() if words not in trains]
-    assert [words[0] for words in uses] == ["translate", "classify"]
+    assert [words[0] for words in uses] == ["translate", "translate", "classify"]
     told = python(RUN, tmp_path, json.dumps(uses))
     assert re.search(r"keats|blake", told)
     (called,) = [block for block in blocks("python") if block.startswith("import transom")]
     python(called, tmp_path)
-    for run, plugin in (("mine", "gated_square.py"), ("authors", "authors.py"), ("poems", "authors.py")):
+    for run, plugin in (("mine", "gated_square.py"), ("near", "nearness.py"), ("authors", "authors.py"), ("poems", "authors.py")):
         (record,) = json.loads((tmp_path / "runs" / run / "config.json").read_text())["plugins"]
         assert record["name"] == plugin
         assert f"--plugin {tmp_path.resolve() / plugin}" in (tmp_path / "runs" / run / "README.md").read_text()
