@@ -93,6 +93,7 @@ def test_commands_and_python_run(here: Path, capfd: pytest.CaptureFixture[str]) 
         "fill",
         "embed",
         "compare-attention",
+        "compare-components",
     }
     for command in commands:
         words = shlex.split(command, comments=True)[1:]

@@ -4,12 +4,12 @@ import json
 import math
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from pydantic import TypeAdapter, ValidationError
 from torch import Tensor, nn
@@ -22,6 +22,7 @@ from transom.checkpoints.tensors import Origin, load_into, pack, read_note, read
 from transom.config.architecture import Architecture
 from transom.config.explaining import path_of
 from transom.config.model import Model
+from transom.config.plugins import PluginRecord, require_plugins
 from transom.errors import CheckpointError, ConfigError
 from transom.files.checked import read_bytes, read_json
 from transom.files.durable import FORMAT_VERSION, Content, disk_errors, json_bytes, make_folder, remove, remove_leftovers, write_file
@@ -157,12 +158,26 @@ class RunFolder:
         assert name in FILES, f"expected one of {FILES}, found {name!r}"
         return read_bytes(self.path / name)
 
-    def write_config(self, config: Architecture, run_id: str) -> None:
+    def require_plugins(self) -> None:
+        """Refuse the run where a plugin that it was trained with was not named, or has changed; its recipe cannot be read before.
+
+        Raises:
+            CheckpointError: ``config.json`` is damaged.
+            ConfigError: such a plugin.
+        """
+        if (path := self.path / CONFIG).exists() and (raw := read_json(path, MAX_CONFIG_BYTES).get("plugins")) is not None:
+            try:
+                require_plugins(TypeAdapter(list[PluginRecord]).validate_python(raw), str(self.path))
+            except ValidationError as error:
+                raise CheckpointError(f"{path}: plugins: expected a list of name and sha256 each, found {raw!r:.80}") from error
+
+    def write_config(self, config: Architecture, run_id: str, plugins: Sequence[PluginRecord] = ()) -> None:
         """Put ``config.json`` in place: from now on the authority for the model's shape.
 
         Args:
             config: the model's.
             run_id: 32 hexadecimal digits; a run that is resumed keeps the id that it has.
+            plugins: which loading the run needs.
 
         Raises:
             ConfigError: the run being resumed has another model.
@@ -175,7 +190,9 @@ class RunFolder:
                     f"{self.path / CONFIG}: the run has model.{name} = {json.dumps(old.get(name))}, the recipe {json.dumps(new[name])};"
                     " a resumed run keeps its model: change the recipe back or give another --out"
                 )
-        document = {"format_version": FORMAT_VERSION, "run": self.run_id or run_id, "model": config.model_dump(mode="json")}
+        document: dict[str, Any] = {"format_version": FORMAT_VERSION, "run": self.run_id or run_id, "model": config.model_dump(mode="json")}
+        if plugins:
+            document["plugins"] = [plugin.model_dump() for plugin in plugins]
         self.write(CONFIG, json_bytes(document))
         vars(self).pop("run_id", None)  # read anew from now on
 
@@ -185,6 +202,7 @@ class RunFolder:
         Raises:
             CheckpointError: it is damaged, there are no weights yet, or it asks for more parameters, or a larger table of positions, than
                 the weights file justifies.
+            ConfigError: the run needs a plugin that was not named, or that has changed.
         """
         config, weights = self._read_config(), self._weights()
         try:
@@ -237,6 +255,7 @@ class RunFolder:
             )
 
     def _read_config(self) -> Architecture:
+        self.require_plugins()
         path = self.path / CONFIG
         raw = read_json(path, MAX_CONFIG_BYTES).get("model")
         try:

@@ -1,8 +1,9 @@
 """The verbs, and the command line that imports a verb's file only when it is called."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from importlib import import_module
-from typing import Any
+from itertools import pairwise
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -10,6 +11,7 @@ from typer.core import TyperCommand, TyperGroup
 from transom import __version__
 from transom.config.names import nearest
 from transom.errors import ConfigError
+from transom.tasks.imports import signals_held
 
 VERBS = {
     "train": "Train a model from a recipe, or on your own files.",
@@ -23,6 +25,8 @@ VERBS = {
     "compare": "Tell whether one model is better than another: paired bootstrap.",
     "compare-attention": "Measure what approximations of attention would make of a model: error, time and memory.",
     "kernels": "Show which fast path computes each operation on this machine, and why.",
+    "compare-components": "Train a recipe with other components, from the same seeds: loss, speed and parameters side by side.",
+    "plugins": "List the plugins that installed packages offer.",
     "recipes": "List, show or copy the packaged recipes.",
     "tokenizer": "Train a tokenizer, or show how it splits a sentence.",
     "demo": "Train the built-in phrasebook translator and look at what it learned.",
@@ -30,8 +34,22 @@ VERBS = {
 """Each verb's file in this room, and its one line of help."""
 
 
+WITHOUT_PLUGINS = {"demo", "plugins", "list", "copy", "show"}
+"""The verbs, and commands of verbs, that meet no component and no task: they do not take ``--plugin``."""
+
+
 class Verbs(TyperGroup):
     """The group of all verbs."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Import the plugins that are named, then the verb: its options, its help and what it accepts depend on them."""
+        if named := plugins_named(args):
+            with signals_held():
+                import torch  # noqa: F401  # which a plugin will import; a signal that comes meanwhile is not lost
+
+                from transom.config.plugins import import_plugins
+            import_plugins(named)
+        return super().resolve_command(ctx, args)
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Return the verbs in the order of the table."""
@@ -48,6 +66,8 @@ class Verbs(TyperGroup):
         command.name = cmd_name
         command.help = f"{VERBS[cmd_name]}\n\n{command.help or ''}\n\n\b\n[bold]Examples[/bold]{verb.EXAMPLES}".strip()
         for each in (command, *getattr(command, "commands", {}).values()):
+            if each.name not in WITHOUT_PLUGINS and not hasattr(each, "commands"):
+                each.params.insert(-1, _plugin_option())
             _without_values(each.get_params(ctx))
         return command
 
@@ -56,6 +76,38 @@ class Verbs(TyperGroup):
         self.commands = {name: TyperCommand(name, help=line) for name, line in VERBS.items()}
         _without_values(self.get_params(ctx))
         super().format_help(ctx, formatter)
+
+
+def plugins_named(arguments: Sequence[str]) -> list[str]:
+    """List the values of ``--plugin`` among a command line's arguments.
+
+    >>> plugins_named(["train", "my.toml", "--plugin", "my_norm.py", "--plugin=my_task.py", "--", "--plugin", "no.py"])
+    ['my_norm.py', 'my_task.py']
+    """
+    given = list(arguments)[: arguments.index("--") if "--" in arguments else None]
+    spelled = [word.removeprefix("--plugin=") for word in given if word.startswith("--plugin=")]
+    return [after for word, after in pairwise(given) if word == "--plugin"] + spelled
+
+
+def _plugin_option() -> Any:
+    """Make the option ``--plugin``; its values were imported before the command line is parsed, and reach no verb."""
+    app = typer.Typer()
+
+    @app.command()
+    def holder(
+        plugin: Annotated[
+            list[str] | None,
+            typer.Option(
+                "--plugin",
+                metavar="FILE_OR_NAME",
+                help="Run this Python file, or installed plugin, first: its components and tasks are then known. May be repeated.",
+            ),
+        ] = None,
+    ) -> None: ...
+
+    (option,) = [each for each in typer.main.get_command(app).params if each.name == "plugin"]
+    option.expose_value = False
+    return option
 
 
 def _without_values(options: Iterable[Any]) -> None:

@@ -22,7 +22,7 @@ from transom.errors import ConfigError
 B = TypeVar("B", bound=Brick)
 Builder = TypeVar("Builder", bound=Callable[..., Any])
 
-_BUILDERS: dict[type[Brick], Callable[..., Any]] = {}
+_BUILDERS: dict[type[Schema], Callable[..., Any]] = {}
 
 
 def component(*slots: str) -> Callable[[type[B]], type[B]]:
@@ -90,6 +90,11 @@ def implementation(config: Brick) -> Callable[..., Any]:
         name = type(config).__name__
         raise ConfigError(f"component {name}: expected what builds it, found nothing; decorate a layer with @implements({name})")
     return builder
+
+
+def builder_of(schema: type[Schema]) -> Callable[..., Any] | None:
+    """Return what was registered to build the components of a schema class; None if nothing was."""
+    return _BUILDERS.get(schema)
 
 
 def build(config: Brick, *arguments: Any) -> Any:

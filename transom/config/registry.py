@@ -45,6 +45,11 @@ def tasks() -> dict[str, "type[Recipe]"]:
     return dict(sorted(_recipes.items(), key=lambda item: (item[1].HELP.order, item[0])))
 
 
+def registered_tasks() -> list["type[Recipe]"]:
+    """List the forms of recipes that registered themselves so far; nothing is imported for it."""
+    return list(_recipes.values())
+
+
 @cache
 def _import_packaged() -> None:
     for folder in _folders():

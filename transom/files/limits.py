@@ -25,6 +25,9 @@ MAX_RECIPE_VALUES = 20_000
 MAX_CONFIG_BYTES = 2**20
 """Bytes of a run's ``config.json``, in which only the names of classes can be many."""
 
+MAX_PLUGIN_BYTES = 2**24
+"""Bytes of a plugin's Python file."""
+
 MAX_JSON_BYTES = 2**26
 """Bytes of another file of a run."""
 

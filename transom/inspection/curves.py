@@ -7,7 +7,7 @@ from itertools import pairwise
 from xml.etree.ElementTree import Element
 
 from transom.inspection.figures import compact, linear_ticks, log_ticks, tick_labels, whole
-from transom.inspection.markup import node
+from transom.inspection.markup import node, style_sheet, to_svg
 
 WIDTH, HEIGHT = 520, 264
 LEFT, RIGHT, TOP, BOTTOM = 54, 498, 34, 222
@@ -90,6 +90,12 @@ def line_chart(
         picture.append(_legend([(place, name) for place, name, _ in drawn]))
     picture.extend(_probes(drawn, x, y, x_label))
     return picture
+
+
+def chart_file(chart: Element) -> str:
+    """Write a chart as an SVG file of its own, which follows the reader's light or dark page."""
+    chart.insert(0, style_sheet("colors", "pictures"))
+    return to_svg(chart)
 
 
 def _finite(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:

@@ -10,6 +10,7 @@ from transom.config.depth import MixtureOfDepths
 from transom.config.mixture import Mixture
 from transom.config.model import Decoder, Encoder, TextTransformer
 from transom.config.patterns import spelled
+from transom.config.plugins import plugins_of
 from transom.config.recipe import Recipe, TextRecipe
 from transom.config.recurrent import Luong, Recurrent, RecurrentDecoder, RecurrentSeq2Seq
 from transom.config.vision import ConvolutionalNetwork, ImageClassifier, VisionTransformer
@@ -185,8 +186,9 @@ def symbols(recipe: TextRecipe) -> str:
 def use(recipe: Recipe, name: str) -> tuple[str, str]:
     """Give the command and the lines of Python that answer with a run's model."""
     arguments, call = recipe.example
-    command = f"transom {recipe.VERB} {shlex.quote(name)} {arguments}"
-    return command, f"import transom\n\ntransom.load({name!r}).{recipe.VERB}({call})"
+    plugins = [plugin.where for plugin in plugins_of(recipe)]
+    command = f"transom {recipe.VERB} {shlex.quote(name)} {arguments}{''.join(f' --plugin {shlex.quote(each)}' for each in plugins)}"
+    return command, f"import transom\n\ntransom.load({name!r}{f', plugins={plugins}' if plugins else ''}).{recipe.VERB}({call})"
 
 
 def files(part: object) -> list[str]:

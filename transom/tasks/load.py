@@ -1,5 +1,6 @@
 """From a run folder to what answers with its model."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -9,6 +10,7 @@ from transom.checkpoints.run_files import CONFIG, RECIPE, TOKENIZER
 from transom.checkpoints.run_folder import RunFolder
 from transom.config.architecture import Architecture
 from transom.config.brick import schemas
+from transom.config.plugins import import_plugins
 from transom.config.recipe import Recipe, load_recipe
 from transom.config.registry import tasks
 from transom.data.tokenizer.tokenizer import Tokenizers
@@ -24,13 +26,14 @@ PrecisionName = Literal["auto", "fp32", "bf16", "fp16", "int8"]
 Answering = TypeVar("Answering")
 
 
-def load(folder: str | Path, precision: PrecisionName = "auto") -> Any:
+def load(folder: str | Path, precision: PrecisionName = "auto", plugins: Sequence[str | Path] = ()) -> Any:
     """Load a run's model to answer with, in the way of its task; the caller's random numbers stay as they were.
 
     Args:
         folder: the ``--out`` of a training.
         precision: type of the matrix products. auto goes by this processor's instructions, not by what the run was trained in, which
             another processor may only emulate. int8 is for what writes: 8 bits in the decoder's steps, auto elsewhere.
+        plugins: files and modules to import first: those that the run was trained with.
 
     Returns:
         What the task has for that: a ``Translator``, ``Generator``, ``Filler``, ``Classifier``, ``ImageClassifier`` or ``Embedder`` of
@@ -38,8 +41,9 @@ def load(folder: str | Path, precision: PrecisionName = "auto") -> Any:
 
     Raises:
         CheckpointError: there is no intact run in the folder.
-        ConfigError: this run, or this machine, cannot answer in such a precision.
+        ConfigError: this run, or this machine, cannot answer in such a precision; or the run needs a plugin that was not named.
     """
+    import_plugins(plugins)
     return _load(folder, precision)[0]
 
 

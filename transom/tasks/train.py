@@ -10,6 +10,7 @@ from typing import Any
 
 from transom.checkpoints.outputs import refuse_training_onto_its_inputs
 from transom.config.finetune import NOTHING_ASKED, Asked, load_training
+from transom.config.plugins import import_plugins
 from transom.config.recipe import Recipe
 from transom.errors import ConfigError
 from transom.tasks.imports import signals_held
@@ -135,6 +136,7 @@ def train(
     resume: bool = False,
     overwrite: bool = False,
     observers: Sequence[Observer] = (),
+    plugins: Sequence[str | Path] = (),
 ) -> Sitting:
     """Train a recipe and leave the model, its record and a report in a run folder; this is ``transom.train``.
 
@@ -148,10 +150,12 @@ def train(
         resume: go on with the run that ``out`` holds, if any.
         overwrite: begin anew where ``out`` holds a run.
         observers: called with each event of ``training.events``.
+        plugins: files and modules to import first, whose components and tasks the recipe may then name.
 
     Raises:
         TransomError: recipe, data and folder do not fit together, or the run could not go on.
     """
+    import_plugins(plugins)
     loaded, base, asked = load_training(recipe, overrides)
     folder = default_folder(recipe) if out is None else Path(out)
     return run_training(loaded, base, folder, resume, overwrite, observers, asked=asked)

@@ -9,6 +9,7 @@ import torch
 
 from transom.checkpoints.run_files import RECIPE
 from transom.checkpoints.run_folder import RunFolder
+from transom.config.plugins import import_plugins
 from transom.config.recipe import load_recipe
 from transom.errors import DataError
 from transom.models.build import build_model
@@ -39,8 +40,10 @@ class Follower:
 
         Raises:
             DataError: the data are not those whose hash is ``data``.
+            ConfigError: a plugin is not the one that the first process has.
         """
         self.folder = RunFolder.open(folder)
+        self.folder.require_plugins()
         self.recipe = load_recipe(folder / RECIPE)[0]
         self.rank = rank
         self.task = read(self.recipe, Reader(folder, self.folder, lambda _: None, rank, n_ranks))
@@ -75,8 +78,12 @@ class Follower:
                 give_back_freed_memory()
 
 
-def main(rank: int, n_ranks: int, meeting: Path, folder: Path, data: str, task: str) -> None:
-    """Be one of a run's workers; ``task`` is the class of its task, as ``module:name``."""
+def main(rank: int, n_ranks: int, meeting: Path, folder: Path, data: str, task: str, *plugins: str) -> None:
+    """Be one of a run's workers; ``task`` is the class of its task, as ``module:name``.
+
+    The first process names the plugins that it uses. The run's folder has their hashes, and refuses one that has changed meanwhile.
+    """
+    import_plugins(plugins)
     module, _, name = task.partition(":")
     keep_freed_memory()
     torch.set_num_threads(choose_threads().count)
@@ -86,4 +93,4 @@ def main(rank: int, n_ranks: int, meeting: Path, folder: Path, data: str, task: 
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), Path(sys.argv[4]), *sys.argv[5:7])
+    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), Path(sys.argv[4]), *sys.argv[5:])

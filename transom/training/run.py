@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from torch import Tensor
 
 from transom.checkpoints.run_files import ADAPTER, WEIGHTS
+from transom.config.plugins import plugins_of
 from transom.config.training import NoAverage, Training
 from transom.errors import TransomError
 from transom.parallel.workers import working_together
@@ -50,7 +51,8 @@ def train(parts: Parts, observers: Sequence[Observer] = (), should_stop: Callabl
     Raises:
         TransomError: twenty steps in a row had a non-finite loss or gradient; the last checkpoint is kept.
     """
-    arguments = [str(parts.folder.path.resolve()), parts.task.data, parts.recipe.TASK]
+    plugins = [plugin.where for plugin in plugins_of(parts.recipe)]
+    arguments = [str(parts.folder.path.resolve()), parts.task.data, parts.recipe.TASK, *plugins]
     with (
         using_threads(parts.processes.threads),
         working_together("transom.training.follower", arguments, parts.processes.count, parts.processes.threads) as world,

@@ -3,7 +3,7 @@
 import copy
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from transom.checkpoints.run_folder import RunFolder
 from transom.checkpoints.tensors import digest
 from transom.config.brick import Schema
 from transom.config.finetune import NOTHING_ASKED, Asked
+from transom.config.plugins import PluginRecord, plugins_of
 from transom.config.recipe import Recipe, dump_recipe, load_recipe
 from transom.data.reports.report import Report
 from transom.data.text.text import expanded
@@ -121,7 +122,8 @@ def set_up(
     for path in (path for part in recipe.data.test_parts for path in part.paths):
         folder.ledger.record(Path(recipe.data.root) / expanded(path), "train")  # the data report told of it
     folder.write(RECIPE, dump_recipe(recipe).encode())
-    folder.write_config(recipe.model, _run_id(recipe, task, model, threads))
+    plugins = [plugin.record for plugin in plugins_of(recipe)]
+    folder.write_config(recipe.model, _run_id(recipe, task, model, threads, plugins), plugins)
     if adapter is not None:
         if taken is not None:
             keep_base(model, taken.fresh, folder)
@@ -187,18 +189,19 @@ MAY_CHANGE = {
 """Fields that a resumed run may change; any other would make another run of it. Files may move: what counts is the hash of their pairs."""
 
 
-def _run_id(recipe: Recipe, task: Task, model: Network, threads: Threads) -> str:
-    """Return an id for all that decides a run's bits: recipe, data, initial weights, threads and PyTorch's version.
+def _run_id(recipe: Recipe, task: Task, model: Network, threads: Threads, plugins: Sequence[PluginRecord]) -> str:
+    """Return an id for all that decides a run's bits: recipe, plugins, data, initial weights, threads and PyTorch's version.
 
     So the same training leaves the same files, and any other one's files are told apart.
     """
     kept = recipe.model_dump(mode="json", exclude=MAY_CHANGE)
-    facts = [kept, task.data, digest(model.state_dict()), threads.count, torch.__version__]
+    facts = [kept, task.data, digest(model.state_dict()), threads.count, torch.__version__, *(plugin.sha256 for plugin in plugins)]
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]
 
 
 def _as_begun(recipe: Recipe, folder: RunFolder, asked: Asked) -> Recipe:
     """Check that a run to go on with has this recipe; take over what it began with: precision, origin, vocabulary, classes."""
+    folder.require_plugins()
     begun = load_recipe(folder.path / RECIPE)[0]
     if begun.task != recipe.task:
         raise ConfigError(f"{folder.path}: the run was begun with task = {begun.task!r}, found {recipe.task!r}; give another --out")

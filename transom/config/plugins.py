@@ -1,0 +1,217 @@
+"""Plugins: files and installed modules from outside that register components or tasks when they are imported.
+
+A plugin runs only when a person names it, on the command line (``--plugin``) or in a call (``plugins=[...]``), never because a recipe, a
+run or a model folder asks. A run that uses one records its name and hash, and is refused without that very plugin.
+"""
+
+import hashlib
+import sys
+import traceback
+from collections.abc import Iterable, Iterator, Sequence
+from importlib import import_module
+from importlib.metadata import entry_points
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import ModuleType, TracebackType
+from typing import Annotated, Any, NamedTuple
+
+from pydantic import Field
+
+from transom.config.brick import SLOTS, Schema, kinds
+from transom.config.components import builder_of
+from transom.config.names import nearest
+from transom.config.registry import registered_tasks
+from transom.errors import ConfigError
+from transom.files.limits import MAX_PLUGIN_BYTES
+from transom.files.regular import read_regular, resolved
+
+GROUP = "transom.plugins"
+"""The group of entry points under which installed packages announce plugins."""
+
+
+class PluginRecord(Schema):
+    """What a run records of a plugin that it uses."""
+
+    name: Annotated[str, Field(min_length=1, max_length=255)]
+    sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+
+
+class Plugin(NamedTuple):
+    """An imported plugin.
+
+    Attributes:
+        where: what another process imports it by: the absolute path of a file, or a module's dotted name.
+        record: name and hash.
+        schemas: the components and tasks that it registered.
+    """
+
+    where: str
+    record: PluginRecord
+    schemas: tuple[type[Schema], ...]
+
+
+class InstalledPlugin(NamedTuple):
+    """A plugin that an installed package announces; it is not imported for that.
+
+    Attributes:
+        name: for ``--plugin``.
+        module: by its dotted name.
+        package: with its version.
+    """
+
+    name: str
+    module: str
+    package: str
+
+
+_PLUGINS: dict[str, Plugin] = {}
+"""The plugins that this process imported, by ``where``."""
+
+
+def installed_plugins() -> list[InstalledPlugin]:
+    """List the plugins of installed packages from their metadata."""
+    points = sorted(entry_points(group=GROUP), key=lambda point: (point.name, point.module))
+    return [InstalledPlugin(point.name, point.module, f"{point.dist.name} {point.dist.version}" if point.dist else "") for point in points]
+
+
+def import_plugins(named: Iterable[str | Path]) -> list[Plugin]:
+    """Import plugins, each once per process.
+
+    Args:
+        named: a Python file, an installed plugin's name (see ``installed_plugins``), or a module's dotted name.
+
+    Raises:
+        ConfigError: there is none, it cannot be imported, registers nothing or a name that is taken, or its file changed since this
+            process imported it.
+    """
+    return [_import_plugin(str(each)) for each in named]
+
+
+def _import_plugin(named: str) -> Plugin:
+    is_file = named.endswith(".py") or "/" in named
+    where = str(resolved(Path(named))) if is_file else _module_name(named)
+    path = Path(where) if is_file else _module_path(named, where)
+    if path.suffix != ".py" or not path.exists():
+        found = "another one" if path.exists() else "none there"
+        raise ConfigError(f"plugin {named}: expected a .py file, found {found}; correct the path")
+    content = read_regular(path, MAX_PLUGIN_BYTES, "a Python file", ConfigError)
+    record = PluginRecord(name=path.name if is_file else where, sha256=hashlib.sha256(content).hexdigest())
+    if (known := _PLUGINS.get(where)) is not None:
+        if known.record != record:
+            raise ConfigError(f"plugin {named}: the file changed since this process imported it; begin a new process")
+        return known
+    before = _registered()
+    with _Import(named, path):
+        name = _run_file(path, content, record.sha256).__name__ if is_file else import_module(where).__name__
+    here = [schema for schema in _registered() if schema not in before or f"{schema.__module__}.".startswith(f"{name}.")]
+    new = tuple(schema for schema in here if not schema.__module__.startswith("transom."))  # the package's own come in with others' imports
+    if not new:
+        raise ConfigError(f"plugin {named}: expected a component or a task that it registers, found none; decorate one (docs/extending.md)")
+    return _PLUGINS.setdefault(where, Plugin(where, record, new))
+
+
+def _module_name(named: str) -> str:
+    """Return the module of an installed plugin, or the name itself."""
+    return next((plugin.module for plugin in installed_plugins() if plugin.name == named), named)
+
+
+def _module_path(named: str, module: str) -> Path:
+    """Find the file of a module; finding it imports the packages that it is in."""
+    found, parts = None, module.split(".")
+    if all(part.isidentifier() for part in parts):
+        with _Import(named, Path(module)):
+            packages = (".".join(parts[:n]) for n in range(1, len(parts)))
+            found = find_spec(module) if all(map(find_spec, packages)) else None
+    if found is None or not str(found.origin).endswith(".py"):
+        known = [plugin.name for plugin in installed_plugins()]
+        advice = nearest(named, known) if known else "no installed package announces one"
+        raise ConfigError(f"plugin {named}: expected a .py file, an installed plugin or a Python module, found nothing; {advice}")
+    return Path(str(found.origin))
+
+
+def _run_file(path: Path, content: bytes, sha256: str) -> ModuleType:
+    """Run the very bytes that were hashed as a module of its own name, which is the same in every process."""
+    name = f"transom_plugin_{sha256[:12]}_{path.stem}".replace(".", "_")
+    spec = spec_from_file_location(name, path)
+    assert spec is not None, "the path of a plugin ends in .py"
+    module = sys.modules[name] = module_from_spec(spec)
+    try:
+        exec(compile(content, str(path), "exec"), vars(module))
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+class _Import:
+    """While entered, whatever stops a plugin's import is told as the mistake of its author."""
+
+    def __init__(self, named: str, path: Path) -> None:
+        self._named, self._path = named, path
+
+    def __enter__(self) -> None:
+        """Begin the import."""
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        """Raise the error as one of the plugin, with the line of its file; an interrupt remains what it is."""
+        if isinstance(error, Exception | SystemExit):
+            at = [frame.lineno for frame in traceback.extract_tb(trace) if frame.filename == str(self._path)]
+            line = error.lineno if isinstance(error, SyntaxError) else at[-1] if at else None
+            told = str(error) if isinstance(error, ConfigError) else f"{type(error).__name__}: {error}"
+            raise ConfigError(f"plugin {self._named}{f', line {line}' if line else ''}: {told}; mend the plugin") from error
+
+
+def _registered() -> dict[type[Schema], None]:
+    """List the registered components and tasks as keys, in the order of their registration."""
+    components = [schema for slot in SLOTS.values() for schema in slot.choices]
+    return dict.fromkeys([*components, *registered_tasks()])
+
+
+def plugins_of(config: Schema) -> list[Plugin]:
+    """List the imported plugins whose components or task a configuration uses."""
+    used = set(_schemas_in(config))
+    return [plugin for plugin in _PLUGINS.values() if not used.isdisjoint(plugin.schemas)]
+
+
+def _schemas_in(value: Any) -> Iterator[type[Schema]]:
+    if isinstance(value, Schema):
+        yield type(value)
+        value = tuple(getattr(value, name) for name in type(value).model_fields)
+    if isinstance(value, tuple):
+        for each in value:
+            yield from _schemas_in(each)
+
+
+def require_plugins(records: Sequence[PluginRecord], run: str) -> None:
+    """Refuse a run that needs a plugin which was not named, or whose file is another one now.
+
+    Raises:
+        ConfigError: naming the plugin, and what to do.
+    """
+    named = [plugin.record for plugin in _PLUGINS.values()]
+    hashes = {record.sha256: record for record in named}
+    for record in (record for record in records if record.sha256 not in hashes):
+        other = next((each for each in named if each.name == record.name), None)
+        if other is not None:
+            raise ConfigError(
+                f"{run}: expected plugin {record.name} with SHA-256 {record.sha256[:12]}, as the run was trained with, found"
+                f" {other.sha256[:12]}: it has changed; name the file as it was, or train again"
+            )
+        raise ConfigError(
+            f"{run}: expected plugin {record.name} (SHA-256 {record.sha256[:12]}), found it not named: add --plugin {record.name} with its"
+            " path (in Python plugins=[...]), if you trust that file"
+        )
+
+
+def component_in(plugin: Plugin, name: str) -> type[Schema]:
+    """Find a plugin's component by the name of its schema class, or of what builds it.
+
+    Raises:
+        ConfigError: the plugin registers no such component.
+    """
+    components = [schema for schema in plugin.schemas if kinds(schema)]
+    for schema in components:
+        if name in (schema.__name__, getattr(builder_of(schema), "__name__", None)):
+            return schema
+    known = [schema.__name__ for schema in components]
+    raise ConfigError(f"plugin {plugin.record.name}: expected a component that it registers, found {name!r}; {nearest(name, known)}")
