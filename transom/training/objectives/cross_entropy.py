@@ -18,6 +18,6 @@ class CrossEntropy(Objective):
 
     def loss(self, forward: ForwardPass) -> SliceLoss:
         """Compute it without ever holding all logits."""
-        batch = forward.batch
-        loss, nll = linear_cross_entropy(forward.hidden[batch.counted], forward.weight, batch.labels[batch.counted], self.smoothing)
+        counted, labels = forward.batch.counted, forward.batch.labels
+        loss, nll = linear_cross_entropy(forward.hidden[counted], forward.weight, labels[counted], self.smoothing)
         return SliceLoss(loss, loss, nll)
