@@ -22,7 +22,7 @@ def data_section(data: Mapping[str, Any], trained_well: bool = True) -> list[Ele
     """Lay out a data report: its problems first, then its figures, whatever fields it has.
 
     Args:
-        data: ``PairReport.to_json()``. ``problems`` is a list of sentences; every other field is a figure, a text, a list or a mapping.
+        data: ``Report.to_json()``. ``problems`` is a list of sentences; every other field is a figure, a text, a list or a mapping.
         trained_well: whether the training itself has no problem; only then is it said that the data have none.
     """
     problems = data.get("problems") or []

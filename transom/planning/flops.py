@@ -40,8 +40,8 @@ def count_flops(config: Architecture, batch: int, source: int, target: int) -> F
 
     A weight matrix costs 2 operations a weight and token. Attention scores and weighted values cost 2 h (d_k + d_v) a pair of query and
     key that is computed: of the whole square, causal or not, or, where rows are long and patterns sparse, of the visible tiles
-    (``layers/tiles.py``); an approximation has costs of its own (``planning/approximations.py``). Softmax, norms and other work a element
-    are left out.
+    (``kernels/block_sparse.py``); an approximation has costs of its own (``planning/approximations.py``). Softmax, norms and other work
+    per element are left out.
 
     Args:
         config: the model.

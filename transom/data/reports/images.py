@@ -33,5 +33,4 @@ def report_images(splits: Splits[Images], classes: Sequence[str]) -> Report:
     return Report(problems, {"images": images, "classes": counts}, lines)
 
 
-ImageReport = Report
 """The name that the tasks still import; goes when they import ``Report``."""

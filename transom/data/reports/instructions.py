@@ -66,5 +66,4 @@ def report_instructions(splits: Splits[Pairs], read: Mapping[str, Instructions],
     return Report(problems, facts, lines)
 
 
-InstructionReport = Report
 """The name that the tasks still import; goes when they import ``Report``."""

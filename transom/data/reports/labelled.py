@@ -54,5 +54,4 @@ def report_labelled(splits: Splits[Pairs], classes: Sequence[str], tokenizer: To
     return Report(problems, facts, findings.summary(texts, "text", details))
 
 
-LabelledReport = Report
 """The name that the tasks still import; goes when they import ``Report``."""

@@ -127,5 +127,4 @@ def _lines_of(pairs: Pairs, samples: Sequence[int], what: str) -> str:
     return f"{what}: {len(samples):,} of {findings.counted(len(pairs), 'pair')}, line{'s' if len(samples) > 1 else ''} {lines}"
 
 
-PairReport = Report
 """The name that the tasks still import; goes when they import ``Report``."""

@@ -78,5 +78,4 @@ def _named(documents: Documents, samples: Sequence[int], what: str) -> str:
     return f"{len(samples):,} of {findings.counted(len(documents), 'document')} {what} ({places})"
 
 
-TextReport = Report
 """The name that the tasks still import; goes when they import ``Report``."""

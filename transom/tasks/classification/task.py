@@ -15,7 +15,8 @@ from transom.data.batch import LabelledBatch
 from transom.data.labeled.classes import classes_of, numbered
 from transom.data.labeled.labelled import LabelledLoader, load_labelled, read_labelled, refuse_longer, text_batches
 from transom.data.pairs.pairs import Pairs, fingerprint
-from transom.data.reports.labelled import LabelledReport, report_labelled
+from transom.data.reports.labelled import report_labelled
+from transom.data.reports.report import Report
 from transom.data.split import Splits
 from transom.data.tokenizer.tokenizer import Tokenizer, Tokenizers
 from transom.decoding.backends.searcher import reader_of
@@ -84,7 +85,7 @@ class ClassificationTask:
     loader: LabelledLoader
     valid: Pairs
     valid_batches: Sequence[LabelledBatch]
-    report: LabelledReport
+    report: Report
     data: str
 
     PREDICTOR: ClassVar[type] = Classifier

@@ -13,7 +13,8 @@ from transom.config.decoding import Reading
 from transom.data.batch import MatchedBatch, matched_batch
 from transom.data.pairs.loader import Loader, ordered_batches
 from transom.data.pairs.pairs import Pairs, fingerprint
-from transom.data.reports.pairs import PairReport, report_pairs
+from transom.data.reports.pairs import report_pairs
+from transom.data.reports.report import Report
 from transom.data.tokenizer.tokenizer import Tokenizers
 from transom.decoding.backends.searcher import reader_of
 from transom.decoding.predictors.embedder import Embedder
@@ -52,7 +53,7 @@ class EmbeddingTask:
     loader: Loader
     valid: Pairs
     valid_batches: Sequence[MatchedBatch]
-    report: PairReport
+    report: Report
     data: str
 
     PREDICTOR: ClassVar[type] = Embedder

@@ -18,7 +18,8 @@ from transom.data.batch import ImageBatch
 from transom.data.images.images import Images, pillow, read_images
 from transom.data.images.loader import ImageLoader, image_batches, image_fingerprint, load_images, pixel_statistics
 from transom.data.labeled.classes import classes_of, numbered
-from transom.data.reports.images import ImageReport, report_images
+from transom.data.reports.images import report_images
+from transom.data.reports.report import Report
 from transom.decoding.backends.searcher import reader_of
 from transom.decoding.inference import Tell
 from transom.decoding.predictors.classifier import Classified, Scores, scored
@@ -84,7 +85,7 @@ class ImageTask:
     loader: ImageLoader
     valid: Images
     labels: Sequence[int]
-    report: ImageReport
+    report: Report
     data: str
 
     PREDICTOR: ClassVar[type] = ImageClassifier

@@ -12,7 +12,8 @@ from transom.checkpoints.run_folder import RunFolder
 from transom.data.batch import LanguageBatch
 from transom.data.labeled.instructions import InstructionLoader, Instructions, load_instructions, reading_batches
 from transom.data.pairs.pairs import Pairs, fingerprint
-from transom.data.reports.instructions import InstructionReport, report_instructions
+from transom.data.reports.instructions import report_instructions
+from transom.data.reports.report import Report
 from transom.data.tokenizer.tokenizer import Tokenizer, Tokenizers
 from transom.decoding.backends.searcher import searcher_of
 from transom.decoding.predictors.generator import Generator
@@ -48,7 +49,7 @@ class InstructionTask:
     loader: InstructionLoader
     valid: Pairs
     valid_batches: Sequence[LanguageBatch]
-    report: InstructionReport
+    report: Report
     data: str
 
     PREDICTOR: ClassVar[type] = Generator

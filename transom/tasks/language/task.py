@@ -11,7 +11,8 @@ import torch
 from transom.checkpoints.run_files import TOKENIZER
 from transom.checkpoints.run_folder import RunFolder
 from transom.data.batch import LanguageBatch
-from transom.data.reports.text import TextReport, report_text
+from transom.data.reports.report import Report
+from transom.data.reports.text import report_text
 from transom.data.text.documents import Documents, load_text
 from transom.data.text.windows import WindowLoader, scoring_batches
 from transom.data.tokenizer.tokenizer import Tokenizer, Tokenizers
@@ -52,7 +53,7 @@ class LanguageTask:
     loader: WindowLoader
     valid: Documents
     valid_batches: Sequence[LanguageBatch]
-    report: TextReport
+    report: Report
     data: str
 
     PREDICTOR: ClassVar[type] = Generator

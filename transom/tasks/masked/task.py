@@ -11,7 +11,8 @@ from transom.checkpoints.run_files import TOKENIZER
 from transom.checkpoints.run_folder import RunFolder
 from transom.config.decoding import Reading
 from transom.data.batch import MaskedBatch
-from transom.data.reports.text import TextReport, report_text
+from transom.data.reports.report import Report
+from transom.data.reports.text import report_text
 from transom.data.text.documents import Documents, load_text
 from transom.data.text.masking import MaskedLoader, masked
 from transom.data.text.windows import Stream, scoring_batches
@@ -57,7 +58,7 @@ class MaskedTask:
     loader: MaskedLoader
     valid: Documents
     valid_batches: Sequence[MaskedBatch]
-    report: TextReport
+    report: Report
     data: str
 
     PREDICTOR: ClassVar[type] = Filler

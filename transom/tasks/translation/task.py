@@ -13,7 +13,8 @@ from transom.data.batch import TranslationBatch, translation_batch
 from transom.data.pairs.loader import Loader, ordered_batches
 from transom.data.pairs.mixture import LanguageMixture
 from transom.data.pairs.pairs import Pairs, fingerprint
-from transom.data.reports.pairs import PairReport, report_languages
+from transom.data.reports.pairs import report_languages
+from transom.data.reports.report import Report
 from transom.data.tokenizer.tokenizer import Tokenizers
 from transom.decoding.predictors.translator import Translator
 from transom.errors import DataError
@@ -49,7 +50,7 @@ class TranslationTask:
     loader: Loader | LanguageMixture
     valid: Mapping[str | None, Pairs]
     valid_batches: Mapping[str | None, Sequence[TranslationBatch]]
-    report: PairReport
+    report: Report
     data: str
 
     PREDICTOR: ClassVar[type] = Translator
