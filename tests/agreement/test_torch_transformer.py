@@ -29,7 +29,7 @@ class Reference(nn.Module):
 
     def forward(self, source: Tensor, target: Tensor, source_padding: Tensor, target_padding: Tensor) -> Tensor:
         def embed(tokens: Tensor) -> Tensor:
-            return self.table[tokens] * math.sqrt(D_MODEL) + sinusoids(tokens.shape[1], D_MODEL).to(self.table)
+            return self.table[tokens] * math.sqrt(D_MODEL) + sinusoids(tokens.shape[1], D_MODEL, dtype=self.table.dtype)
 
         later = torch.ones(target.shape[1], target.shape[1], dtype=torch.bool).triu(1)
         states = self.transformer(

@@ -101,7 +101,7 @@ def test_every_output_option_is_among_them(transom: Call) -> None:
         for words in [[verb, subverb] for subverb in subverbs.get(verb, [])] or [[verb]]
         if re.search(r"--out(put)?\s+(FILE|DIR)", transom(*words, "--help").out)
     }
-    assert writing == {verb.split("'")[0] for verb in VERBS_THAT_WRITE} | {"train", "demo"}
+    assert writing == {verb.split("'")[0] for verb in VERBS_THAT_WRITE} | {"train", "demo", "compare-components"}
 
 
 def test_a_run_does_not_start_from_itself(trained: Trained, tmp_path: Path, transom: Call) -> None:

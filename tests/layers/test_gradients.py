@@ -34,7 +34,7 @@ from transom.layers.lora import LowRank
 from transom.layers.masks.contexts import build_contexts
 from transom.layers.masks.rule import LOOKING_BACK, Places
 from transom.layers.norm import build_norm
-from transom.layers.position import build_position
+from transom.layers.position import TabulatedPosition, build_position
 from transom.layers.recurrent.recurrent import EncoderLayer, Recurrence, RecurrentEncoder, RecurrentStack, backwards
 from transom.layers.recurrent.recurrent_decoder import (
     AdditiveScore,
@@ -329,7 +329,7 @@ def test_float32_is_near_float64_in_all_elements(name: str, training: bool) -> N
     assert (found - exact).abs().max() <= 1e-5 * exact.abs().max().clamp(min=1.0)
 
 
-COMMON = {Block, SequentialBlock, SourceAttention, AttendingDecoder, Approximation, KernelAttention}
+COMMON = {TabulatedPosition, Block, SequentialBlock, SourceAttention, AttendingDecoder, Approximation, KernelAttention}
 """What other layers have in common."""
 
 

@@ -29,18 +29,26 @@ FAMILIES: list[dict[str, Any]] = [
             "source_vocab_size": VOCAB,
             "target_vocab_size": VOCAB,
             "tie": tie,
+            "head_bias": tie == "decoder",
         }
         for tie in ("all", "decoder", "none")
     ),
-    *({"kind": "decoder", "n_layers": 2, "vocab_size": VOCAB, "tie": tie} for tie in (True, False)),
+    *({"kind": "decoder", "n_layers": 2, "vocab_size": VOCAB, "tie": tie, "head_bias": not tie} for tie in (True, False)),
     {"kind": "decoder", "n_layers": 2, "vocab_size": VOCAB, "mask": "prefix"},
 ]
 """Those that write text."""
 
 ENCODERS: list[dict[str, Any]] = [
-    *({"kind": "encoder", "n_layers": 2, "vocab_size": VOCAB, "tie": tie} for tie in (True, False)),
+    *({"kind": "encoder", "n_layers": 2, "vocab_size": VOCAB, "tie": tie, "head_bias": tie} for tie in (True, False)),
     *(
-        {"kind": "text-classifier", "n_layers": 2, "vocab_size": VOCAB, "classes": ["a", "b", "c"], "pool": pool}
+        {
+            "kind": "text-classifier",
+            "n_layers": 2,
+            "vocab_size": VOCAB,
+            "classes": ["a", "b", "c"],
+            "pool": pool,
+            "head_bias": pool == "start",
+        }
         for pool in ("start", "mean")
     ),
     {"kind": "text-embedder", "n_layers": 2, "vocab_size": VOCAB, "temperature": 0.5, "embedding_norm": False},

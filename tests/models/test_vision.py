@@ -93,7 +93,7 @@ SET_TRANSFORMERS = [PLAIN | fields for fields in set_bricks(BRICKS, SIGHTS, 16)]
 SET_NETWORKS: list[dict[str, Any]] = [
     *SET_TRANSFORMERS,
     *map(with_approximation, SET_TRANSFORMERS, APPROXIMATIONS),
-    *({"kind": "convolutional", "channels": 1, "stem": stem} for stem in STEMS[1:]),
+    *({"kind": "convolutional", "channels": 1, "stem": stem, "head_bias": True} for stem in STEMS[1:]),
 ]
 """Set combinations in which every brick occurs."""
 

@@ -61,7 +61,8 @@ def test_a_stopped_process_ends_the_run_in_one_line_and_its_checkpoint_is_kept(t
 
     def stop_the_other(event: Event) -> None:
         if isinstance(event, Saved):
-            (other,) = (int(pid) for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split())
+            children = (pid for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split())
+            (other,) = (int(pid) for pid in children if b"transom.training.follower" in Path("/proc", pid, "cmdline").read_bytes())
             os.kill(other, signal.SIGSTOP)
 
     with pytest.raises(TransomError, match=r"found rank 1 silent for [2-9] s: it was stopped.*its last checkpoint is kept") as error:
