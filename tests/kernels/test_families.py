@@ -16,6 +16,8 @@ from transom.data.batch import ImageBatch
 from transom.layers import dispatch
 from transom.training.step import batch_loss
 
+pytestmark = pytest.mark.kernels
+
 STEPS = 20
 
 

@@ -24,6 +24,8 @@ from transom.layers.masks import sight as sights
 from transom.layers.masks.rule import LOOKING_BACK, SAME_SEGMENT, Places, Rule
 from transom.layers.masks.sight import Sight, look
 
+pytestmark = pytest.mark.kernels
+
 
 @pytest.fixture(autouse=True)
 def on_a_processor(monkeypatch: pytest.MonkeyPatch) -> None:

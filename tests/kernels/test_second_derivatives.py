@@ -24,6 +24,8 @@ from transom.models.network import Network
 from transom.training.loss import cross_entropy
 from transom.training.step import batch_loss
 
+pytestmark = pytest.mark.kernels
+
 
 def dropped(x: Tensor, p: float) -> Tensor:
     return x * keep_mask(x.detach(), p)

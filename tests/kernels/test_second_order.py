@@ -27,6 +27,8 @@ from transom.layers.position import Rotation, turn
 from transom.training.loss import cross_entropy, linear_cross_entropy
 from transom.training.step import batch_loss
 
+pytestmark = pytest.mark.kernels
+
 
 def seeded(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     def call(*inputs: Tensor) -> Tensor:

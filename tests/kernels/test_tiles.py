@@ -17,6 +17,8 @@ from transom.layers.masks.rule import LOOKING_BACK, SAME_SEGMENT, TILE, Places, 
 from transom.layers.masks.sight import Sight, look, look_back
 from transom.layers.position import Position, build_position
 
+pytestmark = pytest.mark.kernels
+
 BIGBIRD = {
     "kind": "any",
     "of": [{"kind": "global", "size": 3}, {"kind": "window", "size": 30}, {"kind": "random", "blocks": 1, "size": 32}],

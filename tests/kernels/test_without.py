@@ -16,7 +16,6 @@ from tests.cli.conftest import sets, write_pairs
 from tests.cli.test_encoders import TINY as TINY_ENCODER
 from tests.cli.test_language import TINY as TINY_TEXT
 
-
 PROGRAM = """
 import sys
 sys.meta_path[:] = [finder for finder in sys.meta_path if "Editable" not in str(finder)]  # one would find the missing folder elsewhere
@@ -64,7 +63,7 @@ def test_it_generates(bare: Path, tmp_path: Path) -> None:
     kinds = ("model.norm=rmsnorm", "model.position=rotary", "model.feed_forward=reglu", "model.attention.sinks=true")
     fields = sets(*TINY_TEXT, *kinds)
     run(bare, "train", "text-bpe", "--text", tmp_path / "text.txt", *fields, "--out", tmp_path / "run")
-    assert run(bare, "generate", tmp_path / "run", "--prompt", "the sun", "--precision", "bf16")
+    assert run(bare, "generate", tmp_path / "run", "the sun", "--precision", "bf16")
 
 
 def test_it_classifies(bare: Path, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
-from transom.training import loss as module
+from transom.kernels import loss as module
 from transom.training.loss import cross_entropy, divergence, linear_cross_entropy
 
 
