@@ -18,7 +18,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_IN
 TEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 SESSION := -n $(JOBS) --dist worksteal
 # What runs tensors, once more without the kernels.
-BY_REFERENCE := $(addprefix tests/,agreement decoding inspection kernels layers models training)
+BY_REFERENCE := $(addprefix tests/,agreement checkpoints cli decoding inspection kernels layers models planning tasks training)
 PLAIN := -o addopts="--strict-markers --strict-config --import-mode=importlib"
 
 .PHONY: help demo test ci check chaos sanitize soak bench docs size clean

@@ -137,6 +137,7 @@ def test_products_without_their_kernels(monkeypatch: pytest.MonkeyPatch, name: s
     assert torch.equal(product(x), torch.nn.functional.linear(x, weight, bias))
 
 
+@pytest.mark.kernels
 def test_products_are_packed_where_pytorch_and_the_processor_can(monkeypatch: pytest.MonkeyPatch) -> None:
     found, weight = packed_linear.kernels(), torch.randn(6, 4).bfloat16()
     assert found is not None

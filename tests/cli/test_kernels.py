@@ -18,15 +18,12 @@ def test_the_table_for_people_and_as_json(transom: Call) -> None:
 @pytest.mark.kernels
 def test_each_layer_of_a_run_is_listed_with_its_path(transom: Call, trained: Trained) -> None:
     before = {name: list(rows) for name, rows in ROWS.items()}
-    answering, learning = (
-        transom("kernels", trained.folder, "--precision", "fp32", *more, "--json").json for more in ((), ("--training",))
-    )
+    asked = ("kernels", trained.folder, "--precision", "fp32", "--json")
+    answering, learning = transom(*asked).json, transom(*asked, "--training").json
     paths = [{(each["layer"], each["operation"]): each["path"] for each in found} for found in (answering, learning)]
     assert [found["decoder.blocks.0.attn", "attention"] for found in paths] == ["fused", "short"]
     assert ("decoder.blocks.0", "dropout_add") not in paths[0]
-    assert any(each["operation"] == "dropout_add" and each["calls"] == 3 for each in learning) or any(
-        "dropout_add" in key for key in paths[1]
-    )
+    assert any(operation == "dropout_add" for _, operation in paths[1])
     assert paths[0]["decoder", "decoder_step"] == "reference"  # of heads that are too narrow
     assert {name: list(rows) for name, rows in ROWS.items()} == before and rows_of("relu")
     lines = transom("kernels", trained.folder).out.splitlines()

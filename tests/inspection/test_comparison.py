@@ -50,6 +50,7 @@ def of_decoder() -> Comparison:
     return compare(decoder(), LANGUAGE, Settings(lengths=(128, 512), features=(8, 256), ranks=(4,), windows=(8,), rounds=1))
 
 
+@pytest.mark.kernels
 def test_a_decoder_is_compared_where_nothing_looks_ahead(of_decoder: Comparison) -> None:
     assert of_decoder.tokens == {"decoder.blocks.0.attn": 40, "decoder.blocks.1.attn": 40}
     for costs in of_decoder.layers.values():
@@ -81,6 +82,7 @@ def test_means_are_those_of_the_layers(of_decoder: Comparison) -> None:
     ]
 
 
+@pytest.mark.kernels
 def test_an_encoder_has_every_kind_and_exactness_is_found() -> None:
     c = MaskedEncoder.model_validate(SIZES | {"vocab_size": 12})
     found = compare(built(c), LabelledBatch(ROW, torch.tensor([0]), (0,)), QUICK)
@@ -105,6 +107,7 @@ def test_linformer_mixes_by_means_of_runs() -> None:
     assert by_kind(found.layers[place.address])["linformer, rank 4, means"].output_error == pytest.approx(float(expected), rel=1e-5)
 
 
+@pytest.mark.kernels
 def test_a_translator_has_all_three_attentions() -> None:
     fields = {"n_encoder_layers": 1, "n_decoder_layers": 1, "source_vocab_size": 12, "target_vocab_size": 12}
     sizes = {name: value for name, value in SIZES.items() if name != "n_layers"}
@@ -136,6 +139,7 @@ def test_images_have_their_attention_compared() -> None:
         ({"attention": {"approximation": "performer"}}, "exact attention is new to it"),
     ],
 )
+@pytest.mark.kernels
 def test_what_approximations_leave_out_is_said(fields: dict[str, Any], words: str) -> None:
     found = compare(decoder(**fields), LANGUAGE, Settings(lengths=(50,), features=(8,), windows=(8,), rounds=1))
     assert any(words in note for note in found.notes)
@@ -186,6 +190,7 @@ def test_the_page_has_every_table_and_escapes(of_decoder: Comparison) -> None:
     assert "decoder.blocks.1.attn, 40 tokens" in page and "512 tokens" in page and "default-src 'none'" in page
 
 
+@pytest.mark.kernels
 def test_ranks_as_large_as_the_text_are_left_out() -> None:
     c = MaskedEncoder.model_validate(SIZES | {"vocab_size": 12})
     found = compare(built(c), LabelledBatch(ROW, torch.tensor([0]), (0,)), Settings(features=(), ranks=(39, 40), windows=(40,), rounds=1))

@@ -24,6 +24,8 @@ from transom.models.build import build_model
 from transom.models.decoder import DecoderTransformer
 from transom.models.seq2seq import Seq2SeqTransformer
 
+pytestmark = pytest.mark.kernels
+
 needs_library = pytest.mark.skipif(native().library is None, reason=native().reason)
 VOCAB = 43
 SIZES = {"d_model": 80, "n_heads": 3, "d_head": 16, "d_ff": 72}

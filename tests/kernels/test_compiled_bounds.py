@@ -15,7 +15,7 @@ from transom.decoding.backends.compiled import CompiledCache, CompiledDecoder, C
 from transom.layers.cache import KeyValues
 from transom.models.seq2seq import Seq2SeqTransformer
 
-pytestmark = needs_library
+pytestmark = [needs_library, pytest.mark.kernels]
 ROOT = Path(__file__).parents[2]
 
 

@@ -17,6 +17,8 @@ from transom.layers import dispatch
 from transom.training.objectives.cross_entropy import CrossEntropy
 from transom.training.objectives.objective import forward_pass
 
+pytestmark = pytest.mark.kernels
+
 STEPS = 20
 
 

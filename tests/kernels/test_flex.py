@@ -25,6 +25,8 @@ from transom.layers.masks import visible_tiles as tiles_planning
 from transom.layers.masks.contexts import build_contexts
 from transom.layers.masks.rule import LOOKING_BACK, SAME_SEGMENT, Places, Rule
 
+pytestmark = pytest.mark.kernels
+
 
 @pytest.fixture(autouse=True)
 def on_a_processor(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,6 +22,8 @@ from transom.kernels import native_build
 from transom.kernels.native import SWITCH, native
 from transom.kernels.native_build import REMEMBERED, BuildError, cache_folder, find_compiler
 
+pytestmark = pytest.mark.kernels
+
 
 @pytest.fixture(scope="session")
 def built() -> bytes:

@@ -9,7 +9,7 @@ import pytest
 from tests.kernels.test_compiled import needs_library
 
 ROOT = Path(__file__).parents[2]
-pytestmark = [needs_library, pytest.mark.long]
+pytestmark = [needs_library, pytest.mark.kernels, pytest.mark.long]
 
 
 def sanitize(*arguments: str) -> "subprocess.CompletedProcess[str]":

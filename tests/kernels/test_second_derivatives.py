@@ -25,6 +25,8 @@ from transom.training.loss import cross_entropy
 from transom.training.objectives.cross_entropy import CrossEntropy
 from transom.training.objectives.objective import forward_pass
 
+pytestmark = pytest.mark.kernels
+
 
 def dropped(x: Tensor, p: float) -> Tensor:
     return x * keep_mask(x.detach(), p)

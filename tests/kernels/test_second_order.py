@@ -28,6 +28,8 @@ from transom.training.loss import cross_entropy, linear_cross_entropy
 from transom.training.objectives.cross_entropy import CrossEntropy
 from transom.training.objectives.objective import forward_pass
 
+pytestmark = pytest.mark.kernels
+
 
 def seeded(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     def call(*inputs: Tensor) -> Tensor:

@@ -18,6 +18,8 @@ from transom.layers.masks.contexts import build_contexts, build_decode_contexts
 from transom.layers.masks.rule import LOOKING_BACK, SAME_SEGMENT, TILE, Places, Rule
 from transom.layers.position import Position, build_position
 
+pytestmark = pytest.mark.kernels
+
 BIGBIRD = {
     "kind": "any",
     "of": [{"kind": "global", "size": 3}, {"kind": "window", "size": 30}, {"kind": "random", "blocks": 1, "size": 32}],

@@ -149,6 +149,7 @@ def test_bf16_stays_near_float32(path) -> None:  # type: ignore[no-untyped-def]
     assert rough.dtype == torch.bfloat16 and (rough.float() - exact).norm() / exact.norm() < 1e-2
 
 
+@pytest.mark.kernels
 @pytest.mark.parametrize("softcap, sinks", [(None, False), (1.5, False), (None, True), (1.5, True)])
 def test_bounded_scores_and_sinks_keep_the_fast_paths_that_the_schema_names(softcap: float | None, sinks: bool) -> None:
     """Which path each case takes; the descriptions and costs in ``config/bricks.py`` say the same."""

@@ -69,6 +69,7 @@ def test_prompts_are_read_side_by_side_as_alone(position: str) -> None:
     assert torch.allclose(together, torch.cat(alone), rtol=0, atol=1e-10)
 
 
+@pytest.mark.kernels
 @pytest.mark.parametrize("position", ["rotary", "alibi", "relative"])
 @pytest.mark.parametrize("pattern", PATTERNS)
 @pytest.mark.parametrize("kind", ["seq2seq", "decoder"])
@@ -103,6 +104,7 @@ def test_prompts_are_read_by_tiles_and_steps_by_their_keys() -> None:
     assert torch.allclose(torch.cat(parts, 1), whole[:, 199:], rtol=0, atol=1e-10)
 
 
+@pytest.mark.kernels
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_what_is_counted_is_what_is_computed(pattern: str) -> None:
     config = described(fields("decoder", PATTERNS[pattern]))

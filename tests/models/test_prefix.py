@@ -117,6 +117,7 @@ PATTERNS: dict[str, Any] = {
 }
 
 
+@pytest.mark.kernels
 @pytest.mark.parametrize("position", ["rotary", "relative"])
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_tiles_change_nothing(pattern: str, position: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -308,6 +308,7 @@ LARGE: list[Any] = [
 ]
 
 
+@pytest.mark.kernels
 @pytest.mark.parametrize("pattern", LARGE, ids=["window-2d", "axial", "window and full"])
 @pytest.mark.parametrize("pool", ["cls", "mean"])
 def test_tiles_of_large_images_change_nothing(pattern: Any, pool: str, monkeypatch: pytest.MonkeyPatch) -> None:
