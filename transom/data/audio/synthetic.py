@@ -31,6 +31,10 @@ SPEAKERS, PITCHES = 60, 90
 """How many vocal tracts and how many pitches there are in all."""
 
 
+NOISE = 1
+"""Sets the draws of a sound's noise apart from all others of it."""
+
+
 class Drawn(NamedTuple):
     """What is drawn for a sound.
 
@@ -49,10 +53,8 @@ class Drawn(NamedTuple):
 
 def draw(part: str, number: int, seed: int, length: int) -> Drawn:
     """Draw what a sound is made from."""
-    numbers, rest = (
-        draws(max(12, (length + 1) // 2), seed, list(PARTS).index(part), number)[0],
-        draws(length, seed, 3, number, len(part))[0],
-    )
+    key = (seed, list(PARTS).index(part), number)
+    numbers, rest = draws(12, *key)[0], draws(length, *key, NOISE)[0]
     own = PARTS[part]
 
     def place(uniform: float, n: int) -> int:

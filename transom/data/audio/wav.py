@@ -83,7 +83,7 @@ def decode(data: bytes, place: str, rate: int, length: int) -> Float[Tensor, "le
         with wave.open(BytesIO(data)) as opened:
             channels, width, theirs, promised = opened.getparams()[:4]
             raw = opened.readframes(promised)
-    except (wave.Error, EOFError) as error:
+    except (wave.Error, EOFError, RuntimeError) as error:  # the last where a part is said to be longer than the file
         why = f" ({error})" if str(error) else ""
         raise DataError(f"{place}: expected a WAV file of PCM samples, found a file that cannot be read as one{why}; convert it") from error
     frames = len(raw) // max(channels * width, 1)
