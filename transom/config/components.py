@@ -81,20 +81,20 @@ def implements(schema: type[Brick]) -> Callable[[Builder], Builder]:
 
 
 def implementation(config: Brick) -> Callable[..., Any]:
-    """Return what was registered to build a component.
+    """Return what was registered to build a component, or else the schema that it derives from.
 
     Raises:
         ConfigError: nothing was.
     """
-    if (builder := _BUILDERS.get(type(config))) is None:
+    if (builder := builder_of(type(config))) is None:
         name = type(config).__name__
         raise ConfigError(f"component {name}: expected what builds it, found nothing; decorate a layer with @implements({name})")
     return builder
 
 
 def builder_of(schema: type[Schema]) -> Callable[..., Any] | None:
-    """Return what was registered to build the components of a schema class; None if nothing was."""
-    return _BUILDERS.get(schema)
+    """Return what was registered to build the components of a schema class, or of the nearest class above it; None if nothing was."""
+    return next((_BUILDERS[each] for each in schema.__mro__ if each in _BUILDERS), None)
 
 
 def build(config: Brick, *arguments: Any) -> Any:
