@@ -77,6 +77,9 @@ MAX_IMAGE_BYTES = 2**27
 MAX_IMAGE_PIXELS = 2**26
 """Pixels of an image, 67 million: a small file may claim any size."""
 
+MAX_SOUND_BYTES = 2**28
+"""Bytes of a sound's file: 25 minutes of stereo at 44.1 kHz and 16 bits."""
+
 MAX_PATCHES = 2**16
 """Patches of an image: attention compares all of them with all."""
 
