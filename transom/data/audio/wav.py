@@ -55,7 +55,7 @@ def read_wav(data: bytes, place: str) -> tuple[Waveform, int]:
     return torch.from_numpy((padded.view("<i4")[..., 0] / 2.0**31).astype(np.float32)).mean(1), rate
 
 
-def resample(x: Waveform, old: int, new: int) -> Waveform:
+def resample(x: Waveform, old: int, new: int) -> Float[Tensor, "resampled"]:
     """Change the sample rate by the discrete Fourier transform: frequencies below both Nyquist limits stay, others vanish.
 
     The waveform is followed by silence, so that its end does not leak into its start.
@@ -70,7 +70,7 @@ def resample(x: Waveform, old: int, new: int) -> Waveform:
     return torch.fft.irfft(kept, m)[:wanted] * (m / n)
 
 
-def fit_length(x: Waveform, n: int) -> Waveform:
+def fit_length(x: Waveform, n: int) -> Float[Tensor, "{n}"]:
     """Take the middle n samples; a shorter waveform is centered in silence."""
     missing = n - len(x)
     return F.pad(x, (missing // 2, missing - missing // 2)) if missing >= 0 else x[-missing // 2 :][:n]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from jaxtyping import UInt8
+from jaxtyping import Shaped, UInt8
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -198,7 +198,7 @@ class Images:
         digests: hash of each one's file, the same where the files are.
         name: where they come from, for people.
         n_ignored: files beside them that are no images by their suffix.
-        load: gives the pixels of some, (images, channels, size, size).
+        load: gives the pixels of some, (images, channels, size, size), as uint8; of sounds their spectrograms, as float32.
     """
 
     names: list[str]
@@ -206,7 +206,7 @@ class Images:
     digests: list[str]
     name: str
     n_ignored: int
-    load: Callable[[Sequence[int]], UInt8[Tensor, "images channels size size"]]
+    load: Callable[[Sequence[int]], Shaped[Tensor, "images channels size size"]]
 
     def __len__(self) -> int:
         """Count the images."""
@@ -222,7 +222,7 @@ class Images:
         def chosen(values: list[str]) -> list[str]:
             return [values[i] for i in samples]
 
-        def load(some: Sequence[int]) -> UInt8[Tensor, "images channels size size"]:
+        def load(some: Sequence[int]) -> Shaped[Tensor, "images channels size size"]:
             return self.load([samples[i] for i in some])
 
         return Images(chosen(self.names), chosen(self.labels), chosen(self.digests), name, self.n_ignored, load)

@@ -79,7 +79,7 @@ class SpectrogramTransformer(VisionTransformer):
 
     kind: Literal["spectrogram-transformer"] = "spectrogram-transformer"  # type: ignore[assignment]
     image_size: int = Field(64, ge=2, le=4096, description="mel bands, and frames of the spectrogram")
-    channels: Literal[1] = Field(1, description="a spectrogram has one")  # type: ignore[assignment]
+    channels: Literal[1] = Field(1, description="a spectrogram has one")
     sample_rate: int = Field(16000, ge=1000, le=192_000, description="samples a second to which sounds are brought")
     seconds: float = Field(
         1.0, gt=0, le=600, description="length that is read: the middle of a longer sound; a shorter one stands in silence"
