@@ -152,6 +152,7 @@ def test_packaged_recipes_load_and_begin_with_a_comment(name: str) -> None:
     one = ["data.train.file=a.tsv"]
     own = {"translation": pairs, "text-pairs": pairs, "text-bpe": text, "text-masked": text, "text-classes": one, "instructions": one}
     own["images"] = ["data.train.images=a"]
+    own["audio-classes"] = ["data.train.audio=a"]
     files = own.get(name, [])
     recipe, base = load_recipe(name, files)
     assert base == Path.cwd()
