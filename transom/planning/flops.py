@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from transom.config.architecture import Architecture, Transformer
-from transom.config.model import Decoder, Encoder, MaskedEncoder, Seq2Seq, TextClassifier, TextEmbedder
+from transom.config.model import Decoder, Encoder, MaskedEncoder, Seq2Seq, TextClassifier, TextEmbedder, TokenTagger
 from transom.config.recurrent import RecurrentDecoder, RecurrentSeq2Seq
 from transom.config.vision import ConvolutionalNetwork, ImageClassifier, VisionTransformer
 from transom.layers.masks.rule import LOOKING_BACK, SAME_SEGMENT, Places, Rule, build_rules
@@ -87,8 +87,8 @@ def count_flops(config: Architecture, batch: int, source: int, target: int) -> F
 
 def _logits(c: Architecture) -> int:
     """Count the logits at a place."""
-    if (classes := getattr(c, "classes", None)) is not None:
-        return len(classes)
+    if isinstance(c, TextClassifier | TokenTagger | ImageClassifier):
+        return len(c.classes)
     vocab_size = getattr(c, c.VOCABULARIES[-1])
     assert vocab_size, "the vocabulary sizes come from the tokenizer"
     return int(vocab_size) + isinstance(c, Encoder)
