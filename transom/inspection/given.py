@@ -11,9 +11,7 @@ from transom.data.images.images import decode, read_file
 from transom.data.labeled.labelled import label_batch
 from transom.data.text.text import check_text, read_lines
 from transom.data.tokenizer.special import EOS
-from transom.decoding.predictors.classifier import Classifier
-from transom.decoding.predictors.embedder import Embedder
-from transom.decoding.predictors.filler import Filler
+from transom.decoding.predictors.encoder_predictor import EncoderPredictor
 from transom.decoding.predictors.generator import Generator
 from transom.decoding.predictors.image_classifier import ImageClassifier
 from transom.decoding.predictors.long_texts import windows_of
@@ -52,7 +50,7 @@ def given(answer: Any, text: str | None, file: Path | None, too_long: Literal["t
     device = answer.model.device
     if isinstance(answer, ImageClassifier):
         return Given(_image(answer, file).to(device), [])
-    if not isinstance(answer, Translator | Generator | Filler | Classifier | Embedder):
+    if not isinstance(answer, Translator | Generator | EncoderPredictor):
         raise DataError(f"expected a model of texts or images, found one of kind {answer.model.config.kind}; name another run")
     tokenizer = answer.tokenizers.source if isinstance(answer, Translator) else answer.tokenizer
     whole = "\n".join(read_lines(file, empty=True)) if file is not None else check_text(text or "", "--text")

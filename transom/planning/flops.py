@@ -87,8 +87,8 @@ def count_flops(config: Architecture, batch: int, source: int, target: int) -> F
 
 def _logits(c: Architecture) -> int:
     """Count the logits at a place."""
-    if isinstance(c, TextClassifier | ImageClassifier):
-        return len(c.classes)
+    if (classes := getattr(c, "classes", None)) is not None:
+        return len(classes)
     if isinstance(c, Encoder):
         return c.n_embeddings
     vocab_size = getattr(c, c.VOCABULARIES[-1])
