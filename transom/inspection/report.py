@@ -120,6 +120,7 @@ def _curves(facts: Facts) -> list[Element]:
         ),
         ("Bits a byte of text", [("validation", "validation", "bits_per_byte")], mark, False),
         ("Validation accuracy, in %", [("validation", "validation", "accuracy")], mark, False),
+        ("F1 of validation entities, in %", [("F1", "validation", "f1")], mark, False),
         ("Validation BLEU and chrF", [("BLEU", "validation", "bleu"), ("chrF", "validation", "chrf")], mark, True),
         *_of_languages(facts, mark),
         ("Busiest expert's load, over the mean", [("load", "train", "expert_load")], None, False),

@@ -25,6 +25,7 @@ VALIDATED = (
     Measured("perplexity", "perplexity", 3),
     Measured("bits_per_byte", "bits a byte", 4),
     Measured("accuracy", "accuracy", 2, "%"),
+    Measured("f1", "entity F1", 2, "%"),
     Measured("bleu", "BLEU", 2),
     Measured("chrf", "chrF", 2),
 )
