@@ -20,6 +20,7 @@ VERBS = {
     "generate": "Go on with a text, as it is drawn.",
     "fill": "Name the words behind the masks of a text.",
     "classify": "Name the class of a text, or of each line of a file.",
+    "tag": "Tag each word of a text, and find the entities in it.",
     "embed": "Give each text a vector, and how alike texts are.",
     "score": "Give log p of texts, or of translations, and the perplexity.",
     "compare": "Tell whether one model is better than another: paired bootstrap.",

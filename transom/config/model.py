@@ -159,6 +159,17 @@ class TextClassifier(Encoder):
     pooler_dropout: Fraction = Field(0.1, description="on the pooled vector")
 
 
+class TokenTagger(Encoder):
+    """An encoder that names the tag of each word."""
+
+    FROM_DATA: ClassVar[tuple[str, ...]] = ("classes",)
+    FAMILY: ClassVar[str] = "an encoder-only Transformer for tags of words"
+
+    kind: Literal["token-tagger"] = "token-tagger"
+    classes: tuple[Annotated[str, Field(min_length=1)], ...] = Field((), strict=False, description="the tags; set from the data")
+    classifier_dropout: Fraction = Field(0.1, description="on the vectors that tags are read from")
+
+
 class TextEmbedder(Encoder):
     """An encoder that gives texts vectors, near to each other for texts that belong together."""
 
@@ -187,6 +198,7 @@ component("model", "language_model")(Decoder)
 component("model", "language_model")(RecurrentDecoder)
 component("model")(MaskedEncoder)
 component("model")(TextClassifier)
+component("model")(TokenTagger)
 component("model")(TextEmbedder)
 component("model", "image_model")(VisionTransformer)
 component("model", "image_model")(ConvolutionalNetwork)

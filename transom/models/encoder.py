@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from transom.config.components import implements
-from transom.config.model import Encoder, MaskedEncoder, TextClassifier, TextEmbedder
+from transom.config.model import Encoder, MaskedEncoder, TextClassifier, TextEmbedder, TokenTagger
 from transom.layers.context import UNMASKED, AttentionContext, StackContext, open_observer
 from transom.layers.dropout import Dropout
 from transom.layers.embedding import Embedding
@@ -115,6 +115,26 @@ class TextClassifierTransformer(EncoderTransformer):
         pooled = states[:, 0] if self.config.pool == "start" else mean_pooled(states, batch.source).to(states)
         pooled = observe(ctx, self, "pooled", pooled)
         return self.dropout(self.pooler(pooled).tanh())
+
+
+@implements(TokenTagger)
+class TokenTaggerTransformer(EncoderTransformer):
+    """A tagger: p(tag_t | text) at every token, a linear map of its last vector (Devlin et al. 2019, section 4.1).
+
+    A word of several tokens has the tag of its first one; which tokens those are is said by the batch.
+    """
+
+    def __init__(self, config: TokenTagger) -> None:
+        """Build from a configuration whose vocabulary size and tags are known."""
+        super().__init__(config)
+        assert config.classes, "the tags come from the data"
+        self.config: TokenTagger = config
+        self.dropout = Dropout(config.classifier_dropout)
+        self.unembedding = nn.Linear(config.d_model, len(config.classes), bias=False)
+
+    def hidden(self, batch: Batch, observer: ActivationRecorder | None = None) -> Float[Tensor, "batch source d_model"]:
+        """Return a vector per token, of which the logits are a linear map."""
+        return self.dropout(self.encode(batch.source, self.context(batch.source, observer)))
 
 
 @implements(TextEmbedder)

@@ -136,7 +136,7 @@ def _may_start(ours: Architecture, theirs: Architecture) -> bool:
 
 def _kinds_for(ours: Architecture) -> str:
     """Name the kinds of networks whose runs a network may start from."""
-    return "'encoder', 'text-classifier' or 'text-embedder'" if isinstance(ours, Encoder) else repr(ours.kind)
+    return "'encoder', 'text-classifier', 'token-tagger' or 'text-embedder'" if isinstance(ours, Encoder) else repr(ours.kind)
 
 
 def _shared(ours: Architecture, theirs: Architecture) -> list[str]:
