@@ -13,7 +13,7 @@ from torch import Tensor
 
 from transom.config.architecture import TextNetwork, TwoSided
 from transom.config.brick import Brick, Schema, listed, members, schemas
-from transom.config.model import MaskedEncoder, Model, TextClassifier, TextEmbedder
+from transom.config.model import MaskedEncoder, Model, TextClassifier, TextEmbedder, TokenTagger
 from transom.data.batch import Batch, LabelledBatch, LanguageBatch, MaskedBatch, MatchedBatch, Sequences, TranslationBatch
 
 VOCAB = 9
@@ -43,6 +43,7 @@ ENCODERS: list[dict[str, Any]] = [
         {"kind": "text-classifier", "n_layers": 2, "vocab_size": VOCAB, "classes": ["a", "b", "c"], "pool": pool}
         for pool in ("start", "mean")
     ),
+    {"kind": "token-tagger", "n_layers": 2, "vocab_size": VOCAB, "classes": ["a", "b", "c"]},
     {"kind": "text-embedder", "n_layers": 2, "vocab_size": VOCAB, "temperature": 0.5, "embedding_norm": False},
 ]
 
@@ -327,8 +328,9 @@ def batch_for(config: TextNetwork, target: Sequences = TARGET, source: Sequences
     match config:
         case TwoSided():
             return TranslationBatch(source, target, LABELS, (0, 1))
-        case MaskedEncoder():
-            return MaskedBatch(source, source.tokens, source.tokens > 4, (0, 1))
+        case MaskedEncoder() | TokenTagger():
+            labels = source.tokens if isinstance(config, MaskedEncoder) else source.tokens % len(config.classes)
+            return MaskedBatch(source, labels, source.tokens > 4, (0, 1))
         case TextEmbedder():
             return MatchedBatch(source, target, (0, 1))
         case TextClassifier():

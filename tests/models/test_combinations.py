@@ -35,7 +35,7 @@ from tests.models.combinations import (
 from transom.checkpoints.tensors import load_into, pack
 from transom.config.architecture import Architecture, TextNetwork, Transformer, TwoSided
 from transom.config.brick import schemas
-from transom.config.model import Encoder, MaskedEncoder, Model, TextEmbedder
+from transom.config.model import Encoder, MaskedEncoder, Model, TextEmbedder, TokenTagger
 from transom.config.recurrent import Recurrent
 from transom.config.training import Adam, Training
 from transom.data.batch import Batch, LanguageBatch, MaskedBatch, Sequences
@@ -172,7 +172,7 @@ def test_it_learns_and_is_counted_right(fields: dict[str, Any]) -> None:
     model = built(config).float().train()
     assert count_parameters(config).total == sum(parameter.numel() for parameter in model.parameters())
     batch, n_source = batch_for(config), 5 if isinstance(config, TwoSided | Encoder) else 0
-    n_target = 5 if isinstance(config, MaskedEncoder) else 1 if isinstance(config, Encoder) else 4
+    n_target = 5 if isinstance(config, MaskedEncoder | TokenTagger) else 1 if isinstance(config, Encoder) else 4
     with FlopCounterMode(display=False, custom_mapping=KERNELS) as counter:
         model(batch_for(config, FULL, FULL_SOURCE))  # some bricks do not compute all of the padding
     if isinstance(config, TextEmbedder):  # both sides, and the products of their vectors

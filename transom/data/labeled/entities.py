@@ -3,6 +3,7 @@
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from typing import Literal, NamedTuple
 
 Scheme = Literal["plain", "iob", "iobes"]
@@ -104,8 +105,8 @@ def repaired(tags: Sequence[str]) -> list[str]:
     >>> repaired(["I-PER", "I-PER", "O", "I-LOC", "B-LOC"])
     ['B-PER', 'I-PER', 'O', 'B-LOC', 'B-LOC']
     """
-    before = (OUTSIDE, *tags[:-1])
-    return [f"B{tag[1:]}" if tag != OUTSIDE and begins(b, tag) else tag for b, tag in zip(before, tags, strict=True)]
+    read = pairwise((OUTSIDE, *tags))
+    return [f"B{tag[1:]}" if tag != OUTSIDE and begins(before, tag) else tag for before, tag in read]
 
 
 def broken(tags: Sequence[str]) -> int | None:
@@ -114,7 +115,7 @@ def broken(tags: Sequence[str]) -> int | None:
     >>> broken(["B-PER", "E-PER", "O", "S-LOC"]), broken(["B-PER", "O"]), broken(["I-PER", "E-PER"])
     (None, 1, 0)
     """
-    for place, (before, tag) in enumerate(zip((OUTSIDE, *tags), (*tags, OUTSIDE), strict=True)):
+    for place, (before, tag) in enumerate(pairwise((OUTSIDE, *tags, OUTSIDE))):
         is_open = before[0] in "BI"
         if is_open != (tag[0] in "IE") or (is_open and before[2:] != tag[2:]):
             return place
