@@ -114,6 +114,8 @@ def predict(run: Any, images: Path) -> None:
             run.fill(["the [MASK]"])
         case "Classifier":
             run.classify(texts)
+        case "Tagger":
+            run.tag(texts)
         case "Embedder":
             run.embed(texts)
         case "ImageClassifier":
