@@ -47,6 +47,9 @@ def test_words_have_tags_and_entities_are_spans(transom: Call, tagging: Path, tm
 def test_tagged_words_are_scored_and_noted(transom: Call, tagging: Path, tagged: Path) -> None:
     scores = transom("tag", tagging, "--tagged", tagged, "--json").json
     assert scores["n"] == 220 and 0 <= scores["entities"]["f1"] <= 1 and {"PER", "THING"} <= set(scores["labels"])
+    turned = tagged.parent / "turned.conll"
+    turned.write_text("\n".join("\t".join(reversed(line.split("\t"))) for line in tagged.read_text().split("\n")))
+    assert transom("tag", tagging, "--tagged", turned, "--word-column", "1", "--tag-column", "0", "--json").json == scores
     lines = transom("tag", tagging, "--tagged", tagged).out.splitlines()
     assert lines[-1] == f"accuracy {scores['accuracy']:.2f} % of 220 words" and lines[-2].startswith("entities: F1 ")
     assert any(str(tagged) in line for line in (tagging / "ledger.jsonl").read_text().splitlines())
@@ -69,6 +72,8 @@ def test_pages_and_figures_are_those_of_a_tagger(tagging: Path, transom: Call) -
         (["tag", "RUN"], "expected one of TEXT, --input and --tagged, found none or several"),
         (["tag", "RUN", "a", "--input", "b"], "found none or several"),
         (["tag", "RUN", "--tagged", "missing"], "missing: expected a file of tagged sentences, found nothing there"),
+        (["tag", "RUN", "a", "--tag-column", "1"], "expected --tag-column with --tagged, found it with texts; leave it out"),
+        (["tag", "RUN", "--tagged", "GOOD", "--tag-column", "2"], "names.conll:1: expected at least 3 columns"),
         (["tag", "RUN", "--tagged", "BAD"], "bad.conll:2: expected 2 columns, as in line 1, found 1"),
         (["tag", "RUN", "--tagged", "OTHER"], "other.conll:1: expected one of the tags 'B-PER', 'B-THING', 'I-PER', 'I-THING', 'O', found"),
         (["classify", "RUN", "a"], "expected a run that transom classify can use, found one for transom tag"),

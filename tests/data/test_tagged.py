@@ -37,6 +37,7 @@ def test_a_file_is_words_and_tags(tmp_path: Path) -> None:
     spaced = read(tmp_path, documents)
     assert (spaced.words, spaced.lines) == ([["Ana", "Torres"], ["it"]], [3, 6])
     assert read(tmp_path, documents, tag_column=1).tags == [["NNP", "NNP"], ["PRP"]]
+    assert read(tmp_path, "-DOCSTART-\n\nAna\tB-PER\n").words == [["Ana"]], "whatever columns such a line has"
     assert read(tmp_path, "New York\tB-LOC\r\nis\tO\r\n").words == [["New York", "is"]], "tabs separate where there are some"
     assert plain.take([2, 0], "some").place(0) == "some:10" and plain.take([2], "some").tags == [["B-LOC", "O"]]
 

@@ -7,7 +7,7 @@ import typer
 
 from transom.cli.answers import Json, answer
 from transom.cli.imports import lasting_imports
-from transom.cli.options import Precision, Run
+from transom.cli.options import Precision, Run, refuse_with
 from transom.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -30,10 +30,18 @@ def tag(
     tagged: Annotated[
         Path | None, typer.Option("--tagged", metavar="FILE", help="Tagged sentences to score the model by, as for training.")
     ] = None,
+    word_column: Annotated[
+        int | None, typer.Option("--word-column", metavar="N", help="Column of the word in --tagged, from 0, which is the default.")
+    ] = None,
+    tag_column: Annotated[
+        int | None, typer.Option("--tag-column", metavar="N", help="Column of the tag in --tagged; left out, the last one.")
+    ] = None,
     precision: Precision = "auto",
     as_json: Json = False,
 ) -> None:
     """One line per word with its tag, and one with the entities; an empty line after each text. Of tagged ones: accuracy and F1."""
+    if tagged is None:
+        refuse_with({"--word-column": word_column, "--tag-column": tag_column}, "--tagged", "texts")
     if sum(map(bool, (texts, input_file, tagged))) != 1:
         raise ConfigError("expected one of TEXT, --input and --tagged, found none or several; give one of them")
     with lasting_imports():
@@ -44,7 +52,7 @@ def tag(
 
     tagger = load_as(Tagger, run, precision)
     if tagged is not None:
-        _score(tagger, run, tagged, as_json)
+        _score(tagger, run, tagged, (word_column or 0, -1 if tag_column is None else tag_column), as_json)
         return
     rows = read_lines(input_file, empty=True) if input_file is not None else [check_text(text, "TEXT") for text in texts or []]
     with counting("texts", quiet=as_json or input_file is None) as tell:
@@ -62,14 +70,14 @@ def _lines(found: "TaggedText") -> list[str]:
     return [*words, *([f"# {entities}"] if entities else []), ""]
 
 
-def _score(tagger: "Tagger", run: Path, tagged: Path, as_json: bool) -> None:
+def _score(tagger: "Tagger", run: Path, tagged: Path, columns: tuple[int, int], as_json: bool) -> None:
     from transom.checkpoints.run_folder import RunFolder
     from transom.cli.progress import counting
     from transom.data.labeled.tagged import read_tagged
 
     if not tagged.is_file():  # the ledger notes a hash of what is read, and a pipe has none
-        raise DataError(f"{tagged}: expected a file of tagged sentences, found {'none such' if tagged.exists() else 'nothing'} there")
-    known = read_tagged(tagged)
+        raise DataError(f"{tagged}: expected a file of tagged sentences, found {'something else' if tagged.exists() else 'nothing'} there")
+    known = read_tagged(tagged, *columns)
     RunFolder.open(run).ledger.record(tagged, "tag")
     with counting("sentences", quiet=as_json) as tell:
         scores = tagger.score(known, tell)

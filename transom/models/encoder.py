@@ -130,7 +130,7 @@ class TokenTaggerTransformer(EncoderTransformer):
         assert config.classes, "the tags come from the data"
         self.config: TokenTagger = config
         self.dropout = Dropout(config.classifier_dropout)
-        self.unembedding = nn.Linear(config.d_model, len(config.classes), bias=False)
+        self.unembedding = nn.Linear(config.d_model, len(config.classes), config.head_bias)
 
     def hidden(self, batch: Batch, observer: ActivationRecorder | None = None) -> Float[Tensor, "batch source d_model"]:
         """Return a vector per token, of which the logits are a linear map."""

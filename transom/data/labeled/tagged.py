@@ -100,8 +100,9 @@ def fingerprint(*parts: Tagged) -> str:
 def read_tagged(path: Path, word_column: int = 0, tag_column: int = -1) -> Tagged:
     """Read a file of one word and its tag a line, an empty line after each sentence; it may be gzipped.
 
-    Columns are separated by tabs if the first line has one, by spaces otherwise, and all lines have as many. Lines of ``-DOCSTART-`` end a
-    sentence and are left out. Tags of entities are checked: IOB1 is read as IOB2, and IOBES has to be whole.
+    Columns are separated by tabs if the first line has one, by spaces otherwise, and all lines have as many. Lines that begin with
+    ``-DOCSTART-`` end a sentence and are left out, whatever columns they have. Tags of entities are checked: IOB1 is read as IOB2, and
+    IOBES has to be whole.
 
     Args:
         path: a UTF-8 file.
@@ -131,7 +132,7 @@ def _rows(path: Path, word_column: int, tag_column: int) -> Iterator[_Row | None
     """Yield the words of a file with their tags; None where a sentence ends."""
     cells, n_columns, first = re.compile(" +"), 0, 0
     for line, text in enumerate(read_lines(path), 1):
-        if not text.strip(" \t"):
+        if text.split()[:1] in ([], [DOCUMENT]):
             yield None
             continue
         if not n_columns and "\t" in text:
@@ -151,7 +152,7 @@ def _rows(path: Path, word_column: int, tag_column: int) -> Iterator[_Row | None
         word, tag = row[word_column], row[tag_column]
         if not word or not tag:
             raise DataError(f"{path}:{line}: expected a word and its tag, found no {'tag' if word else 'word'}")
-        yield None if word == DOCUMENT else _Row(line, word, tag)
+        yield _Row(line, word, tag)
 
 
 def _checked(read: Tagged) -> Tagged:
