@@ -163,6 +163,17 @@ class ImageClassifier(Architecture):
         """How many pixels a side become one place behind the stem."""
         return int(2 ** (len(self.maps) - 1))
 
+    @property
+    def described(self) -> str:
+        """What it reads, for reports."""
+        maps = ", ".join(map(str, self.maps[1:]))
+        return f"{self.inputs}{f', behind stages of {maps} channels' if maps else ''}"
+
+    @property
+    def inputs(self) -> str:
+        """Kind and size of the images, for reports."""
+        return f"{'colour' if self.channels == 3 else 'grey'} images of {self.image_size} x {self.image_size} pixels"
+
 
 class VisionTransformer(ImageClassifier, Transformer):
     """An encoder whose tokens are patches of an image (Dosovitskiy et al. 2021). The defaults are ViT's bricks."""
@@ -200,6 +211,11 @@ class VisionTransformer(ImageClassifier, Transformer):
     def n_positions(self) -> int:
         """As many as there are patches, and one for the classification token."""
         return self.grid**2 + (self.pool == "cls")
+
+    @property
+    def inputs(self) -> str:
+        """Kind and size of the images, and their patches, for reports."""
+        return f"{super().inputs}, {self.grid} x {self.grid} patches"
 
     @property
     def patch_width(self) -> int:

@@ -5,7 +5,7 @@ from pathlib import PurePath
 from typing import Any
 
 from transom.config.architecture import Architecture, Transformer, TwoSided
-from transom.config.data import ImageFiles, InstructionFiles, LabelledFiles, PairFiles, PairTokenizer, TextFiles
+from transom.config.data import Files, PairTokenizer, TextFiles
 from transom.config.depth import MixtureOfDepths
 from transom.config.mixture import Mixture
 from transom.config.model import Decoder, Encoder, TextTransformer
@@ -122,13 +122,7 @@ def sizes(recipe: Recipe) -> list[str]:
 
 def _of_images(model: Architecture) -> list[str]:
     """Describe what is read of images, where it is."""
-    if not isinstance(model, ImageClassifier):
-        return []
-    kind = "colour" if model.channels == 3 else "grey"
-    size = f"{kind} images of {model.image_size} x {model.image_size} pixels"
-    patches = f", {model.grid} x {model.grid} patches" if isinstance(model, VisionTransformer) else ""
-    maps = ", ".join(map(str, model.maps[1:]))
-    return [f"{size}{patches}{f', behind stages of {maps} channels' if maps else ''}"]
+    return [model.described] if isinstance(model, ImageClassifier) else []
 
 
 def _feed_forward(model: Transformer) -> str:
@@ -194,15 +188,11 @@ def use(recipe: Recipe, name: str) -> tuple[str, str]:
 def files(part: object) -> list[str]:
     """Name the files of a part of the data."""
     match part:
-        case PairFiles():
-            return [name for name in (part.source, part.target, part.pairs) if name]
         case TextFiles():
             span = [f"{part.start:g} to {part.end:g} of it"] if (part.start, part.end) != (0.0, 1.0) else []
-            return [*([part.files] if isinstance(part.files, str) else part.files), *span]
-        case LabelledFiles() | InstructionFiles():
-            return [part.file]
-        case ImageFiles():
-            return [part.images]
+            return [*part.paths, *span]
+        case Files():
+            return part.paths
         case _:
             return []
 

@@ -3,11 +3,9 @@
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-import numpy as np
 import torch
 
 from transom.data.batch import ImageBatch, LabelledBatch, LanguageBatch, Sequences, TranslationBatch, translation_batch
-from transom.data.images.images import decode, read_file
 from transom.data.labeled.labelled import label_batch
 from transom.data.text.text import check_text, read_lines
 from transom.data.tokenizer.special import EOS
@@ -19,6 +17,7 @@ from transom.decoding.predictors.image_classifier import ImageClassifier
 from transom.decoding.predictors.long_texts import windows_of
 from transom.decoding.predictors.translator import Translator
 from transom.errors import DataError
+from transom.inspection.describe import article
 
 
 class Given(NamedTuple):
@@ -77,7 +76,5 @@ def given(answer: Any, text: str | None, file: Path | None, too_long: Literal["t
 
 def _image(answer: ImageClassifier, file: Path | None) -> ImageBatch:
     if file is None:
-        raise DataError("expected an image for this model: give its file with --input")
-    c = answer.model.config
-    pixels = torch.from_numpy(np.stack([decode(read_file(file), str(file), c.image_size, c.channels)]))
-    return ImageBatch((pixels / 255).to(answer.model.unembedding.weight), torch.zeros(1, dtype=torch.long), (0,))
+        raise DataError(f"expected {article(answer.NOUN)} for this model: give its file with --input")
+    return ImageBatch((answer.read(file)[None] / 255).to(answer.model.unembedding.weight), torch.zeros(1, dtype=torch.long), (0,))

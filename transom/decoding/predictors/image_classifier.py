@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import ClassVar
 
-import numpy as np
 import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor
@@ -32,6 +32,9 @@ class ImageClassifier:
         reader: what reads in the model's place, faster; None for the model itself.
     """
 
+    NOUN: ClassVar[str] = "image"
+    """What a file holds."""
+
     model: VisionTransformer | ConvolutionalNetwork
     reading: ImageReading = field(default_factory=ImageReading)
     precision: Precision | None = None
@@ -47,14 +50,22 @@ class ImageClassifier:
         Raises:
             DataError: one cannot be read as an image.
         """
-        refuse_one(images, "image file")
-        config, found = self.model.config, list[Classified]()
+        refuse_one(images, f"{self.NOUN} file")
+        found = list[Classified]()
         for start in range(0, len(images), self.reading.batch_images):
             part = [Path(image) for image in images[start : start + self.reading.batch_images]]
-            pixels = [decode(read_file(image), str(image), config.image_size, config.channels) for image in part]
-            found += self.classify_pixels(torch.from_numpy(np.stack(pixels)))
+            found += self.classify_pixels(torch.stack([self.read(image) for image in part]))
             tell(len(found), len(images))
         return found
+
+    def read(self, file: Path) -> UInt8[Tensor, "channels size size"]:
+        """Read a file as the model does.
+
+        Raises:
+            DataError: it cannot be read.
+        """
+        config = self.model.config
+        return torch.from_numpy(decode(read_file(file), str(file), config.image_size, config.channels).copy())
 
     def classify_pixels(self, pixels: Pixels) -> list[Classified]:
         """Name the class of each image of the model's size, numbers from 0 to 255."""

@@ -1,0 +1,1 @@
+"""Sounds: WAV files, log-mel spectrograms, SpecAugment, and sounds that are synthesized."""
