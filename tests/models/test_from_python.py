@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 import transom
 from tests.models.combinations import batch_for
+from tests.models.test_compile import INDUCTOR, TRACER
 from transom.config.model import Decoder, MaskedEncoder, Seq2Seq, TextClassifier, TextEmbedder
 from transom.config.recurrent import RecurrentDecoder, RecurrentSeq2Seq
 from transom.config.vision import ConvolutionalNetwork, VisionTransformer
@@ -96,6 +97,7 @@ def test_tensors_are_what_a_batch_is() -> None:
 
 
 @pytest.mark.compile
+@pytest.mark.filterwarnings(TRACER, INDUCTOR)
 @torch.no_grad()
 def test_the_call_compiles_as_a_whole() -> None:
     model, tokens = built("decoder"), torch.tensor([[1, 5, 6, 2], [1, 7, 8, 0]])
@@ -130,6 +132,9 @@ def test_tensors_that_do_not_fit_are_named() -> None:
         model(tokens, attention_mask=torch.ones(2, 2), decoder_tokens=tokens)
     with pytest.raises(TransomError, match=r"decoder_tokens: expected the target's tokens.*found none"):
         model(tokens)
+    text = Sequences.pad([[1, 5]])
+    with pytest.raises(TransomError, match="attention_mask: expected beside tokens, found beside a batch"):
+        model(TranslationBatch(text, text, text.tokens, (0,)), attention_mask=torch.ones(1, 2))
     with pytest.raises(TransomError, match=r"tokens: expected whole numbers of shape \(batch, length\), found torch.float32"):
         model(tokens.float(), decoder_tokens=tokens)
 

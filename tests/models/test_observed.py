@@ -9,14 +9,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from tests.models.test_compile import TRACER
 from transom.config.model import Decoder
 from transom.data.batch import LanguageBatch, Sequences
 from transom.layers.observe import ActivationRecorder, Edit
 from transom.models.build import build_model
 from transom.models.decoder import DecoderTransformer
-
-TRACER = "ignore:.*torch.autograd.function.Function.* should not be instantiated:DeprecationWarning"
-"""PyTorch's tracer makes such an instance for each of our functions with a gradient of its own; nothing of ours does."""
 
 NON_LEAF = "ignore:The .grad attribute of a Tensor that is not a leaf Tensor is being accessed:UserWarning"
 """PyTorch's compiler looks at it on what it is given."""

@@ -8,6 +8,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from transom.config.architecture import Architecture, TextNetwork, TwoSided
+from transom.errors import TransomError
 from transom.layers.context import AttentionContext
 from transom.layers.observe import ActivationRecorder
 from transom.models.inputs import TensorBatch, TokenSequences
@@ -117,8 +118,16 @@ class Network(nn.Module, ABC):
         return self.unembedding(self.hidden(self.as_batch(batch, **tensors), observer))
 
     def as_batch(self, batch: Any, **tensors: Tensor | None) -> Any:
-        """Return a batch as it is, and one made of tensors by ``batch_of``."""
-        return self.batch_of(batch, **tensors) if isinstance(batch, Tensor) else batch
+        """Return a batch as it is, and one made of tensors by ``batch_of``.
+
+        Raises:
+            TransomError: tensors are given beside a batch, or do not fit.
+        """
+        if isinstance(batch, Tensor):
+            return self.batch_of(batch, **tensors)
+        if tensors:
+            raise TransomError(f"{', '.join(tensors)}: expected beside tokens, found beside a batch, which has its own; leave it out")
+        return batch
 
     def batch_of(self, tokens: Tensor, attention_mask: Tensor | None = None) -> TensorBatch:
         """Make a batch of token ids (batch, length) and a mask of the same shape, 1 at tokens and 0 at padding on either side.
