@@ -26,6 +26,6 @@ def test_the_phrasebook_in_both_directions(tmp_path: Path) -> None:
     package.train("phrasebook-both", tmp_path / "run")
     recipe, base = load_recipe("phrasebook-both")
     translator: Any = package.load(tmp_path / "run")
-    for tag, splits in load_languages(recipe.data, base).items():  # type: ignore[arg-type]
+    for tag, splits in load_languages(recipe.data, base, recipe.data.languages).items():  # type: ignore[arg-type]
         assert splits.test is not None
         assert exact_match(translator.translate(splits.test.source, to=tag), splits.test.target) > 0.8

@@ -30,7 +30,7 @@ def test_one_model_obeys_the_tags(languages: TranslationRecipe, tmp_path: Path) 
     recipe = TranslationRecipe.model_validate(raw)
     sit(recipe, tmp_path / "run")
     translator = load_as(Translator, tmp_path / "run", "fp32")
-    test = load_languages(recipe.data, Path())["2-copy"].test
+    test = load_languages(recipe.data, Path(), recipe.data.languages)["2-copy"].test
     assert test is not None
     copied, turned = (translator.translate(test.source, to=tag, beam_size=1) for tag in ("2-copy", "2-reverse"))
     assert exact_match(copied, test.source) > 0.9 and exact_match(turned, [text[::-1] for text in test.source]) > 0.9
