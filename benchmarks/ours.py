@@ -9,19 +9,16 @@ import numpy as np
 import torch
 
 from benchmarks.shapes import FIRST, LEARNING_RATE, TRAINING, Shape, Task, symbols
-from transom.data.batch import Sequences, TranslationBatch
-from transom.data.sampler import Indices, cut_batches
+from transom.data.batch import Indices, Sequences, TranslationBatch, cut_batches
 from transom.data.tokenizer.special import EOS, PAD, SOS
 from transom.decoding.backends.compiled import engine
-from transom.decoding.backends.deal import deal_out
 from transom.decoding.backends.flat import FlatSeq2Seq
 from transom.decoding.backends.searcher import searcher_of
+from transom.decoding.inference import deal_out
 from transom.decoding.search.beam import Beam
-from transom.decoding.search.filters import Forbid
 from transom.decoding.search.greedy import Greedy
-from transom.decoding.search.limits import Limits
-from transom.decoding.search.loop import Search, search
-from transom.decoding.search.roles import StepModel
+from transom.decoding.search.loop import Forbid, Search, search
+from transom.decoding.search.roles import Limits, StepModel
 from transom.models.build import build_model
 from transom.models.seq2seq import Seq2SeqTransformer
 from transom.planning.precision import choose_precision

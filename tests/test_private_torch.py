@@ -14,7 +14,7 @@ from transom.config.model import Decoder, Seq2Seq
 from transom.config.recurrent import RecurrentDecoder
 from transom.decoding import products
 from transom.inspection import names
-from transom.kernels import attention_cpu, norm, packed_linear
+from transom.kernels import attention, norm, packed_linear
 from transom.layers import dispatch
 from transom.training import average
 
@@ -99,15 +99,15 @@ def gone(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     def without(holder: Any, wanted: str, *default: Any) -> Any:
         return default[0] if wanted == name else kept(holder, wanted, *default)
 
-    for module in (attention_cpu, dispatch, norm, names, packed_linear, average):
+    for module in (attention, dispatch, norm, names, packed_linear, average):
         monkeypatch.setattr(module, "getattr", without, raising=False)
 
 
 def test_the_softmax_gradient_without_its_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     grad, p = torch.randn(2, 3, 5, dtype=torch.float64), torch.randn(2, 3, 5, dtype=torch.float64).softmax(-1)
-    expected = attention_cpu.softmax_gradient(grad, p)
+    expected = attention.softmax_gradient(grad, p)
     gone(monkeypatch, "_softmax_backward_data")
-    assert torch.allclose(attention_cpu.softmax_gradient(grad, p), expected, rtol=0, atol=1e-14)
+    assert torch.allclose(attention.softmax_gradient(grad, p), expected, rtol=0, atol=1e-14)
 
 
 @pytest.mark.parametrize("name", ["native_layer_norm", "native_layer_norm_backward"])

@@ -19,8 +19,7 @@ from transformers.models.t5.modeling_t5 import T5Attention
 
 from transom.config import bricks, mixture
 from transom.config.model import Seq2Seq
-from transom.kernels.attention_cpu import attend_short
-from transom.kernels.attention_fused import attend_fused
+from transom.kernels.attention import attend_fused, attend_short
 from transom.layers.activation import ACTIVATIONS, GATES
 from transom.layers.attention import Terms, attend, attend_explicit
 from transom.layers.context import AttentionContext, StackContext

@@ -13,7 +13,6 @@ from transom.config.model import Decoder
 from transom.config.packaged import packaged_presets
 from transom.data.batch import LanguageBatch, Sequences
 from transom.layers.context import AttentionContext, BlockContext
-from transom.layers.masks import mask as masks
 from transom.models.build import build_model
 from transom.models.network import Network
 
@@ -207,6 +206,4 @@ def test_the_guides_block_is_torchs_pre_norm_layer(dtype: torch.dtype, close: fl
     x = torch.randn(2, 9, 512, dtype=dtype)
     causal = nn.Transformer.generate_square_subsequent_mask(9, dtype=dtype)
     expected = theirs(x, src_mask=causal, is_causal=True)
-    assert (
-        block(x, BlockContext(attention=AttentionContext(mask=masks.causal(9, 9))))[0] - expected
-    ).abs().max() <= close * expected.abs().max()
+    assert (block(x, BlockContext(attention=AttentionContext(mask=causal(9, 9))))[0] - expected).abs().max() <= close * expected.abs().max()

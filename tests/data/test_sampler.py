@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transom.data.sampler import Indices, cut_batches, padding_waste, plan_epoch
+from transom.data.batch import Indices, cut_batches
+from transom.data.sampler import padding_waste, plan_epoch
 
 lengths = st.lists(st.tuples(st.integers(1, 40), st.integers(1, 40)), min_size=1, max_size=80)
 

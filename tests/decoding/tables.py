@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from transom.data.batch import Sequences
-from transom.decoding.search.hypothesis import Hypothesis
+from transom.decoding.search.roles import Hypothesis
 
 SOS, EOS = 1, 2
 FORBIDDEN = (0, 1)

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from tests.decoding.models import letter_tokenizers, tiny_model
-from transom.decoding.backends.deal import deal_out
 from transom.decoding.backends.flat import FlatSeq2Seq
+from transom.decoding.inference import deal_out
 from transom.decoding.predictors.translator import Translator
 
 

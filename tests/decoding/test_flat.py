@@ -15,11 +15,9 @@ from transom.decoding.backends.searcher import searcher_of
 from transom.decoding.predictors.translator import Translator
 from transom.decoding.products import STEP_ROWS, Activation, Plain
 from transom.decoding.search.beam import Beam
-from transom.decoding.search.filters import Forbid
 from transom.decoding.search.greedy import Greedy
-from transom.decoding.search.limits import Limits
-from transom.decoding.search.loop import Search, search
-from transom.decoding.search.roles import Strategy
+from transom.decoding.search.loop import Forbid, Search, search
+from transom.decoding.search.roles import Limits, Strategy
 from transom.kernels.packed_linear import FUSED, Packed
 from transom.layers.activation import relu
 from transom.layers.context import LayerContext

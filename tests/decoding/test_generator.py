@@ -14,8 +14,8 @@ from transom.config.decoding import Sampling
 from transom.config.model import Model
 from transom.data.batch import LanguageBatch, Sequences
 from transom.data.tokenizer.special import EOS, PAD, SOS, UNK
-from transom.decoding.predictors.answers import bits_per_byte, perplexity
 from transom.decoding.predictors.generator import Generator, _sure
+from transom.decoding.predictors.scores import bits_per_byte, perplexity
 from transom.errors import ConfigError, DataError
 from transom.models.build import build_model
 from transom.models.network import LanguageNetwork

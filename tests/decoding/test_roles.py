@@ -8,16 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from transom.config.decoding import Decoding
-from transom.decoding.search.filters import Forbid, KeepLimits
-from transom.decoding.search.hypothesis import length_penalty
-from transom.decoding.search.limits import Limits, limits_of
-from transom.decoding.search.roles import Progress
-from transom.decoding.search.top import WIDTH, top_tokens
+from transom.decoding.search.loop import TOP_BLOCK, Forbid, KeepLimits, top_tokens
+from transom.decoding.search.roles import Limits, Progress, length_penalty, limits_of
 
 NEVER = float("-inf")
 
 
-@pytest.mark.parametrize("vocab", [1, 5, WIDTH, 3 * WIDTH, 16 * WIDTH, 16 * WIDTH + 1, 17 * WIDTH - 1, 10000])
+@pytest.mark.parametrize("vocab", [1, 5, TOP_BLOCK, 3 * TOP_BLOCK, 16 * TOP_BLOCK, 16 * TOP_BLOCK + 1, 17 * TOP_BLOCK - 1, 10000])
 @pytest.mark.parametrize("k", [1, 2, 5, 8])
 @pytest.mark.parametrize("spread", [10**6, 20])
 def test_top_tokens_equals_topk(vocab: int, k: int, spread: int) -> None:
@@ -32,9 +29,9 @@ def test_top_tokens_equals_topk(vocab: int, k: int, spread: int) -> None:
 
 
 def test_top_tokens_finds_the_last_symbol() -> None:
-    values = torch.zeros(2, 40 * WIDTH + 7)
+    values = torch.zeros(2, 40 * TOP_BLOCK + 7)
     values[0, -1] = values[1, 0] = 1.0
-    assert top_tokens(values, 1)[1].tolist() == [[40 * WIDTH + 6], [0]]
+    assert top_tokens(values, 1)[1].tolist() == [[40 * TOP_BLOCK + 6], [0]]
 
 
 @given(st.integers(1, 500), st.floats(0, 3))

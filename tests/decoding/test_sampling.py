@@ -16,12 +16,9 @@ from tests.decoding.tables import EOS, FORBIDDEN, SOS, Prefix, Table
 from transom.config.decoding import Sampling
 from transom.data.batch import Sequences
 from transom.data.tokenizer.special import PAD
-from transom.decoding.search.filters import Forbid
 from transom.decoding.search.greedy import Greedy
-from transom.decoding.search.hypothesis import Hypothesis
-from transom.decoding.search.limits import Limits
-from transom.decoding.search.loop import Search, search
-from transom.decoding.search.roles import Progress, Selection, StepModel, Strategy
+from transom.decoding.search.loop import Forbid, Search, search
+from transom.decoding.search.roles import Hypothesis, Limits, Progress, Selection, StepModel, Strategy
 from transom.decoding.search.sampling import Sample
 
 NEVER = float("-inf")

@@ -9,12 +9,9 @@ from tests.decoding.tables import EOS, FORBIDDEN, SOS, Table, every_hypothesis, 
 from transom.data.batch import Sequences
 from transom.decoding.search import loop
 from transom.decoding.search.beam import Beam
-from transom.decoding.search.filters import Forbid
 from transom.decoding.search.greedy import Greedy
-from transom.decoding.search.hypothesis import Hypothesis
-from transom.decoding.search.limits import Limits
-from transom.decoding.search.loop import Search, search
-from transom.decoding.search.roles import Strategy
+from transom.decoding.search.loop import Forbid, Search, search
+from transom.decoding.search.roles import Hypothesis, Limits, Strategy
 
 Bounds = list[tuple[int, int]]
 

@@ -3,8 +3,8 @@
 import pytest
 
 from transom.config.decoding import Decoding
+from transom.decoding.inference import settled
 from transom.decoding.predictors import generator, translator
-from transom.decoding.settings import settled
 from transom.errors import ConfigError
 
 KNOWN = ("beam_size", "length_penalty", "batch_tokens")

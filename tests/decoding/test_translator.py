@@ -16,8 +16,8 @@ from transom.config.decoding import Decoding
 from transom.config.recipe import dump_recipe
 from transom.data.tokenizer.tokenizer import Tokenizers
 from transom.decoding.inference import evaluating, unheard
-from transom.decoding.predictors.answers import PairScore, one_line, perplexity
-from transom.decoding.predictors.translator import Translator
+from transom.decoding.predictors.scores import PairScore, perplexity
+from transom.decoding.predictors.translator import Translator, one_line
 from transom.errors import CheckpointError, ConfigError, DataError
 from transom.models.seq2seq import Seq2SeqTransformer
 from transom.tasks.load import load

@@ -15,9 +15,8 @@ from transom.decoding.backends.flat import FlatSeq2Seq
 from transom.decoding.backends.searcher import searcher_of
 from transom.decoding.predictors.generator import Generator
 from transom.decoding.search.beam import Beam
-from transom.decoding.search.filters import Forbid
-from transom.decoding.search.limits import Limits
-from transom.decoding.search.loop import Search, search
+from transom.decoding.search.loop import Forbid, Search, search
+from transom.decoding.search.roles import Limits
 from transom.errors import ConfigError
 from transom.kernels.native import compiled, native
 from transom.models.build import build_model

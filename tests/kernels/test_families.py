@@ -14,8 +14,7 @@ from tests.models.test_combinations import built
 from tests.models.test_vision import batch_of
 from transom.data.batch import ImageBatch
 from transom.layers import dispatch
-from transom.training.objectives.cross_entropy import CrossEntropy
-from transom.training.objectives.objective import forward_pass
+from transom.training.objectives.objective import CrossEntropy, forward_pass
 
 pytestmark = pytest.mark.kernels
 

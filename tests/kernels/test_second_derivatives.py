@@ -22,8 +22,7 @@ from transom.layers.dropout import keep_mask, rounded
 from transom.layers.masks import visible_tiles as tiles_planning
 from transom.models.network import Network
 from transom.training.loss import cross_entropy
-from transom.training.objectives.cross_entropy import CrossEntropy
-from transom.training.objectives.objective import forward_pass
+from transom.training.objectives.objective import CrossEntropy, forward_pass
 
 pytestmark = pytest.mark.kernels
 

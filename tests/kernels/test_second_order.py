@@ -16,7 +16,7 @@ from tests.kernels.test_tiles import SPARSE, drawn, position_of
 from tests.layers.test_rule import packed, pattern
 from tests.models.combinations import ENCODERS, FAMILIES, batch_for, combinations, described
 from tests.models.test_combinations import built
-from transom.kernels.attention_cpu import attend_short
+from transom.kernels.attention import attend_short
 from transom.kernels.block_sparse import attend_tiles, plan_tiles
 from transom.kernels.norm import short_layer_norm, written_out_rms_norm
 from transom.layers.activation import relu
@@ -25,8 +25,7 @@ from transom.layers.dropout import dropout_add
 from transom.layers.masks.rule import SAME_SEGMENT
 from transom.layers.position import Rotation, turn
 from transom.training.loss import cross_entropy, linear_cross_entropy
-from transom.training.objectives.cross_entropy import CrossEntropy
-from transom.training.objectives.objective import forward_pass
+from transom.training.objectives.objective import CrossEntropy, forward_pass
 
 pytestmark = pytest.mark.kernels
 

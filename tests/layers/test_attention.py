@@ -10,8 +10,7 @@ from torch import Tensor
 
 from transom.config.model import Decoder, Seq2Seq
 from transom.decoding.backends.compiled import is_plain
-from transom.kernels.attention_cpu import SHORT, attend_short
-from transom.kernels.attention_fused import attend_fused
+from transom.kernels.attention import SHORT, attend_fused, attend_short
 from transom.kernels.block_sparse import plan_tiles
 from transom.layers.attention import Attention, Terms, attend, attend_explicit, pattern, scores
 from transom.layers.cache import KeyValueCache, KeyValues

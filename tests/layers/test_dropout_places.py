@@ -12,8 +12,8 @@ from tests.models.tiny import seq2seq
 from transom.config import bricks
 from transom.config.model import Seq2Seq
 from transom.data.batch import translation_batch
-from transom.kernels import attention_cpu
-from transom.kernels.attention_fused import attend_fused
+from transom.kernels import attention
+from transom.kernels.attention import attend_fused
 from transom.layers import dropout
 from transom.layers.attention import Attention, Terms
 from transom.layers.block import ParallelBlock, build_block
@@ -41,7 +41,7 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list[tuple[float, torch.Size]]:
         return mask(x, p)
 
     monkeypatch.setattr(dropout, "keep_mask", known)
-    monkeypatch.setattr(attention_cpu, "keep_mask", known)
+    monkeypatch.setattr(attention, "keep_mask", known)
     return draws
 
 

@@ -10,10 +10,10 @@ from torch import nn
 from transom.config import bricks
 from transom.config.brick import Brick
 from transom.config.model import Seq2Seq
+from transom.layers.attention import causal, not_padding, same_segment
 from transom.layers.block import build_block
 from transom.layers.embedding import Embedding
 from transom.layers.feed_forward import FeedForward
-from transom.layers.masks import mask
 from transom.layers.norm import LayerNorm, build_norm
 from transom.layers.position import Sinusoidal, sinusoids
 
@@ -108,13 +108,13 @@ def test_a_block_is_its_equations(placement: str) -> None:
 
 
 def test_masks() -> None:
-    assert mask.causal(2, 4)[0, 0].tolist() == [[True, True, True, False], [True] * 4]
+    assert causal(2, 4)[0, 0].tolist() == [[True, True, True, False], [True] * 4]
     segments = torch.tensor([[1, 1, 2, 0]])
-    seen = mask.same_segment(segments, segments)[0, 0]
+    seen = same_segment(segments, segments)[0, 0]
     assert seen.tolist() == [
         [True, True, False, False],
         [True, True, False, False],
         [False, False, True, False],
         [False, False, False, True],
     ]
-    assert mask.not_padding(segments)[0, 0, 0].tolist() == [True, True, True, False]
+    assert not_padding(segments)[0, 0, 0].tolist() == [True, True, True, False]

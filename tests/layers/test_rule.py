@@ -12,7 +12,7 @@ from pydantic import TypeAdapter
 from torch import Tensor
 
 from transom.config.patterns import Pattern
-from transom.layers.masks import mask as masks
+from transom.layers.attention import causal, same_segment
 from transom.layers.masks.rule import BOTH_WAYS_IN_PREFIX, CAUSAL, LOOKING_BACK, SAME_SEGMENT, TILE, Places, Rule, rule_of
 
 LEAVES: list[dict[str, Any]] = [
@@ -106,12 +106,12 @@ def test_and_or_and_not_are_those_of_sets() -> None:
 
 def test_families_rules_are_the_masks_written_out() -> None:
     places = packed([5, 3, 7], 4)
-    alike = masks.same_segment(places.segments, places.segments)
+    alike = same_segment(places.segments, places.segments)
     assert torch.equal(SAME_SEGMENT.matrix(places, places), alike)
-    assert torch.equal(LOOKING_BACK.matrix(places, places), alike & masks.causal(19, 19))
+    assert torch.equal(LOOKING_BACK.matrix(places, places), alike & causal(19, 19))
     assert places.prefix is not None
-    both_ways = alike & (masks.causal(19, 19) | places.prefix[:, None, None])
-    assert torch.equal(BOTH_WAYS_IN_PREFIX.matrix(places, places), both_ways) and not torch.equal(both_ways, alike & masks.causal(19, 19))
+    both_ways = alike & (causal(19, 19) | places.prefix[:, None, None])
+    assert torch.equal(BOTH_WAYS_IN_PREFIX.matrix(places, places), both_ways) and not torch.equal(both_ways, alike & causal(19, 19))
     without = places._replace(prefix=None)
     assert torch.equal(BOTH_WAYS_IN_PREFIX.matrix(without, without), LOOKING_BACK.matrix(without, without))
 

@@ -23,8 +23,7 @@ from transom.tasks.embedding.schema import EmbeddingRecipe
 from transom.tasks.load import load
 from transom.tasks.masked.schema import MaskedRecipe
 from transom.tasks.task import set_up
-from transom.training.objectives.cross_entropy import CrossEntropy
-from transom.training.objectives.objective import forward_pass
+from transom.training.objectives.objective import CrossEntropy, forward_pass
 
 
 @pytest.fixture(params=["masked", "classes", "pairs"])

@@ -19,8 +19,7 @@ from transom.tasks.language.schema import LanguageRecipe
 from transom.tasks.load import load
 from transom.tasks.task import set_up
 from transom.training.events import Started, Validated
-from transom.training.objectives.cross_entropy import CrossEntropy
-from transom.training.objectives.objective import forward_pass
+from transom.training.objectives.objective import CrossEntropy, forward_pass
 
 
 def instructions(folder: Path, **model: Any) -> InstructionRecipe:

@@ -22,10 +22,9 @@ from transom.tasks.language.schema import LanguageRecipe
 from transom.tasks.task import set_up
 from transom.training.events import Event, Observer, Saved, Stepped
 from transom.training.objectives import components
-from transom.training.objectives.cross_entropy import CrossEntropy
 from transom.training.objectives.early_exit import EarlyExit
 from transom.training.objectives.mixed_images import MixedImages
-from transom.training.objectives.objective import UPDATES, AuxiliaryObjective, ForwardPass, Objective, Ratio, forward_pass
+from transom.training.objectives.objective import UPDATES, AuxiliaryObjective, CrossEntropy, ForwardPass, Objective, Ratio, forward_pass
 from transom.training.objectives.r_drop import RDrop
 from transom.training.optimizer import build_optimizer
 from transom.training.step import Stepper

@@ -20,8 +20,7 @@ from transom.layers.mixture import Mixture
 from transom.models.build import build_model
 from transom.models.network import Network
 from transom.training.events import Event, Saved, Stepped
-from transom.training.objectives.cross_entropy import CrossEntropy
-from transom.training.objectives.objective import forward_pass
+from transom.training.objectives.objective import CrossEntropy, forward_pass
 from transom.training.optimizer import build_optimizer
 from transom.training.step import Stepper
 

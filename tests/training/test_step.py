@@ -12,8 +12,7 @@ from transom.data.batch import translation_batch, twice
 from transom.models.build import build_model
 from transom.models.seq2seq import Seq2SeqTransformer
 from transom.tasks.translation.schema import TranslationTraining
-from transom.training.objectives.cross_entropy import CrossEntropy
-from transom.training.objectives.objective import forward_pass
+from transom.training.objectives.objective import CrossEntropy, forward_pass
 from transom.training.objectives.r_drop import text_objective
 from transom.training.optimizer import build_optimizer
 from transom.training.step import Stepper

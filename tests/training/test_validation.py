@@ -11,7 +11,7 @@ from transom.config.decoding import Decoding
 from transom.data.pairs.loader import ordered_batches
 from transom.data.pairs.pairs import Pairs
 from transom.data.tokenizer.tokenizer import Tokenizer, Tokenizers
-from transom.decoding.predictors.answers import perplexity
+from transom.decoding.predictors.scores import perplexity
 from transom.decoding.predictors.translator import Translator
 from transom.training import validation
 from transom.training.evaluation import bleu, chrf

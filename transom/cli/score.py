@@ -83,7 +83,7 @@ def score(
 def _pairs(translator: Any, run: Path, source: Path, target: Path, to: str | None, as_json: bool) -> None:
     from transom.cli.progress import counting
     from transom.cli.reading import read_test_set
-    from transom.decoding.predictors.answers import perplexity
+    from transom.decoding.predictors.scores import perplexity
 
     translator.tokenizers.source.prefix(to)  # before the reading is noted
     pairs = read_test_set([run], source, target, "score")
@@ -96,7 +96,7 @@ def _pairs(translator: Any, run: Path, source: Path, target: Path, to: str | Non
 
 
 def _texts(scores: list[Any], places: list[str], most: int, as_json: bool) -> None:
-    from transom.decoding.predictors.answers import bits_per_byte, perplexity
+    from transom.decoding.predictors.scores import bits_per_byte, perplexity
 
     n_tokens, n_bytes = sum(each.n_tokens for each in scores), sum(each.n_bytes for each in scores)
     loss = -sum(each.log_p for each in scores) / n_tokens

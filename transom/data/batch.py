@@ -1,14 +1,18 @@
-"""Batches: what a model's ``forward`` takes. Positions, segments and lengths are there from the first day."""
+"""Batches: what a model's ``forward`` takes, and how rows are cut into them by their lengths."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Protocol, Self, runtime_checkable
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
+from numpy.typing import NDArray
 from torch import Tensor
 
 from transom.data.tokenizer.special import EOS, PAD, SOS
+
+Indices = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -270,3 +274,26 @@ def matched_batch(sources: Sequence[Sequence[int]], targets: Sequence[Sequence[i
     """Make a batch of pairs, each side behind its start symbol."""
     left, right = (Sequences.pad([[EOS, *row] for row in side]) for side in (sources, targets))
     return MatchedBatch(left, right, tuple(samples))
+
+
+def cut_batches(order: Indices, lengths: Indices, batch_tokens: int) -> Iterator[Indices]:
+    """Cut an order into runs whose number of samples times the longest is at most ``batch_tokens``.
+
+    Args:
+        order: samples, those of like length side by side.
+        lengths: tokens of each sample.
+        batch_tokens: most tokens of a batch, padding included; a longer sample is a batch of its own.
+    """
+    start, longest = 0, 0
+    for end, length in enumerate(lengths[order].tolist()):
+        longest = max(longest, length)
+        if end > start and longest * (end + 1 - start) > batch_tokens:
+            yield order[start:end]
+            start, longest = end, length
+    if start < len(order):
+        yield order[start:]
+
+
+def lengths_of(rows: Sequence[Sequence[int]]) -> Indices:
+    """Count the tokens of each row."""
+    return np.fromiter(map(len, rows), np.int64, len(rows))

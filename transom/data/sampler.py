@@ -6,7 +6,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-Indices = NDArray[np.int64]
+from transom.data.batch import Indices, cut_batches
+
 Noise = NDArray[np.float64]
 
 
@@ -88,29 +89,6 @@ def padding_waste(plan: Sequence[Indices], *sides: Indices) -> float:
     """
     laid_out = sum(int(lengths[batch].max()) * len(batch) for batch in plan for lengths in sides)
     return 1 - sum(int(lengths[batch].sum()) for batch in plan for lengths in sides) / laid_out
-
-
-def cut_batches(order: Indices, lengths: Indices, batch_tokens: int) -> Iterator[Indices]:
-    """Cut an order into runs whose number of samples times the longest is at most ``batch_tokens``.
-
-    Args:
-        order: samples, those of like length side by side.
-        lengths: tokens of each sample.
-        batch_tokens: most tokens of a batch, padding included; a longer sample is a batch of its own.
-    """
-    start, longest = 0, 0
-    for end, length in enumerate(lengths[order].tolist()):
-        longest = max(longest, length)
-        if end > start and longest * (end + 1 - start) > batch_tokens:
-            yield order[start:end]
-            start, longest = end, length
-    if start < len(order):
-        yield order[start:]
-
-
-def lengths_of(rows: Sequence[Sequence[int]]) -> Indices:
-    """Count the tokens of each row."""
-    return np.fromiter(map(len, rows), np.int64, len(rows))
 
 
 def draws(n: int, *key: int) -> Noise:

@@ -17,7 +17,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
-from transom.kernels.attention_cpu import Lean, gradients, lean
+from transom.kernels.attention import Lean, gradients, lean
 from transom.kernels.second_order import differentiable_gradients, wants_graph
 from transom.layers.attention import PLAIN, Terms
 from transom.layers.masks.rule import TILE, And, Or, Places, Rule
@@ -225,6 +225,16 @@ def plan_tiles(rule: Rule, queries: Places, keys: Places, position: Position | N
         position: the brick whose bias is added to the scores.
     """
     return Tiles(plan(rule, queries, keys), rule, queries, keys, position)
+
+
+def planned_on_cpu(rule: Rule, queries: Places, keys: Places, position: Position | None) -> bool:
+    """Return whether ``plan_tiles`` serves."""
+    return queries.segments.device.type == "cpu"
+
+
+def over_tiles(q: Tensor, k: Tensor, v: Tensor, tiles: VisibleTiles, terms: Terms = PLAIN) -> bool:
+    """Return whether ``attend_tiles`` serves."""
+    return isinstance(tiles, Tiles)
 
 
 def attend_tiles(

@@ -87,6 +87,17 @@ def _asked(rule: Rule, queries: Places, keys: Places) -> Callable[[Tensor, Tenso
     return sees
 
 
+def planned_on_gpu(rule: Rule, queries: Places, keys: Places, position: Position | None) -> bool:
+    """Return whether ``plan_blocks`` serves."""
+    return available(queries.segments.device)
+
+
+def over_blocks(q: Tensor, k: Tensor, v: Tensor, tiles: VisibleTiles, terms: Terms = PLAIN) -> bool:
+    """Return whether ``attend_blocks`` serves."""
+    fits = not terms.dropout and min(q.shape[3], v.shape[3]) >= NARROWEST and q.dtype != torch.float64
+    return fits and isinstance(tiles, Blocks)
+
+
 def attend_blocks(
     q: Float[Tensor, "batch n_heads query d_head"],
     k: Float[Tensor, "batch kv_heads key d_head"],

@@ -88,6 +88,11 @@ class _RootMeanSquare(torch.autograd.Function):
         return grad_x, _weighted_sum(r, grad * x).to(weight.dtype), None
 
 
+def in_short_type(x: Tensor, *_: object) -> bool:
+    """Return whether ``short_layer_norm`` serves: vectors of 16 bits on a CPU, in training."""
+    return x.dtype.itemsize < torch.float32.itemsize and x.device.type == "cpu" and torch.is_grad_enabled()
+
+
 short_layer_norm: Callable[..., Tensor] = _ShortLayerNorm.apply
 """Normalize vectors of 16 bits on a CPU."""
 

@@ -1,4 +1,4 @@
-"""Attention: its scores, its weights, the equation, and the multi-head module around them."""
+"""Attention: who may attend to whom, the scores, the weights, the equation, and the multi-head module around them."""
 
 from typing import NamedTuple, Protocol, runtime_checkable
 
@@ -16,6 +16,21 @@ from transom.layers.norm import build_norm
 from transom.layers.observe import observe
 from transom.layers.position import turn
 from transom.layers.value_residual import FirstValues
+
+
+def same_segment(queries: Int[Tensor, "batch query"], keys: Int[Tensor, "batch key"]) -> Bool[Tensor, "batch 1 query key"]:
+    """Let tokens attend within their own segment. Padding, segment 0, sees only padding, so that no row is empty."""
+    return (queries[:, :, None] == keys[:, None, :])[:, None]
+
+
+def not_padding(keys: Int[Tensor, "batch key"]) -> Bool[Tensor, "batch 1 1 key"]:
+    """Let every query attend to every key that is not padding."""
+    return (keys > 0)[:, None, None]
+
+
+def causal(n_queries: int, n_keys: int, device: torch.device | None = None) -> Bool[Tensor, "1 1 query key"]:
+    """Let each query attend to itself and to what came before; the last query sits at the last key."""
+    return torch.ones(n_queries, n_keys, dtype=torch.bool, device=device).tril(n_keys - n_queries)[None, None]
 
 
 class Terms(NamedTuple):

@@ -16,12 +16,37 @@ from transom.layers.dropout import Dropout
 from transom.layers.feed_forward import build_feed_forward
 from transom.layers.norm import build_norm
 from transom.layers.observe import observe
-from transom.layers.residual import Residual, SandwichResidual
 from transom.layers.value_residual import FirstValues
 
 Stream = Float[Tensor, "rows query d_model"]
 Values = Float[Tensor, "rows kv_heads query d_value"]
 Memory = Float[Tensor, "batch key d_model"] | ProjectedMemory
+
+
+class Residual(nn.Module):
+    """A sub-layer's norm, and its sum with the stream: x + Dropout(y).
+
+    Where the norm stands is the block's to say.
+    """
+
+    def __init__(self, config: Transformer) -> None:
+        """Make norm and dropout."""
+        super().__init__()
+        self.norm = build_norm(config.norm, config.d_model)
+        self.dropout = Dropout(config.dropout)
+
+    def add(self, x: Float[Tensor, "rows query d_model"], y: Float[Tensor, "rows query d_model"]) -> Float[Tensor, "rows query d_model"]:
+        """Return x + Dropout(y), on a CPU in one pass over memory."""
+        return self.dropout.add(x, y)
+
+
+class SandwichResidual(Residual):
+    """The same with a second norm, of the sub-layer's output: x + Dropout(Norm_out(y))."""
+
+    def __init__(self, config: Transformer) -> None:
+        """Make both norms and the dropout."""
+        super().__init__(config)
+        self.norm_out = build_norm(config.norm, config.d_model)
 
 
 class Block(nn.Module, ABC):

@@ -47,6 +47,16 @@ class Row(NamedTuple):
     missing: Callable[[], str | None] = lambda: None
 
 
+def always(*_: object) -> bool:
+    """Return True: the condition of a path that serves everywhere."""
+    return True
+
+
+def on_cpu(x: Tensor, *_: object) -> bool:
+    """Return whether the first argument is on a CPU."""
+    return x.device.type == "cpu"
+
+
 REFERENCES: dict[str, Callable[..., Any]] = {}
 """The operations' references by name, each registered when its module is imported."""
 

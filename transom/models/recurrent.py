@@ -9,10 +9,10 @@ from torch import Tensor, nn
 from transom.config.components import implements
 from transom.config.recurrent import RecurrentDecoder, RecurrentSeq2Seq
 from transom.errors import TransomError
+from transom.layers.attention import not_padding
 from transom.layers.context import AttentionContext, LayerContext, open_observer
 from transom.layers.dropout import Dropout
 from transom.layers.embedding import Embedding
-from transom.layers.masks import mask as masks
 from transom.layers.observe import ActivationRecorder
 from transom.layers.position import Position
 from transom.layers.recurrent.recurrent import RecurrentEncoder, RecurrentStack
@@ -89,7 +89,7 @@ class RecurrentEncoderDecoder(Seq2SeqNetwork):
 
     def attention_context(self, attention: str, batch: PairBatch) -> AttentionContext:
         """Let every step of the decoder see all of the source but padding."""
-        return AttentionContext(mask=masks.not_padding(batch.source.segments))
+        return AttentionContext(mask=not_padding(batch.source.segments))
 
     def start(self, memory: RecurrentMemory, n_beams: int, max_length: int) -> RecurrentCache:
         """Prepare step-by-step decoding: map the source once; each of its ``n_beams`` rows starts where the encoder ended.

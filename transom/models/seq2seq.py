@@ -8,10 +8,10 @@ from torch import Tensor, nn
 
 from transom.config.components import implements
 from transom.config.model import Seq2Seq
+from transom.layers.attention import not_padding, same_segment
 from transom.layers.cache import DecoderCache
 from transom.layers.context import UNMASKED, AttentionContext, SegmentMask, StackContext, open_observer
 from transom.layers.embedding import Embedding
-from transom.layers.masks import mask as masks
 from transom.layers.masks.contexts import build_contexts, build_decode_contexts, of_block
 from transom.layers.masks.rule import LOOKING_BACK, SAME_SEGMENT, Places, build_rules
 from transom.layers.observe import ActivationRecorder
@@ -111,7 +111,7 @@ class Seq2SeqTransformer(Seq2SeqNetwork):
         if self.config.attention.approximation.kind != "none" and not dense:
             cross = AttentionContext(segments=SegmentMask(target.segments, source_segments, causal=False))
         else:
-            cross = AttentionContext(token_mask, mask=masks.same_segment(target.segments, source_segments))
+            cross = AttentionContext(token_mask, mask=same_segment(target.segments, source_segments))
         return StackContext(token_mask, open_observer(observer, "decoder"), contexts, cross)
 
     def start(self, memory: Memory, n_beams: int, max_length: int) -> DecoderCache:
@@ -124,7 +124,7 @@ class Seq2SeqTransformer(Seq2SeqNetwork):
         """
         caches = self.decoder.new_caches(n_beams * len(memory.states), max_length, memory.states)
         projected = self.decoder.project_memory(memory.states, memory.segments)
-        return DecoderCache(caches, projected, masks.not_padding(memory.segments))
+        return DecoderCache(caches, projected, not_padding(memory.segments))
 
     def step(
         self, tokens: Int[Tensor, "rows new"], cache: DecoderCache, observer: ActivationRecorder | None = None

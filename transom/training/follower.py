@@ -60,7 +60,7 @@ class Follower:
     def follow(self, world: World) -> None:
         """Do what the first process says until it says that this is the end."""
         training = self.recipe.training
-        stepper = Stepper(self.model, self.optimizer, training, self.dtype, self.task.flops, world, self.task.objective(self.model))
+        stepper = Stepper(self.model, self.optimizer, training, self.dtype, world, self.task.objective(self.model))
         step = position = 0
         if (newest := world.from_first()) != NOTHING:
             saved = read_run(self.folder.checkpoints, newest, stepper, self.task)
@@ -72,7 +72,9 @@ class Follower:
         while (said := world.from_first()) != END:
             if said == STEP:
                 step += 1
-                stepper.step(next(batches)[1], learning_rate(step, training, self.recipe.model.d_model))
+                slices = next(batches)[1]
+                rate = learning_rate(step, training, self.recipe.model.d_model)
+                stepper.step(slices, rate, sum(map(self.task.flops, slices)))
             else:
                 gather_generators(world)
                 give_back_freed_memory()

@@ -75,7 +75,7 @@ class _Run:
         self.averaged: list[int] = []
         self.averager = Averager(self.training.average, parts.model)
         model, task = parts.model, parts.task
-        self.stepper = Stepper(model, parts.optimizer, self.training, parts.precision.dtype, task.flops, world, task.objective(model))
+        self.stepper = Stepper(model, parts.optimizer, self.training, parts.precision.dtype, world, task.objective(model))
         self.window = Window({}, self.stepper.figures)
 
     def tell(self, event: Event) -> None:
@@ -124,7 +124,7 @@ class _Run:
             self.world.from_first(STEP)
             position, slices = next(batches)
             rate = learning_rate(p.step + 1, t, self.parts.recipe.model.d_model)
-            result = self.stepper.step(slices, rate)
+            result = self.stepper.step(slices, rate, sum(map(self.parts.task.flops, slices)))
             p.position = position
             self.stepped(result, rate, time.perf_counter() - start)
             start = time.perf_counter()

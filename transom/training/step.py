@@ -1,9 +1,8 @@
 """One optimizer step: forward and backward over the slices of a batch, clipping, and the update."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -15,8 +14,7 @@ from transom.models.network import Network
 from transom.parallel.world import ALONE, World
 from transom.planning.flops import OF_FROZEN_MAPS
 from transom.training.objectives.components import auxiliary_objectives
-from transom.training.objectives.cross_entropy import CrossEntropy
-from transom.training.objectives.objective import Objective, Ratio, forward_pass
+from transom.training.objectives.objective import CrossEntropy, Objective, Ratio, forward_pass
 
 
 @dataclass(frozen=True)
@@ -61,7 +59,6 @@ class Stepper:
         optimizer: torch.optim.Optimizer,
         training: Training,
         dtype: torch.dtype,
-        flops: Callable[[Any], float] = lambda _: 0.0,
         world: World = ALONE,
         objective: Objective | None = None,
     ) -> None:
@@ -72,7 +69,6 @@ class Stepper:
             optimizer: of its parameters.
             training: what the recipe says of a step.
             dtype: of the matrix products.
-            flops: counts a slice's floating-point operations, forward and backward; left out, they are not counted.
             world: the processes that the batch is dealt out to.
             objective: what the task is learned from; left out, cross-entropy with the recipe's label smoothing.
         """
@@ -80,7 +76,6 @@ class Stepper:
         self.optimizer = optimizer
         self.training = training
         self.dtype = dtype
-        self.flops = flops
         self.share = 1.0 if all(p.requires_grad for p in model.parameters()) else OF_FROZEN_MAPS
         self.world = world
         self.device = model.device
@@ -90,12 +85,17 @@ class Stepper:
         self.sites = [*self.objective.sites, *(site for each in self.auxiliary for site in each.sites)]
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=dtype == torch.float16)
 
-    def step(self, slices: Sequence[Batch], learning_rate: float) -> StepResult:
+    def step(self, slices: Sequence[Batch], learning_rate: float, flops: float = 0.0) -> StepResult:
         """Update the weights once from the slices of one batch.
 
         A non-finite loss or gradient leaves weights and optimizer as they were, and the samples that caused it are named.
+
+        Args:
+            slices: of this process.
+            learning_rate: of this step.
+            flops: floating-point operations of one forward and backward pass over the slices, all weights learning.
         """
-        flops = self.objective.n_readings * self.share * sum(map(self.flops, slices))
+        flops *= self.objective.n_readings * self.share
         n_target_tokens, flops = self.world.totals(sum(batch.n_target_tokens for batch in slices), flops)
         slices = [self.objective.prepare(batch.to(self.device)) for batch in slices]
         with self.autocast():

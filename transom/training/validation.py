@@ -14,8 +14,7 @@ from transom.decoding.backends.searcher import searcher_of
 from transom.decoding.predictors.translator import Translator
 from transom.models.network import Network, Seq2SeqNetwork
 from transom.training.evaluation import corpus_scores
-from transom.training.objectives.cross_entropy import CrossEntropy
-from transom.training.objectives.objective import forward_pass
+from transom.training.objectives.objective import CrossEntropy, forward_pass
 
 SHOWN = 5
 """Translations that a validation shows, into each language."""

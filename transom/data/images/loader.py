@@ -10,12 +10,12 @@ import torch
 from transom.config.data import Data, Digits, ImageFiles
 from transom.config.training import Augmentation
 from transom.config.vision import ImageClassifier
-from transom.data.batch import ImageBatch
+from transom.data.batch import ImageBatch, Indices
 from transom.data.images.augmentation import Augmenter
 from transom.data.images.digits import load_digits
 from transom.data.images.images import Images, read_images
 from transom.data.labeled.classes import numbered
-from transom.data.sampler import WHOLE, Indices, Slicing, draws, walk
+from transom.data.sampler import WHOLE, Slicing, draws, walk
 from transom.data.split import Splits, read_splits, split_off
 from transom.data.text.text import expanded
 

@@ -14,10 +14,10 @@ import numpy as np
 import torch
 
 from transom.config.data import Data, Exercises, InstructionFiles
-from transom.data.batch import LanguageBatch, Sequences
+from transom.data.batch import Indices, LanguageBatch, Sequences, lengths_of
 from transom.data.pairs.loader import encode
 from transom.data.pairs.pairs import Pairs, split_validation
-from transom.data.sampler import WHOLE, Indices, Slicing, draws, lengths_of, walk
+from transom.data.sampler import WHOLE, Slicing, draws, walk
 from transom.data.split import Splits, read_splits
 from transom.data.synthetic.exercises import generate_exercises
 from transom.data.text.columns import read_columns

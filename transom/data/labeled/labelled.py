@@ -8,11 +8,11 @@ import numpy as np
 import torch
 
 from transom.config.data import Data, LabelledFiles, Phrasebook
-from transom.data.batch import LabelledBatch, Sequences
+from transom.data.batch import Indices, LabelledBatch, Sequences, cut_batches, lengths_of
 from transom.data.labeled.classes import numbered
 from transom.data.pairs.loader import encode
 from transom.data.pairs.pairs import Pairs
-from transom.data.sampler import WHOLE, Indices, Slicing, cut_batches, lengths_of, plan_epoch, walk
+from transom.data.sampler import WHOLE, Slicing, plan_epoch, walk
 from transom.data.split import Splits, read_splits, split_off
 from transom.data.synthetic.phrasebook.generate import generate
 from transom.data.text.columns import read_columns

@@ -6,9 +6,9 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from transom.data.batch import translation_batch
+from transom.data.batch import Indices, cut_batches, lengths_of, translation_batch
 from transom.data.pairs.pairs import Pairs
-from transom.data.sampler import WHOLE, Indices, Slicing, cut_batches, lengths_of, padding_waste, plan_epoch, walk
+from transom.data.sampler import WHOLE, Slicing, padding_waste, plan_epoch, walk
 from transom.data.tokenizer.tokenizer import Tokenizer, Tokenizers
 from transom.errors import ConfigError, DataError
 

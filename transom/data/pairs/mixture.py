@@ -5,8 +5,9 @@ from typing import Any
 
 import numpy as np
 
+from transom.data.batch import Indices
 from transom.data.pairs.loader import Loader, batches_from, first_waste
-from transom.data.sampler import Indices, taken, tempered
+from transom.data.sampler import taken, tempered
 
 
 class LanguageMixture:

@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 
+from transom.data.batch import Indices, lengths_of
 from transom.data.pairs.loader import Encoded
-from transom.data.sampler import Indices, lengths_of
 from transom.data.split import Divisible
 from transom.data.tokenizer.tokenizer import Tokenizer
 

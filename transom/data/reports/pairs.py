@@ -5,12 +5,12 @@ from typing import Any
 
 import numpy as np
 
+from transom.data.batch import Indices, lengths_of
 from transom.data.pairs.loader import Loader, encode
 from transom.data.pairs.mixture import LanguageMixture
 from transom.data.pairs.pairs import Pairs
 from transom.data.reports import findings
 from transom.data.reports.report import Report
-from transom.data.sampler import Indices, lengths_of
 from transom.data.split import Splits
 from transom.data.tokenizer.tokenizer import Tokenizers
 

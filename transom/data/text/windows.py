@@ -9,8 +9,8 @@ from jaxtyping import Bool
 from numpy.typing import NDArray
 from torch import Tensor
 
-from transom.data.batch import LanguageBatch, Sequences
-from transom.data.sampler import WHOLE, Indices, Slicing, cut_batches, draws, walk
+from transom.data.batch import Indices, LanguageBatch, Sequences, cut_batches
+from transom.data.sampler import WHOLE, Slicing, draws, walk
 from transom.data.text.documents import Documents
 from transom.data.tokenizer.special import EOS, UNK
 from transom.data.tokenizer.tokenizer import Tokenizer

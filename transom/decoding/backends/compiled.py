@@ -14,7 +14,7 @@ from transom.data.batch import Sequences
 from transom.decoding.products import Activation
 from transom.layers.activation import ACTIVATIONS, GATES
 from transom.layers.attention import Attention
-from transom.layers.block import PostNormBlock, PreNormBlock, SequentialBlock
+from transom.layers.block import PostNormBlock, PreNormBlock, Residual, SequentialBlock
 from transom.layers.cache import KeyValueCache, KeyValues
 from transom.layers.dispatch import operation
 from transom.layers.dropout import Dropout
@@ -22,7 +22,6 @@ from transom.layers.embedding import Embedding
 from transom.layers.feed_forward import FeedForward, GatedFeedForward
 from transom.layers.norm import LayerNorm, Norm, RmsNorm
 from transom.layers.position import Learned, Position, Rotary, Sinusoidal
-from transom.layers.residual import Residual
 from transom.layers.stack import Stack
 from transom.models.decoder import DecoderTransformer
 from transom.models.network import Network

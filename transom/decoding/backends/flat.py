@@ -13,15 +13,13 @@ from torch.nn import functional as F
 
 from transom.data.batch import Sequences
 from transom.decoding.products import READING_ROWS, STEP_ROWS, Activation, Arithmetic, Product
-from transom.layers.attention import Attention, Terms, attend_explicit
-from transom.layers.block import Block, PostNormBlock, SequentialBlock
+from transom.layers.attention import Attention, Terms, attend_explicit, causal, not_padding, same_segment
+from transom.layers.block import Block, PostNormBlock, Residual, SequentialBlock
 from transom.layers.context import StackContext
 from transom.layers.embedding import Embedding
 from transom.layers.feed_forward import FeedForward
-from transom.layers.masks import mask as masks
 from transom.layers.norm import LayerNorm, Norm
 from transom.layers.position import Sinusoidal
-from transom.layers.residual import Residual
 from transom.layers.stack import Stack
 from transom.models.seq2seq import Memory, Seq2SeqTransformer
 
@@ -80,7 +78,7 @@ class FlatEncoder:
     def __call__(self, source: Sequences) -> Memory:
         """Read the sources."""
         x = self._embed(source.tokens, source.positions)
-        bias = _bias(masks.same_segment(source.segments, source.segments), x.dtype)
+        bias = _bias(same_segment(source.segments, source.segments), x.dtype)
         return Memory(self._encoder.read(x, bias), source.segments)
 
 
@@ -98,7 +96,7 @@ class FlatSeq2Seq:
         decoder = self.decoder
         dtype = decoder.dtype if n_beams == 1 else torch.promote_types(decoder.dtype, torch.float32)
         memories = [block.source_keys(memory.states, dtype, n_beams) for block in decoder.stack.blocks]
-        bias = _bias(masks.not_padding(memory.segments), dtype)
+        bias = _bias(not_padding(memory.segments), dtype)
         buffers = [memory.states.new_empty(max_length, n_rows, block.width, dtype=decoder.dtype) for block in decoder.stack.blocks]
         return FlatCache(memories, bias, buffers)
 
@@ -107,7 +105,7 @@ class FlatSeq2Seq:
         """Read the rows' next symbols; return the logits of what follows each."""
         end, decoder = cache.length + tokens.shape[1], self.decoder
         x = decoder.embed(tokens, slice(cache.length, end))
-        bias = _bias(masks.causal(tokens.shape[1], end, x.device), x.dtype) if tokens.shape[1] > 1 else None
+        bias = _bias(causal(tokens.shape[1], end, x.device), x.dtype) if tokens.shape[1] > 1 else None
         for i, block in enumerate(decoder.stack.blocks):
             x = block.self_attention(x, bias, cache, i)
             x = block.cross_attention(x, cache.memories[i], cache.bias)

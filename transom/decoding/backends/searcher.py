@@ -13,13 +13,12 @@ from transom.decoding.backends.flat import FlatEncoder, FlatSeq2Seq, FlatStack
 from transom.decoding.search.roles import StepModel
 from transom.errors import ConfigError
 from transom.layers.attention import Attention
-from transom.layers.block import PostNormBlock, PreNormBlock
+from transom.layers.block import PostNormBlock, PreNormBlock, Residual
 from transom.layers.dropout import Dropout
 from transom.layers.embedding import Embedding
 from transom.layers.feed_forward import FeedForward
 from transom.layers.norm import LayerNorm, Norm
 from transom.layers.position import Learned, Position, Sinusoidal, Sinusoidal2d
-from transom.layers.residual import Residual
 from transom.layers.stack import Stack
 from transom.models.decoder import DecoderTransformer
 from transom.models.encoder import EncoderTransformer

@@ -14,18 +14,14 @@ from transom.data.text.windows import scoring_batches
 from transom.data.tokenizer.special import EOS, PAD, SOS, UNK
 from transom.data.tokenizer.tokenizer import Tokenizer
 from transom.decoding.backends.compiled import CompiledLanguageModel
-from transom.decoding.backends.deal import deal_out
-from transom.decoding.inference import Tell, evaluating, refuse_one, unheard
-from transom.decoding.predictors.answers import TextScore
+from transom.decoding.inference import Tell, deal_out, evaluating, refuse_one, settled, unheard
 from transom.decoding.predictors.long_texts import check_too_long
+from transom.decoding.predictors.scores import TextScore
 from transom.decoding.search.exits import EarlyExits
-from transom.decoding.search.filters import Forbid
-from transom.decoding.search.limits import Limits
-from transom.decoding.search.loop import Search, search, search_steps, summed_log_p
-from transom.decoding.search.roles import Filter, StepModel
+from transom.decoding.search.loop import Forbid, Search, search, search_steps, summed_log_p
+from transom.decoding.search.roles import Filter, Limits, StepModel
 from transom.decoding.search.sampling import Sample
 from transom.decoding.search.stopping import StopAt, first_stop
-from transom.decoding.settings import settled
 from transom.errors import ConfigError, DataError
 from transom.models.network import LanguageNetwork
 from transom.planning.precision import Precision

@@ -1,34 +1,44 @@
 """What people call: sentences in, translations and their probabilities out."""
 
 from collections.abc import Sequence
-from typing import Any, Literal, TypedDict, Unpack
+from typing import Any, Literal, NamedTuple, TypedDict, Unpack
 
 import numpy as np
 import torch
 
 from transom.config.decoding import Decoding
-from transom.data.batch import Sequences
+from transom.data.batch import Sequences, cut_batches, lengths_of
 from transom.data.pairs.loader import ordered_batches
 from transom.data.pairs.pairs import Pairs
-from transom.data.sampler import cut_batches, lengths_of
 from transom.data.tokenizer.special import EOS, PAD, SOS
 from transom.data.tokenizer.tokenizer import Tokenizers
-from transom.decoding.backends.deal import deal_out
-from transom.decoding.inference import Tell, evaluating, refuse_one, unheard
-from transom.decoding.predictors.answers import PairScore, Translation, joined, one_line
+from transom.decoding.inference import Tell, deal_out, evaluating, refuse_one, settled, unheard
 from transom.decoding.predictors.long_texts import check_too_long
+from transom.decoding.predictors.scores import PairScore
 from transom.decoding.predictors.sentences import split_text
 from transom.decoding.search.beam import Beam
-from transom.decoding.search.filters import Forbid
 from transom.decoding.search.greedy import Greedy
-from transom.decoding.search.hypothesis import Hypothesis
-from transom.decoding.search.limits import limits_of
-from transom.decoding.search.loop import Search, search, summed_log_p
-from transom.decoding.search.roles import StepModel
-from transom.decoding.settings import settled
+from transom.decoding.search.loop import Forbid, Search, search, summed_log_p
+from transom.decoding.search.roles import Hypothesis, StepModel, limits_of
 from transom.errors import ConfigError, DataError
 from transom.models.network import Seq2SeqNetwork
 from transom.planning.precision import Precision
+
+
+class Translation(NamedTuple):
+    """A translation with what the model thinks of it.
+
+    Attributes:
+        text: one line.
+        score: log p over the length penalty; of a text in several pieces, the sum.
+        log_p: natural logarithm of p(translation | source); of a text in several pieces, the sum.
+        pieces: parts of the text that were translated each alone: several of one longer than the model reads, none of a blank one.
+    """
+
+    text: str
+    score: float
+    log_p: float
+    pieces: int = 1
 
 
 class Options(TypedDict, total=False):
@@ -222,3 +232,24 @@ class Translator:
 
     def _translations(self, hypotheses: list[Hypothesis]) -> list[Translation]:
         return [Translation(one_line(self.tokenizers.target.decode(h.tokens)), h.score, h.log_p) for h in hypotheses]
+
+
+def joined(pieces: list[list[Translation]]) -> list[Translation]:
+    """Join the k-th best translations of a text's pieces, for every k that all have; a text without pieces gives the empty line."""
+    if not pieces:
+        return [Translation("", 0.0, 0.0, 0)]
+    return [
+        Translation(
+            " ".join(part.text for part in parts if part.text), sum(p.score for p in parts), sum(p.log_p for p in parts), len(parts)
+        )
+        for parts in zip(*pieces, strict=False)
+    ]
+
+
+def one_line(text: str) -> str:
+    r"""Turn every kind of line break into a space, so that an output has as many lines as its input.
+
+    >>> one_line("one\r\ntwo\u2028three")
+    'one two three'
+    """
+    return " ".join(text.splitlines())

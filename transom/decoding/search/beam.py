@@ -6,10 +6,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from transom.decoding.search.hypothesis import NEVER, Hypothesis, length_penalty
-from transom.decoding.search.limits import Limits
-from transom.decoding.search.roles import Move, Progress
-from transom.decoding.search.top import top_tokens
+from transom.decoding.search.loop import top_tokens
+from transom.decoding.search.roles import NEVER, Hypothesis, Limits, Move, Progress, length_penalty
 
 
 @dataclass(frozen=True)

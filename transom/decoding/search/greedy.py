@@ -7,10 +7,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from transom.data.tokenizer.special import PAD
-from transom.decoding.search.hypothesis import Hypothesis, length_penalty
-from transom.decoding.search.limits import Limits
-from transom.decoding.search.roles import Move, Progress
-from transom.decoding.search.top import top_tokens
+from transom.decoding.search.loop import top_tokens
+from transom.decoding.search.roles import Hypothesis, Limits, Move, Progress, length_penalty
 
 
 @dataclass(frozen=True)

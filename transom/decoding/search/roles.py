@@ -1,18 +1,104 @@
-"""The roles of a search, each one small: a model that takes steps, filters, and a selection that chooses the next tokens.
+"""The roles of a search, each one small, and what passes between them: limits, where the search stands, moves, hypotheses.
+
+A model takes steps, filters forbid tokens, and a selection chooses the next ones.
 
 The loop joins them and knows nothing else of them, so a new role (sampling, constraints, streaming) is a new class and no
 change to the loop.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple, Protocol, TypeVar, runtime_checkable
 
+import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from transom.config.decoding import Decoding
 from transom.data.batch import Sequences
-from transom.decoding.search.hypothesis import Hypothesis
-from transom.decoding.search.limits import Limits
+
+NEVER = float("-inf")
+"""log p of what cannot be."""
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    """One finished target sequence.
+
+    Attributes:
+        tokens: without the start and end symbols.
+        log_p: natural logarithm of the model's probability of the tokens and the end symbol, given the source.
+        score: ``log_p`` over the length penalty.
+    """
+
+    tokens: tuple[int, ...]
+    log_p: float
+    score: float
+
+
+def length_penalty(length: int, alpha: float) -> float:
+    """Return what a hypothesis' log probability is divided by, so that long ones are not at a disadvantage.
+
+    lp(Y) = ((5 + |Y|) / (5 + 1))^alpha (Wu et al. 2016, eq. 14). |Y| counts the end symbol.
+
+    Args:
+        length: |Y|, in tokens.
+        alpha: 0 ranks by probability, 1 nearly by the mean log probability of a token.
+
+    >>> length_penalty(1, 0.6), length_penalty(7, 1.0)
+    (1.0, 2.0)
+    """
+    return float(((5 + length) / 6) ** alpha)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Bounds on each source's translation.
+
+    Attributes:
+        shortest: fewest tokens before the end symbol.
+        longest: most tokens, the end symbol included.
+    """
+
+    shortest: Int[Tensor, "sources"]
+    longest: Int[Tensor, "sources"]
+
+    @cached_property
+    def all_may_end_from(self) -> int:
+        """Tokens after which no lower bound is left to mind."""
+        return int(self.shortest.max())
+
+    @cached_property
+    def first_must_end_at(self) -> int:
+        """Tokens, the end symbol included, at which the first upper bound is met."""
+        return int(self.longest.min())
+
+    @cached_property
+    def last_must_end_at(self) -> int:
+        """Tokens, the end symbol included, that no translation exceeds."""
+        return int(self.longest.max())
+
+    def keep(self, places: Int[Tensor, "kept"]) -> "Limits":
+        """Return the bounds of the sources at these places."""
+        return Limits(self.shortest[places], self.longest[places])
+
+
+def limits_of(source_lengths: Sequence[int], decoding: Decoding, max_seq_len: int, device: torch.device | None = None) -> Limits:
+    """Bound the translations of sources of these lengths.
+
+    longest = min(max_length, max_seq_len, max_length_ratio * source length + 10), but always room for ``min_length`` and the end.
+
+    Args:
+        source_lengths: tokens, the end symbol not counted.
+        decoding: the search's settings.
+        max_seq_len: most tokens the decoder can read; it reads the start symbol and all but the end.
+        device: where the bounds are needed.
+    """
+    most = min(decoding.max_length, max_seq_len)
+    shortest = min(decoding.min_length, most - 1)
+    longest = [max(min(most, int(decoding.max_length_ratio * length) + 10), shortest + 1) for length in source_lengths]
+    return Limits(torch.full((len(longest),), shortest, device=device), torch.tensor(longest, device=device))
 
 
 @runtime_checkable

@@ -14,10 +14,8 @@ from torch import Tensor
 
 from transom.config.decoding import Sampling
 from transom.data.tokenizer.special import PAD
-from transom.decoding.search.hypothesis import NEVER, Hypothesis
-from transom.decoding.search.limits import Limits
-from transom.decoding.search.roles import Move, Progress
-from transom.decoding.search.top import top_tokens
+from transom.decoding.search.loop import top_tokens
+from transom.decoding.search.roles import NEVER, Hypothesis, Limits, Move, Progress
 
 FEW = 64
 """Tokens among which a nucleus is looked for first; most are smaller, and sorting a whole vocabulary is slow."""

@@ -6,8 +6,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from transom.data.tokenizer.tokenizer import Tokenizer
-from transom.decoding.search.hypothesis import NEVER
-from transom.decoding.search.roles import Progress
+from transom.decoding.search.roles import NEVER, Progress
 
 
 class StopAt:

@@ -11,9 +11,8 @@ from torch import Tensor, nn
 
 from transom.config.components import implementation, implements
 from transom.config.recurrent import Additive, Luong, NoAttention, RecurrentSeq2Seq
-from transom.layers.attention import Terms, pattern
+from transom.layers.attention import Terms, not_padding, pattern
 from transom.layers.context import AttentionContext, LayerContext
-from transom.layers.masks import mask as masks
 from transom.layers.observe import UnrolledObserver, observe
 from transom.layers.recurrent.recurrent import RecurrentStack, State
 
@@ -61,7 +60,7 @@ class SourceAttention(nn.Module, ABC):
         k, v = self.k(memory)[:, None], memory[:, None]
         k = observe(ctx, self, "k", k)
         v = observe(ctx, self, "v", v)
-        return SourceKeys(k, v, masks.not_padding(segments))
+        return SourceKeys(k, v, not_padding(segments))
 
     def forward(
         self, h: Float[Tensor, "rows query d_model"], source: SourceKeys, ctx: LayerContext = LayerContext()

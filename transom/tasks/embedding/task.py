@@ -25,8 +25,7 @@ from transom.planning.precision import Precision
 from transom.tasks.embedding.schema import EmbeddingRecipe
 from transom.tasks.pairs import read_pairs, train_pair_tokenizers
 from transom.tasks.task import LoadedRun
-from transom.training.objectives.cross_entropy import CrossEntropy
-from transom.training.objectives.objective import Objective
+from transom.training.objectives.objective import CrossEntropy, Objective
 from transom.training.task import Answers, Reader
 from transom.training.validation import validation_loss
 

@@ -23,8 +23,7 @@ from transom.planning.precision import Precision
 from transom.tasks.instruction.schema import InstructionRecipe
 from transom.tasks.task import LoadedRun
 from transom.tasks.text import train_text_tokenizers
-from transom.training.objectives.cross_entropy import CrossEntropy
-from transom.training.objectives.objective import Objective
+from transom.training.objectives.objective import CrossEntropy, Objective
 from transom.training.start import tokenizer_of
 from transom.training.task import Answers, Reader
 from transom.training.validation import validation_accuracy, validation_loss

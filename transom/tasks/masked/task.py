@@ -27,8 +27,7 @@ from transom.tasks.encoders import embedder_of
 from transom.tasks.masked.schema import MaskedRecipe
 from transom.tasks.task import LoadedRun
 from transom.tasks.text import read_text, train_text_tokenizers
-from transom.training.objectives.cross_entropy import CrossEntropy
-from transom.training.objectives.objective import Objective
+from transom.training.objectives.objective import CrossEntropy, Objective
 from transom.training.task import Answers, Reader
 from transom.training.validation import validation_accuracy, validation_loss
 

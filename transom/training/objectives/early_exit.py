@@ -6,8 +6,7 @@ from transom.layers.context import StackContext
 from transom.models.decoder import DecoderTransformer
 from transom.models.network import Network
 from transom.training.loss import linear_cross_entropy
-from transom.training.objectives.cross_entropy import CrossEntropy
-from transom.training.objectives.objective import ForwardPass, Objective, SliceLoss
+from transom.training.objectives.objective import CrossEntropy, ForwardPass, Objective, SliceLoss
 
 
 class EarlyExit(Objective):

@@ -4,8 +4,7 @@ from dataclasses import dataclass
 
 from transom.data.batch import ImageBatch
 from transom.training.loss import mixed_cross_entropy
-from transom.training.objectives.cross_entropy import CrossEntropy
-from transom.training.objectives.objective import ForwardPass, SliceLoss
+from transom.training.objectives.objective import CrossEntropy, ForwardPass, SliceLoss
 
 
 @dataclass

@@ -1,7 +1,8 @@
-"""The two kinds of objective: the loss of a task, and the further terms that components of a model bring with them."""
+"""The two kinds of objective: the loss of a task, cross-entropy for most; and the terms that components of a model bring with them."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 from jaxtyping import Float
@@ -10,6 +11,7 @@ from torch import Tensor
 from transom.data.batch import Batch
 from transom.layers.observe import ActivationRecorder
 from transom.models.network import Network
+from transom.training.loss import linear_cross_entropy
 
 
 class ForwardPass(NamedTuple):
@@ -84,6 +86,23 @@ class Objective(ABC):
     @abstractmethod
     def loss(self, forward: ForwardPass) -> SliceLoss:
         """Compute the loss of a slice, summed over its true target tokens, and over all readings of them."""
+
+
+@dataclass
+class CrossEntropy(Objective):
+    """The cross-entropy of the labels that count; padding contributes nothing.
+
+    Attributes:
+        smoothing: probability spread evenly over the vocabulary, or the classes (Szegedy et al. 2016, section 7).
+    """
+
+    smoothing: float
+
+    def loss(self, forward: ForwardPass) -> SliceLoss:
+        """Compute it without ever holding all logits."""
+        counted, labels = forward.batch.counted, forward.batch.labels
+        loss, nll = linear_cross_entropy(forward.hidden[counted], forward.weight, labels[counted], self.smoothing)
+        return SliceLoss(loss, loss, nll)
 
 
 class AuxiliaryObjective:

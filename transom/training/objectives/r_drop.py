@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from transom.config.training import ConsistentTraining
 from transom.data.batch import Batch, twice
 from transom.training.loss import linear_cross_entropy
-from transom.training.objectives.cross_entropy import CrossEntropy
-from transom.training.objectives.objective import ForwardPass, SliceLoss
+from transom.training.objectives.objective import CrossEntropy, ForwardPass, SliceLoss
 
 
 @dataclass

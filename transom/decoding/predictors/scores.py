@@ -1,26 +1,10 @@
-"""What models answer with: translations, and the probabilities of given texts."""
+"""How probable models find given texts and translations."""
 
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from transom.errors import DataError
-
-
-class Translation(NamedTuple):
-    """A translation with what the model thinks of it.
-
-    Attributes:
-        text: one line.
-        score: log p over the length penalty; of a text in several pieces, the sum.
-        log_p: natural logarithm of p(translation | source); of a text in several pieces, the sum.
-        pieces: parts of the text that were translated each alone: several of one longer than the model reads, none of a blank one.
-    """
-
-    text: str
-    score: float
-    log_p: float
-    pieces: int = 1
 
 
 class PairScore(NamedTuple):
@@ -77,24 +61,3 @@ def perplexity(scores: Sequence[PairScore] | Sequence[TextScore]) -> float:
     if n_tokens == 0:
         raise DataError("expected something to score, found nothing")
     return math.exp(min(-sum(score.log_p for score in scores) / n_tokens, 700.0))
-
-
-def joined(pieces: list[list[Translation]]) -> list[Translation]:
-    """Join the k-th best translations of a text's pieces, for every k that all have; a text without pieces gives the empty line."""
-    if not pieces:
-        return [Translation("", 0.0, 0.0, 0)]
-    return [
-        Translation(
-            " ".join(part.text for part in parts if part.text), sum(p.score for p in parts), sum(p.log_p for p in parts), len(parts)
-        )
-        for parts in zip(*pieces, strict=False)
-    ]
-
-
-def one_line(text: str) -> str:
-    r"""Turn every kind of line break into a space, so that an output has as many lines as its input.
-
-    >>> one_line("one\r\ntwo\u2028three")
-    'one two three'
-    """
-    return " ".join(text.splitlines())
