@@ -110,6 +110,7 @@ def ours(family: Family) -> Works:
     from transom.decoding.backends.searcher import reader_of, searcher_of
     from transom.decoding.inference import prepare
     from transom.decoding.predictors.generator import Generator
+    from transom.training.objectives.objective import CrossEntropy
     from transom.training.optimizer import build_optimizer
     from transom.training.step import Stepper
 
@@ -118,7 +119,9 @@ def ours(family: Family) -> Works:
     precision = choose_precision("auto", torch.device("cpu"))
     answering = copy.deepcopy(model)
     prepare(answering, precision.dtype, torch.device("cpu"))
-    stepper = Stepper(model.train(), build_optimizer(model, family.training.optimizer), family.training, precision.dtype)
+    training = family.training
+    optimizer, objective = build_optimizer(model, training.optimizer), CrossEntropy(training.label_smoothing)
+    stepper = Stepper(model.train(), optimizer, training, precision.dtype, objective)
 
     def step() -> float:
         result = stepper.step([batch], LEARNING_RATE)

@@ -22,6 +22,7 @@ from transom.decoding.search.roles import Limits, StepModel
 from transom.models.build import build_model
 from transom.models.seq2seq import Seq2SeqTransformer
 from transom.planning.precision import choose_precision
+from transom.training.objectives.objective import CrossEntropy
 from transom.training.optimizer import build_optimizer
 from transom.training.step import Stepper
 
@@ -36,7 +37,7 @@ def training_steps(shape: Shape) -> dict[str, Callable[[], float]]:
     """Give a training step in the type that transom chooses here; it returns the mean smoothed loss."""
     model = fresh_model(shape).train()
     precision = choose_precision("auto", torch.device("cpu"))
-    stepper = Stepper(model, build_optimizer(model, TRAINING.optimizer), TRAINING, precision.dtype)
+    stepper = Stepper(model, build_optimizer(model, TRAINING.optimizer), TRAINING, precision.dtype, CrossEntropy(TRAINING.label_smoothing))
     source = Sequences.pad(symbols(shape.pairs, shape.source, shape.vocab, 1).tolist())
     labels = symbols(shape.pairs, shape.target, shape.vocab, 2)
     target = Sequences.pad(torch.cat([torch.full((shape.pairs, 1), SOS), labels[:, :-1]], 1).tolist())

@@ -25,6 +25,7 @@ from transom.layers.lora import LowRank
 from transom.layers.observe import ActivationRecorder
 from transom.models.adapt import adapt, merged
 from transom.planning.adapters import adaptable, count_adapters
+from transom.training.objectives.objective import CrossEntropy
 from transom.training.optimizer import build_optimizer
 from transom.training.state import learned_tensors, optimizer_tensors
 from transom.training.step import Stepper
@@ -89,7 +90,7 @@ def test_only_low_rank_maps_learn_and_they_are_counted(fields: dict[str, Any], s
     assert sum(p.numel() for p in learning.values()) == count_adapters(config, brick)
     before = {name: x.clone() for name, x in model.state_dict().items()}
     chosen = build_optimizer(model, Adam() if optimizer == "adam" else AdamW())
-    stepper = Stepper(model, chosen, Training(clip_norm=None, label_smoothing=0.0), torch.float32)
+    stepper = Stepper(model, chosen, Training(clip_norm=None, label_smoothing=0.0), torch.float32, CrossEntropy(0.0))
     stepper.step([batch], 3e-3)
     model.eval()
     losses = [stepper.step([batch], 3e-3).loss for _ in range(8)]

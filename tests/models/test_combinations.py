@@ -51,6 +51,7 @@ from transom.models.build import build_model
 from transom.models.network import Network
 from transom.planning.flops import count_flops
 from transom.planning.parameters import count_parameters
+from transom.training.objectives.objective import CrossEntropy
 from transom.training.optimizer import build_optimizer
 from transom.training.step import Stepper
 
@@ -180,7 +181,9 @@ def test_it_learns_and_is_counted_right(fields: dict[str, Any]) -> None:
     else:
         expected = count_flops(config, 2, n_source, n_target).forward
     assert expected == counter.get_total_flops()
-    stepper = Stepper(model, build_optimizer(model, Adam()), Training(clip_norm=None, label_smoothing=0.0), torch.float32)
+    stepper = Stepper(
+        model, build_optimizer(model, Adam()), Training(clip_norm=None, label_smoothing=0.0), torch.float32, CrossEntropy(0.0)
+    )
     before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     stepper.step([batch], 3e-3)
     model.eval()  # no dropout, so that the loss must fall

@@ -150,7 +150,7 @@ def test_it_learns_and_is_counted_right(fields: dict[str, Any], mixed: bool) -> 
     counted = count_flops(config, 3, config.n_positions if isinstance(config, VisionTransformer) else 0, 1)
     assert counted.forward == counter.get_total_flops()
     training = Training(clip_norm=None, label_smoothing=0.0)
-    stepper = Stepper(model, build_optimizer(model, Adam()), training, torch.float32, objective=MixedImages(smoothing=0.0))
+    stepper = Stepper(model, build_optimizer(model, Adam()), training, torch.float32, MixedImages(smoothing=0.0))
     before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     stepper.step([batch], 3e-3)
     model.eval()

@@ -7,6 +7,7 @@ from transom.config.model import Decoder
 from transom.config.training import Adam, Training
 from transom.data.batch import LanguageBatch, Sequences
 from transom.models.build import build_model
+from transom.training.objectives.objective import CrossEntropy
 from transom.training.optimizer import build_optimizer
 from transom.training.step import Stepper
 
@@ -23,7 +24,7 @@ def test_it_remembers_the_first_token(kind: str) -> None:
     torch.manual_seed(1)
     sizes = {"d_model": 32, "n_heads": 2, "n_layers": 2, "d_ff": 32, "max_seq_len": 16, "vocab_size": 12, "dropout": 0.0}
     model = build_model(Decoder.model_validate(sizes | {"attention": {"approximation": kind}})).train()
-    stepper = Stepper(model, build_optimizer(model, Adam()), Training(label_smoothing=0.0), torch.float32)
+    stepper = Stepper(model, build_optimizer(model, Adam()), Training(label_smoothing=0.0), torch.float32, CrossEntropy(0.0))
     generator = torch.Generator().manual_seed(1)
     for _ in range(150):
         stepper.step([batch(generator)], 5e-3)

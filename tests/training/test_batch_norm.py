@@ -17,6 +17,7 @@ from transom.layers.norm import BatchNorm
 from transom.models.build import build_model
 from transom.models.network import Network
 from transom.training.events import Saved, Stepped
+from transom.training.objectives.objective import CrossEntropy
 from transom.training.optimizer import build_optimizer
 from transom.training.step import Stepper
 
@@ -39,7 +40,7 @@ def test_the_pass_that_only_counts_for_a_balance_moves_nothing() -> None:
 
 def test_a_skipped_step_moves_no_statistics() -> None:
     model = normed()
-    stepper = Stepper(model, build_optimizer(model, TRAINING.optimizer), TRAINING, torch.float32)
+    stepper = Stepper(model, build_optimizer(model, TRAINING.optimizer), TRAINING, torch.float32, CrossEntropy(TRAINING.label_smoothing))
     batch = translation_batch(SOURCES, TARGETS, range(N))
     stepper.step([batch], 0.01)
     before = statistics(model)

@@ -15,6 +15,7 @@ from transom.layers.depth import DepthRouter
 from transom.models.build import build_model
 from transom.models.network import Network
 from transom.training.events import Event, Stepped
+from transom.training.objectives.objective import CrossEntropy
 from transom.training.optimizer import build_optimizer
 from transom.training.step import Stepper
 
@@ -48,7 +49,7 @@ def test_it_learns_and_tokens_learn_to_decide_alone() -> None:
         next(m for m in model.modules() if isinstance(m, DepthRouter)).map.bias.fill_(2.0)  # at first nearly all would pass
     rows = torch.randint(3, 30, (40, 16))
     batch = LanguageBatch(Sequences.pad([[2, *row[:-1]] for row in rows.tolist()]), rows, tuple(range(40)))
-    stepper = Stepper(model, build_optimizer(model, TRAINING.optimizer), TRAINING, torch.float32)
+    stepper = Stepper(model, build_optimizer(model, TRAINING.optimizer), TRAINING, torch.float32, CrossEntropy(TRAINING.label_smoothing))
     results = [stepper.step([batch], 3e-3) for _ in range(200)]
     shares = [result.measured["routed_alone"] / result.measured["routed_tokens"] for result in results]
     assert results[-1].nll < 0.95 * results[0].nll

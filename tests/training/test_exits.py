@@ -35,7 +35,7 @@ def stepped(network: Network, kind: str, n_slices: int = 1, r_drop: float = 0.0)
     fields = {"exits": kind, "optimizer": Adam(), "clip_norm": None, "label_smoothing": 0.1, "r_drop": r_drop}
     training = LanguageTraining.model_validate(fields)
     objective = with_exits(text_objective(training), network, training.exits)
-    stepper = Stepper(network, build_optimizer(network, training.optimizer), training, torch.float32, objective=objective)
+    stepper = Stepper(network, build_optimizer(network, training.optimizer), training, torch.float32, objective)
     return stepper.step([batch(ROWS[i::n_slices]) for i in range(n_slices)], 0.01)
 
 

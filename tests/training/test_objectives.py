@@ -64,7 +64,7 @@ def brought(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("brought")
 def test_a_component_from_outside_adds_its_loss_to_the_step() -> None:
     model, batch = tiny(), translation_batch(SOURCES, TARGETS, range(N))
-    stepper = Stepper(model, build_optimizer(model, TRAINING.optimizer), TRAINING, torch.float32)
+    stepper = Stepper(model, build_optimizer(model, TRAINING.optimizer), TRAINING, torch.float32, CrossEntropy(TRAINING.label_smoothing))
     (shrinking,) = stepper.auxiliary
     assert isinstance(shrinking, Shrinking) and len(shrinking.sites) == 5
     forward = forward_pass(model, batch, shrinking.sites)

@@ -23,6 +23,7 @@ from transom.errors import CheckpointError, DataError
 from transom.files.durable import json_bytes, write_folder
 from transom.parallel.world import World
 from transom.tasks.task import set_up
+from transom.training.objectives.objective import CrossEntropy
 from transom.training.optimizer import state_specs
 from transom.training.record import SUMS, read_history
 from transom.training.resume import _check_generators, read_run
@@ -280,7 +281,9 @@ def test_an_older_optimizer_of_format_1_is_told_by_its_steps(tmp_path: Path) -> 
         contents["optimizer.safetensors"] = (checkpoints.path(OLDER) / "optimizer.safetensors").read_bytes()
         shutil.rmtree(checkpoints.path(NEWER))
         write_folder(checkpoints.path(NEWER), contents)
-        stepper = Stepper(parts.model, parts.optimizer, parts.recipe.training, torch.float32)
+        stepper = Stepper(
+            parts.model, parts.optimizer, parts.recipe.training, torch.float32, CrossEntropy(parts.recipe.training.label_smoothing)
+        )
         with pytest.raises(CheckpointError, match=f"expected an optimizer after {NEWER} steps, found one after {OLDER}"):
             read_run(checkpoints, NEWER, stepper, parts.task)
         assert attempt(parts, []) == "older"

@@ -38,7 +38,7 @@ def translator(**feed_forward: Any) -> Network:
 
 def stepped(model: Network, n_slices: int) -> tuple[Network, Any]:
     """Make one step from the batch in slices."""
-    stepper = Stepper(model, build_optimizer(model, TRAINING.optimizer), TRAINING, torch.float32)
+    stepper = Stepper(model, build_optimizer(model, TRAINING.optimizer), TRAINING, torch.float32, CrossEntropy(TRAINING.label_smoothing))
     rows = [list(range(i, N, n_slices)) for i in range(n_slices)]
     slices = [translation_batch([SOURCES[i] for i in part], [TARGETS[i] for i in part], part) for part in rows]
     return model, stepper.step(slices, 0.01)
@@ -86,7 +86,9 @@ def test_padding_counts_neither_for_the_losses_nor_for_capacity() -> None:
     results = []
     for width in (8, 14):  # the same tokens in a wider row
         model = translator(**dropping)
-        stepper = Stepper(model, build_optimizer(model, TRAINING.optimizer), TRAINING, torch.float32)
+        stepper = Stepper(
+            model, build_optimizer(model, TRAINING.optimizer), TRAINING, torch.float32, CrossEntropy(TRAINING.label_smoothing)
+        )
         batch = translation_batch([*row, [4] * (width - 1)], [*row, [4] * (width - 1)], [0, 1])
 
         def cut(side: Sequences) -> Sequences:
@@ -102,7 +104,10 @@ def test_padding_counts_neither_for_the_losses_nor_for_capacity() -> None:
 def test_both_sides_of_pairs_are_balanced() -> None:
     torch.manual_seed(1)
     model = build_model(TextEmbedder.model_validate(SIZES | {"n_layers": 1, "vocab_size": 12, "feed_forward": LOSS})).double()
-    steppers = [Stepper(model, build_optimizer(model, TRAINING.optimizer), TRAINING, torch.float32) for _ in range(2)]
+    steppers = [
+        Stepper(model, build_optimizer(model, TRAINING.optimizer), TRAINING, torch.float32, CrossEntropy(TRAINING.label_smoothing))
+        for _ in range(2)
+    ]
     left_right, right_left = (matched_batch(a[:6], b[:6], range(6)) for a, b in ((SOURCES, TARGETS), (TARGETS, SOURCES)))
     loads = [stepper.step([batch], 0.0).measured for stepper, batch in zip(steppers, (left_right, right_left), strict=True)]
     assert loads[0] == loads[1] and loads[0]
@@ -130,7 +135,7 @@ def test_it_learns_and_either_way_makes_the_experts_equally_busy(balance: dict[s
     rows = torch.randint(3, 30, (40, 1)) + torch.zeros(1, 15, dtype=torch.long)
     text = Sequences.pad([[2, *row[:-1]] for row in rows.tolist()])
     batch = LanguageBatch(text, rows, tuple(range(40)))
-    stepper = Stepper(model, build_optimizer(model, TRAINING.optimizer), TRAINING, torch.float32)
+    stepper = Stepper(model, build_optimizer(model, TRAINING.optimizer), TRAINING, torch.float32, CrossEntropy(TRAINING.label_smoothing))
     results = [stepper.step([batch], 3e-3) for _ in range(150)]
     assert results[-1].nll < 0.5 * results[0].nll
     assert results[0].measured["expert_load"] > 1.6

@@ -50,7 +50,7 @@ SOURCES, TARGETS = sentences()
 
 
 def stepped(model: Seq2SeqTransformer, n_slices: int) -> tuple[Seq2SeqTransformer, Stepper, object]:
-    stepper = Stepper(model, build_optimizer(model, TRAINING.optimizer), TRAINING, torch.float32)
+    stepper = Stepper(model, build_optimizer(model, TRAINING.optimizer), TRAINING, torch.float32, CrossEntropy(TRAINING.label_smoothing))
     rows = [list(range(i, N, n_slices)) for i in range(n_slices)]
     slices = [translation_batch([SOURCES[i] for i in part], [TARGETS[i] for i in part], part) for part in rows]
     return model, stepper, stepper.step(slices, 0.01)
@@ -70,9 +70,9 @@ def test_an_update_is_no_longer_than_the_clipped_gradient(clip_norm: float | Non
     model = tiny()
     before = [p.detach().clone() for p in model.parameters()]
     training = Training(optimizer=Sgd(momentum=0.0), clip_norm=clip_norm)
-    result = Stepper(model, build_optimizer(model, training.optimizer), training, torch.float32).step(
-        [translation_batch(SOURCES, TARGETS, range(N))], 0.5
-    )
+    result = Stepper(
+        model, build_optimizer(model, training.optimizer), training, torch.float32, CrossEntropy(training.label_smoothing)
+    ).step([translation_batch(SOURCES, TARGETS, range(N))], 0.5)
     moved = torch.cat([(a - b).flatten() for a, b in zip(model.parameters(), before, strict=True)]).norm().item()
     assert 0.05 < result.grad_norm < 1e3, "the norm that is told is that before clipping"
     assert moved == pytest.approx(0.5 * min(result.grad_norm, clip_norm or result.grad_norm), rel=1e-4)
@@ -91,7 +91,7 @@ def test_padding_counts_nothing() -> None:
 
 def test_a_non_finite_gradient_skips_the_step_and_names_the_sample() -> None:
     model = tiny(tie="none")  # or the spoilt symbol would be in every sample's logits
-    stepper = Stepper(model, build_optimizer(model, TRAINING.optimizer), TRAINING, torch.float32)
+    stepper = Stepper(model, build_optimizer(model, TRAINING.optimizer), TRAINING, torch.float32, CrossEntropy(TRAINING.label_smoothing))
     stepper.step([translation_batch(SOURCES, TARGETS, range(N))], 0.01)
     before = copy.deepcopy((dict(model.named_parameters()), stepper.optimizer.state_dict()))
     with torch.no_grad():
@@ -114,7 +114,7 @@ def test_bfloat16_multiplies_but_weights_statistics_and_losses_stay_in_float32(o
     ends = []
     for dtype in (torch.float32, torch.bfloat16):
         model = tiny().float()
-        stepper = Stepper(model, build_optimizer(model, optimizer, dtype), TRAINING, dtype)
+        stepper = Stepper(model, build_optimizer(model, optimizer, dtype), TRAINING, dtype, CrossEntropy(TRAINING.label_smoothing))
         kinds: set[torch.dtype] = set()
         model.encoder.blocks[0].ff.up.register_forward_hook(lambda _, given, out, kinds=kinds: kinds.add(out.dtype))
         results = [stepper.step([batch], 0.01) for _ in range(5)]
@@ -129,7 +129,9 @@ def test_bfloat16_multiplies_but_weights_statistics_and_losses_stay_in_float32(o
 @pytest.mark.parametrize("optimizer", [TRAINING.optimizer, Muon()])
 def test_float16_scales_the_loss_and_skips_overflow(optimizer: Optimizer) -> None:
     model = tiny().float()
-    stepper = Stepper(model, build_optimizer(model, optimizer, torch.float16), TRAINING, torch.float16)
+    stepper = Stepper(
+        model, build_optimizer(model, optimizer, torch.float16), TRAINING, torch.float16, CrossEntropy(TRAINING.label_smoothing)
+    )
     batch = translation_batch(SOURCES, TARGETS, range(N))
     before = [p.clone() for p in model.parameters()]
     scale = stepper.scaler.get_scale()
@@ -147,9 +149,11 @@ def test_a_batch_read_twice_without_dropout_gives_the_update_of_one_read_once() 
     for slices in ([batch], parts):
         once, again = tiny(), tiny()
         training = TranslationTraining(optimizer=Sgd(momentum=0.0), r_drop=5.0)
-        first = Stepper(once, build_optimizer(once, Sgd(momentum=0.0)), TRAINING, torch.float32).step(slices, 0.5)
+        first = Stepper(
+            once, build_optimizer(once, Sgd(momentum=0.0)), TRAINING, torch.float32, CrossEntropy(TRAINING.label_smoothing)
+        ).step(slices, 0.5)
         optimizer, objective = build_optimizer(again, training.optimizer), text_objective(training)
-        second = Stepper(again, optimizer, training, torch.float32, objective=objective).step(slices, 0.5)
+        second = Stepper(again, optimizer, training, torch.float32, objective).step(slices, 0.5)
         assert (second.loss, second.nll) == pytest.approx((first.loss, first.nll), abs=1e-9)
         assert second.n_target_tokens == first.n_target_tokens
         for a, b in zip(once.parameters(), again.parameters(), strict=True):
@@ -161,7 +165,7 @@ def test_two_readings_are_drawn_together_by_the_paper_s_loss() -> None:
     model, alpha = tiny(dropout=0.3), 3.0
     batch = translation_batch(SOURCES, TARGETS, range(N))
     training = TranslationTraining(label_smoothing=0.0, r_drop=alpha)
-    stepper = Stepper(model, build_optimizer(model, Sgd()), training, torch.float32, objective=text_objective(training))
+    stepper = Stepper(model, build_optimizer(model, Sgd()), training, torch.float32, text_objective(training))
     torch.manual_seed(3)
     with torch.no_grad():
         log_f = model(twice(batch)).log_softmax(-1)[twice(batch).counted]

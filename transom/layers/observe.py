@@ -28,16 +28,13 @@ class Edit(NamedTuple):
     value: Float[Tensor, "..."]
     where: Bool[Tensor, "..."] | None = None
 
-    def apply(self, address: str, x: Tensor) -> Tensor:
-        """Return the edited tensor.
+    @property
+    def shapes(self) -> list[tuple[int, ...]]:
+        """The shapes of its tensors, each of which must broadcast to the site's."""
+        return [tuple(part.shape) for part in self if part is not None]
 
-        Raises:
-            ConfigError: the edit does not broadcast to the shape of ``x``.
-        """
-        parts = [self.value] if self.where is None else [self.value, self.where]
-        if not all(_broadcasts(part.shape, x.shape) for part in parts):
-            found = " where ".join(str(tuple(part.shape)) for part in parts)
-            raise ConfigError(f"an edit at {address} must broadcast to its shape {tuple(x.shape)}, found {found}")
+    def apply(self, x: Tensor) -> Tensor:
+        """Return the edited tensor."""
         value = self.value.to(x).expand_as(x)
         return value if self.where is None else torch.where(self.where.to(x.device), value, x)
 
@@ -81,8 +78,18 @@ class ActivationObserver:
         return x
 
     def edit(self, address: str, x: Tensor) -> Tensor:
-        """Return ``x``, or its edit."""
-        return self.edits[address].apply(address, x) if address in self.edits else x
+        """Return ``x``, or its edit.
+
+        Raises:
+            ConfigError: the edit does not broadcast to the shape of ``x``.
+        """
+        if address not in self.edits:
+            return x
+        shapes = self.edits[address].shapes
+        if not all(_broadcasts(shape, x.shape) for shape in shapes):
+            found = " where ".join(map(str, shapes))
+            raise ConfigError(f"an edit at {self.prefix}{address} must broadcast to its shape {tuple(x.shape)}, found {found}")
+        return self.edits[address].apply(x)
 
     def record(self, address: str, x: Tensor) -> None:
         """Record ``x`` if it is wanted, in place of what was recorded before."""

@@ -60,7 +60,7 @@ class Follower:
     def follow(self, world: World) -> None:
         """Do what the first process says until it says that this is the end."""
         training = self.recipe.training
-        stepper = Stepper(self.model, self.optimizer, training, self.dtype, world, self.task.objective(self.model))
+        stepper = Stepper(self.model, self.optimizer, training, self.dtype, self.task.objective(self.model), world)
         step = position = 0
         if (newest := world.from_first()) != NOTHING:
             saved = read_run(self.folder.checkpoints, newest, stepper, self.task)

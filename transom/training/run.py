@@ -75,7 +75,7 @@ class _Run:
         self.averaged: list[int] = []
         self.averager = Averager(self.training.average, parts.model)
         model, task = parts.model, parts.task
-        self.stepper = Stepper(model, parts.optimizer, self.training, parts.precision.dtype, world, task.objective(model))
+        self.stepper = Stepper(model, parts.optimizer, self.training, parts.precision.dtype, task.objective(model), world)
         self.window = Window({}, self.stepper.figures)
 
     def tell(self, event: Event) -> None:

@@ -14,7 +14,7 @@ from transom.models.network import Network
 from transom.parallel.world import ALONE, World
 from transom.planning.flops import OF_FROZEN_MAPS
 from transom.training.objectives.components import auxiliary_objectives
-from transom.training.objectives.objective import CrossEntropy, Objective, Ratio, forward_pass
+from transom.training.objectives.objective import Objective, Ratio, forward_pass
 
 
 @dataclass(frozen=True)
@@ -59,8 +59,8 @@ class Stepper:
         optimizer: torch.optim.Optimizer,
         training: Training,
         dtype: torch.dtype,
+        objective: Objective,
         world: World = ALONE,
-        objective: Objective | None = None,
     ) -> None:
         """Hold the model and its optimizer.
 
@@ -69,8 +69,8 @@ class Stepper:
             optimizer: of its parameters.
             training: what the recipe says of a step.
             dtype: of the matrix products.
+            objective: what the task is learned from.
             world: the processes that the batch is dealt out to.
-            objective: what the task is learned from; left out, cross-entropy with the recipe's label smoothing.
         """
         self.model = model
         self.optimizer = optimizer
@@ -79,7 +79,7 @@ class Stepper:
         self.share = 1.0 if all(p.requires_grad for p in model.parameters()) else OF_FROZEN_MAPS
         self.world = world
         self.device = model.device
-        self.objective = objective or CrossEntropy(training.label_smoothing)
+        self.objective = objective
         self.auxiliary = auxiliary_objectives(model, world)
         self.figures: dict[str, Ratio] = {key: ratio for each in self.auxiliary for key, ratio in each.figures.items()}
         self.sites = [*self.objective.sites, *(site for each in self.auxiliary for site in each.sites)]
