@@ -158,8 +158,9 @@ def test_an_edit_enters_as_an_input_and_has_a_gradient() -> None:
     ("edit", "found"), [(Edit(torch.ones(3)), r"\(3,\)"), (Edit(torch.ones(8), torch.ones(5, dtype=torch.bool)), r"\(8,\) where \(5,\)")]
 )
 def test_an_edit_that_does_not_fit_is_refused(edit: Edit, found: str) -> None:
-    with pytest.raises(ConfigError, match=rf"source_embedding.resid must broadcast to its shape \(2, 4, 8\), found {found}"):
-        recorded(tiny(), {"source_embedding.resid": edit})
+    for site in ("source_embedding.resid", "encoder.blocks.1.resid_mid"):
+        with pytest.raises(ConfigError, match=rf"an edit at {site} must broadcast to its shape \(2, 4, 8\), found {found}"):
+            recorded(tiny(), {site: edit})
 
 
 def test_select_finds_by_pattern_in_order() -> None:
