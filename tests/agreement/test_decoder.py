@@ -204,6 +204,6 @@ def test_the_guides_block_is_torchs_pre_norm_layer(dtype: torch.dtype, close: fl
         missing, extra = block.load_state_dict(mine, strict=False)
         assert not extra and all(not name.endswith(part) for name in missing)
     x = torch.randn(2, 9, 512, dtype=dtype)
-    causal = nn.Transformer.generate_square_subsequent_mask(9, dtype=dtype)
-    expected = theirs(x, src_mask=causal, is_causal=True)
+    their_mask = nn.Transformer.generate_square_subsequent_mask(9, dtype=dtype)
+    expected = theirs(x, src_mask=their_mask, is_causal=True)
     assert (block(x, BlockContext(attention=AttentionContext(mask=causal(9, 9))))[0] - expected).abs().max() <= close * expected.abs().max()

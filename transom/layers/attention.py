@@ -1,4 +1,8 @@
-"""Attention: who may attend to whom, the scores, the weights, the equation, and the multi-head module around them."""
+"""Attention: masks, scores, softmax weights, the weighted sum of values, and the multi-head module with its projections.
+
+In shapes, ``#axis`` may be 1 and broadcast. ``query`` counts the tokens of this pass, ``key`` all tokens that are attended to, cached ones
+included. ``rows`` is ``batch``, except in the cross-attention of beam search: there each of ``batch`` sources has n_beams rows.
+"""
 
 from typing import NamedTuple, Protocol, runtime_checkable
 
@@ -10,7 +14,7 @@ from transom.config.architecture import Transformer
 from transom.layers.cache import BlockCache, KeyValueCache, KeyValues, ProjectedMemory, RoutedCache, SumsCache
 from transom.layers.context import AttentionContext
 from transom.layers.dispatch import operation
-from transom.layers.dropout import dropout as dropped
+from transom.layers.dropout import dropout
 from transom.layers.masks.visible_tiles import VisibleTiles
 from transom.layers.norm import build_norm
 from transom.layers.observe import observe
@@ -18,6 +22,7 @@ from transom.layers.position import turn
 from transom.layers.value_residual import FirstValues
 
 
+# Masks for cross-attention and for inference backends; a decoder's own causal, packed mask is ctx.mask, made in layers/masks.
 def same_segment(queries: Int[Tensor, "batch query"], keys: Int[Tensor, "batch key"]) -> Bool[Tensor, "batch 1 query key"]:
     """Let tokens attend within their own segment. Padding, segment 0, sees only padding, so that no row is empty."""
     return (queries[:, :, None] == keys[:, None, :])[:, None]
@@ -34,14 +39,14 @@ def causal(n_queries: int, n_keys: int, device: torch.device | None = None) -> B
 
 
 class Terms(NamedTuple):
-    """What enters attention beside queries, keys and values.
+    """Arguments of attention besides queries, keys and values.
 
     Attributes:
-        mask: True where a query may attend to a key; None for everywhere.
-        bias: added to the scores.
-        dropout: probability of dropping an attention weight.
+        mask: True where a query may attend to a key (causality, packing and padding in one mask); None for everywhere.
+        bias: added to the scores, as by ALiBi or relative positions.
+        dropout: probability of dropping an attention weight; 0 in evaluation.
         softcap: c of c tanh(S / c), which bounds the scores (Gemma Team 2024, section 2).
-        sinks: each head's score for attending to nothing, which takes its share of the softmax (Agarwal et al. 2025).
+        sinks: one learned logit per head: an extra column of the softmax whose value is 0 (Agarwal et al. 2025).
     """
 
     mask: Bool[Tensor, "#batch #n_heads #query #key"] | None = None
@@ -52,21 +57,18 @@ class Terms(NamedTuple):
 
 
 PLAIN = Terms()
-"""Nothing beside them."""
+"""No mask, bias, dropout, softcap or sinks."""
 
 
 def per_query_head(x: Float[Tensor, "batch kv_heads *places width"], n_heads: int) -> Float[Tensor, "batch n_heads *places width"]:
-    """Give each query head the key or value head of its group: heads 0 to g - 1 the first, and so on (Ainslie et al. 2023)."""
+    """Repeat key or value heads: query head h uses head h // g, with g = n_heads / kv_heads (Ainslie et al. 2023)."""
     return x if x.shape[1] == n_heads else x.repeat_interleave(n_heads // x.shape[1], 1)
 
 
 def scores(
     q: Float[Tensor, "batch n_heads query d_head"], k: Float[Tensor, "batch kv_heads key d_head"], terms: Terms = PLAIN
 ) -> Float[Tensor, "batch n_heads query key"]:
-    """Compare each query with each key.
-
-    S = Q K^T / sqrt(d_k) (Vaswani et al. 2017, eq. 1, inside the softmax), then c tanh(S / c) where scores are bounded, then the bias.
-    """
+    """Compute S = Q K^T / sqrt(d_head) (Vaswani et al. 2017, eq. 1), then c tanh(S / c) with a softcap c, then add the bias."""
     s = (q * q.shape[-1] ** -0.5) @ per_query_head(k, q.shape[1]).transpose(-2, -1)
     if terms.softcap is not None:
         s = terms.softcap * torch.tanh(s / terms.softcap)
@@ -74,9 +76,9 @@ def scores(
 
 
 def pattern(s: Float[Tensor, "batch n_heads query key"], terms: Terms = PLAIN) -> Float[Tensor, "batch n_heads query key"]:
-    """Turn scores into attention weights: a softmax, in float32 at least, over the keys that the mask allows and the sink.
+    """Compute attention weights: the softmax of the scores over the visible keys and the sink, in float32 or wider.
 
-    A row that may attend to nothing gives 0, never NaN.
+    A query that sees no key has weights 0, not NaN. With a sink, the weights of a query sum to less than 1.
     """
     s = s.to(torch.promote_types(s.dtype, torch.float32))
     mask = terms.mask
@@ -96,8 +98,10 @@ def attend_explicit(
     v: Float[Tensor, "batch kv_heads key d_value"],
     terms: Terms = PLAIN,
 ) -> Float[Tensor, "batch n_heads query d_value"]:
-    """Attend by the equation: Attention(Q, K, V) = softmax(Q K^T / sqrt(d_k)) V (Vaswani et al. 2017, eq. 1)."""
-    return dropped(pattern(scores(q, k, terms), terms), terms.dropout, True).to(v.dtype) @ per_query_head(v, q.shape[1])
+    """Compute Attention(Q, K, V) = Dropout(softmax(Q K^T / sqrt(d_head))) V (Vaswani et al. 2017, eq. 1)."""
+    weights = pattern(scores(q, k, terms), terms)  # (batch, n_heads, query, key)
+    weights = dropout(weights, terms.dropout, training=True)  # terms.dropout is 0 in evaluation
+    return weights.to(v.dtype) @ per_query_head(v, q.shape[1])
 
 
 @operation("attention")
@@ -107,7 +111,7 @@ def attend(
     v: Float[Tensor, "batch kv_heads key d_value"],
     terms: Terms = PLAIN,
 ) -> Float[Tensor, "batch n_heads query d_value"]:
-    """Attend by the fastest path of the dispatch table; its reference is ``attend_explicit``."""
+    """Compute ``attend_explicit``; ``operation`` calls a fused kernel instead where one applies (``layers/dispatch.py``)."""
     return attend_explicit(q, k, v, terms)
 
 
@@ -119,44 +123,33 @@ def attend_visible(
     tiles: VisibleTiles,
     terms: Terms = PLAIN,
 ) -> Float[Tensor, "batch n_heads query d_value"]:
-    """Attend where a mask lets tokens see; the reference writes mask and bias out, the kernels compute the visible tiles only."""
+    """Compute the same with a block-sparse mask: kernels skip tiles without a visible key; this reference makes the mask dense."""
     mask, bias = tiles.written_out()
     return attend(q, k, v, terms._replace(mask=mask, bias=bias))
 
 
-@runtime_checkable
-class Attends(Protocol):
-    """An attention of any family: its weights are derived again from the queries and keys at its sites ``q`` and ``k``."""
-
-    def weights(
-        self, q: Float[Tensor, "batch n_heads query d_head"], k: Float[Tensor, "batch kv_heads key d_head"], ctx: AttentionContext
-    ) -> Float[Tensor, "batch n_heads query key"]:
-        """Return each query's weights of the keys that it may see."""
-        ...
-
-
 class Attention(nn.Module):
-    """Multi-head attention, over its own input or over another sequence's (Vaswani et al. 2017, section 3.2.2).
+    """Multi-head self-attention or cross-attention (Vaswani et al. 2017, section 3.2.2).
 
     MultiHead(Q, K, V) = Concat(head_1, ..., head_h) W_O, head_i = Attention(Q W_Q_i, K W_K_i, V W_V_i).
-    W_Q, W_K, W_V and W_O (``q``, ``k``, ``v``, ``o``) are stored apart; PyTorch keeps them transposed. Keys and values may have fewer heads
-    than queries; each is then shared by a group of query heads. How many heads there are is read from the projections, which may hold a
-    shard of them.
+    W_Q, W_K, W_V and W_O are separate linear layers ``q``, ``k``, ``v`` and ``o``; GPT-2 has c_attn and c_proj. Dropout here acts on the
+    attention weights only; the block drops the output. With fewer key heads than query heads, a group of query heads shares each key head
+    (grouped-query attention). Head counts are read from the projections, which hold a part of the heads in tensor parallelism.
     """
 
     def __init__(self, config: Transformer) -> None:
         """Make the projections: d_model to n_heads * d_head (queries), to n_kv_heads times d_head (keys) and d_value (values), and back."""
         super().__init__()
-        c, brick = config, config.attention
-        self.d_head, self.d_value = c.width_of_head, c.width_of_value
-        self.dropout, self.softcap = c.attention_dropout, brick.softcap
-        self.q = nn.Linear(c.d_model, c.n_heads * self.d_head, brick.bias)
-        self.k = nn.Linear(c.d_model, c.key_heads * self.d_head, brick.bias)
-        self.v = nn.Linear(c.d_model, c.key_heads * self.d_value, brick.bias)
-        self.o = nn.Linear(c.n_heads * self.d_value, c.d_model, brick.output_bias) if brick.output else nn.Identity()
-        normed = brick.qk_norm.kind != "none"
-        self.q_norm, self.k_norm = (build_norm(brick.qk_norm, self.d_head) if normed else None for _ in range(2))
-        self.sinks = nn.Parameter(torch.zeros(c.n_heads)) if brick.sinks else None
+        options = config.attention
+        self.d_head, self.d_value = config.width_of_head, config.width_of_value  # d_model / n_heads by default
+        self.dropout, self.softcap = config.attention_dropout, options.softcap
+        self.q = nn.Linear(config.d_model, config.n_heads * self.d_head, options.bias)
+        self.k = nn.Linear(config.d_model, config.key_heads * self.d_head, options.bias)  # key_heads = n_kv_heads, by default n_heads
+        self.v = nn.Linear(config.d_model, config.key_heads * self.d_value, options.bias)
+        self.o = nn.Linear(config.n_heads * self.d_value, config.d_model, options.output_bias) if options.output else nn.Identity()
+        normed = options.qk_norm.kind != "none"
+        self.q_norm, self.k_norm = (build_norm(options.qk_norm, self.d_head) if normed else None for _ in range(2))
+        self.sinks = nn.Parameter(torch.zeros(config.n_heads)) if options.sinks else None
 
     @property
     def n_heads(self) -> int:
@@ -175,35 +168,39 @@ class Attention(nn.Module):
         memory: Float[Tensor, "batch key d_model"] | ProjectedMemory | None = None,
         first_values: FirstValues | None = None,
     ) -> tuple[Float[Tensor, "rows query d_model"], Float[Tensor, "batch kv_heads key d_value"]]:
-        """Let each query of ``x`` gather values.
+        """Attend from ``x`` to itself and the cached tokens, or to a memory.
 
         Args:
-            x: what asks.
-            ctx: mask, positions and cache.
-            memory: what is asked: another sequence, or what ``project_memory`` made of it; None for ``x`` itself.
-                ``x`` may hold several rows (beams) for each row of ``memory``; they share its keys.
-            first_values: of the stack's first block, to be mixed with the values of ``x``.
+            x: input of the queries, and without a memory of keys and values.
+            ctx: the mask, dense or as tiles, score bias, rotary tables and cache; see ``layers/context.py``.
+            memory: encoder output for cross-attention, or its keys and values by ``project_memory``; None for self-attention. The n_beams
+                rows of ``x`` that belong to one row of ``memory`` share its keys.
+            first_values: V_1 and the weights of V' = lambda_1 V_1 + lambda_2 V; None to attend to V itself.
 
         Returns:
-            The output, and the values before they are mixed: of ``x``, or of the memory.
+            The output, before residual dropout, and V of ``x`` (or of the memory) before the mix.
         """
-        values = None
+        projected: ProjectedMemory
         if memory is None or isinstance(memory, Tensor):
-            memory, values = self.project(x if memory is None else memory, ctx, first_values)
+            projected, values = self.project(x if memory is None else memory, ctx, first_values)
+        else:
+            projected, values = memory, memory[-1]
         q = self.q(x).unflatten(-1, (-1, self.d_head))  # (rows, query, n_heads, d_head)
-        q = q.view(len(memory[0]), -1, *q.shape[2:]).transpose(1, 2)  # (batch, n_heads, query, d_head)
+        q = q.view(len(projected[0]), -1, *q.shape[2:])  # (batch, n_beams * query, n_heads, d_head); rows = batch in self-attention
+        q = q.transpose(1, 2)
         if self.q_norm is not None:
             q = self.q_norm(q, ctx)
-        q = turn(q, ctx.rotation)
+        q = turn(q, ctx.rotation)  # rotary positions; q itself where rotation is None, as with learned positions
         q = observe(ctx, self, "q", q)
-        z = self.gather(q, memory, ctx)
+        z = self.gather(q, projected, ctx)  # (batch, n_heads, n_beams * query, d_value)
         z = observe(ctx, self, "z", z)
-        return self.o(z.transpose(1, 2).reshape(*x.shape[:2], -1)), memory[-1] if values is None else values
+        z = z.transpose(1, 2).reshape(*x.shape[:2], -1)  # (rows, query, n_heads * d_value)
+        return self.o(z), values
 
     def project(
         self, x: Float[Tensor, "batch key d_model"], ctx: AttentionContext, first_values: FirstValues | None = None
     ) -> tuple[KeyValues, Float[Tensor, "batch kv_heads key d_value"]]:
-        """Project ``x`` to keys and values in heads, keys rotated, values mixed with the first block's; return the values unmixed too."""
+        """Project ``x`` to keys and values per head; return them, keys rotated and values mixed with V_1, and the values before the mix."""
         k = self.k(x).unflatten(-1, (-1, self.d_head)).transpose(1, 2)  # (batch, kv_heads, key, d_head)
         own = self.v(x).unflatten(-1, (-1, self.d_value)).transpose(1, 2)  # (batch, kv_heads, key, d_value)
         if self.k_norm is not None:
@@ -217,7 +214,12 @@ class Attention(nn.Module):
     def gather(
         self, q: Float[Tensor, "batch n_heads query d_head"], memory: ProjectedMemory, ctx: AttentionContext
     ) -> Float[Tensor, "batch n_heads query d_value"]:
-        """Let each query gather values: softmax(Q K^T / sqrt(d_k)) V (Vaswani et al. 2017, eq. 1)."""
+        """Compute softmax(Q K^T / sqrt(d_head)) V over the projected and the cached keys (Vaswani et al. 2017, eq. 1).
+
+        With a cache, ``memory`` has the new tokens only; it is appended to the cache, and the queries attend to all tokens so far.
+        ``ctx.visible_keys``, (key,), are the indices of the few keys that a sparse pattern leaves one new token to see. ``ctx.tiles`` is
+        the block-sparse form of mask and bias for long sequences, in place of ``ctx.mask`` and ``ctx.bias``.
+        """
         assert isinstance(memory, KeyValues) and not isinstance(ctx.cache, SumsCache)
         k, v = memory if ctx.cache is None else ctx.cache.append(memory)
         if ctx.visible_keys is not None:
@@ -225,33 +227,47 @@ class Attention(nn.Module):
         terms = self.terms(ctx)
         return attend(q, k, v, terms) if ctx.tiles is None else attend_visible(q, k, v, ctx.tiles, terms)
 
+    def terms(self, ctx: AttentionContext) -> Terms:
+        """Collect mask, bias, dropout (0 in evaluation), softcap and sinks."""
+        return Terms(ctx.mask, ctx.bias, self.dropout if self.training else 0.0, self.softcap, self.sinks)
+
     def project_memory(self, memory: Float[Tensor, "batch key d_model"], segments: Int[Tensor, "batch key"]) -> ProjectedMemory:
-        """Project another sequence once for all steps of decoding; where ``segments`` is 0 it is padding."""
+        """Project the encoder's output once, for all decoding steps.
+
+        ``segments`` is 0 at padding. It is unused here, where ``ctx.mask`` hides padding; linear attention, which keeps sums, needs it.
+        """
         return self.project(memory, AttentionContext())[0]
 
     def new_cache(self, n_rows: int, max_length: int, like: Tensor, routed: bool = False) -> BlockCache:
-        """Make an empty cache of this layer's own earlier tokens.
+        """Allocate an empty key-value cache for self-attention.
 
         Args:
-            n_rows: texts side by side.
-            max_length: most tokens of each.
-            like: has the type and the device.
-            routed: whether only chosen tokens pass the layer.
+            n_rows: batch size, times n_beams.
+            max_length: capacity in tokens per row.
+            like: tensor whose dtype and device the cache gets.
+            routed: whether the block has a mixture-of-depths router; its cache also records which tokens were selected.
         """
         return (RoutedCache if routed else KeyValueCache)(n_rows, self.n_kv_heads, max_length, self.d_head, self.d_value, like)
 
     def update_cache(self, x: Float[Tensor, "rows new d_model"], ctx: AttentionContext, first_values: FirstValues | None = None) -> None:
-        """Append to the cache what later tokens need of tokens that ask nothing themselves."""
+        """Append keys and values of ``x`` to the cache without computing attention, for tokens that exited early."""
         assert ctx.cache is not None and not isinstance(ctx.cache, SumsCache)
         ctx.cache.append(self.project(x, ctx, first_values)[0])
 
     def weights(
         self, q: Float[Tensor, "batch n_heads query d_head"], k: Float[Tensor, "batch kv_heads key d_head"], ctx: AttentionContext
     ) -> Float[Tensor, "batch n_heads query key"]:
-        """Return each query's weights of the keys: softmax(Q K^T / sqrt(d_k)) under the mask (Vaswani et al. 2017, eq. 1)."""
+        """Compute softmax(Q K^T / sqrt(d_head)) from recorded ``q`` and ``k``, for inspection; masks in ``ctx`` must be dense."""
         terms = self.terms(ctx)
         return pattern(scores(q, k, terms), terms)
 
-    def terms(self, ctx: AttentionContext) -> Terms:
-        """Gather what enters beside queries, keys and values; weights are dropped in training only."""
-        return Terms(ctx.mask, ctx.bias, self.dropout if self.training else 0.0, self.softcap, self.sinks)
+
+@runtime_checkable
+class Attends(Protocol):
+    """An attention layer whose weights inspection can recompute from recorded ``q`` and ``k``; no forward pass calls this."""
+
+    def weights(
+        self, q: Float[Tensor, "batch n_heads query d_head"], k: Float[Tensor, "batch kv_heads key d_head"], ctx: AttentionContext
+    ) -> Float[Tensor, "batch n_heads query key"]:
+        """Return the attention weights; keys that a query may not see have 0."""
+        ...

@@ -1,4 +1,9 @@
-"""The Transformer block: attention, cross-attention where there is a memory, and feed-forward on one residual stream."""
+"""The Transformer block: self-attention, optional cross-attention and feed-forward on one residual stream.
+
+``ctx`` carries what a layer needs besides the tensors that it transforms: masks, rotary tables, score biases, the key-value cache, the mask
+of padding and an optional observer. The model builds it once per pass. ``x = observe(ctx, self, name, x)`` returns ``x`` unchanged unless
+the observer records or replaces it, so a first reading may skip these lines.
+"""
 
 from abc import ABC, abstractmethod
 
@@ -19,14 +24,19 @@ from transom.layers.observe import observe
 from transom.layers.value_residual import FirstValues
 
 Stream = Float[Tensor, "rows query d_model"]
+"""The residual stream; ``rows`` is the batch size, in beam search times the number of beams; ``query`` counts this pass's tokens."""
+
 Values = Float[Tensor, "rows kv_heads query d_value"]
+"""Self-attention's values V of this pass's tokens, before the value residual; cached tokens are not among them."""
+
 Memory = Float[Tensor, "batch key d_model"] | ProjectedMemory
+"""The encoder's output, or this block's keys and values of it (linear attention: sums over them)."""
 
 
 class Residual(nn.Module):
-    """A sub-layer's norm, and its sum with the stream: x + Dropout(y).
+    """Holds what surrounds a sub-layer: its norm, and ``add(x, y)`` = x + Dropout(y).
 
-    Where the norm stands is the block's to say.
+    The block decides whether the norm comes before the sub-layer or after the sum.
     """
 
     def __init__(self, config: Transformer) -> None:
@@ -36,12 +46,12 @@ class Residual(nn.Module):
         self.dropout = Dropout(config.dropout)
 
     def add(self, x: Float[Tensor, "rows query d_model"], y: Float[Tensor, "rows query d_model"]) -> Float[Tensor, "rows query d_model"]:
-        """Return x + Dropout(y), on a CPU in one pass over memory."""
+        """Return x + Dropout(y)."""
         return self.dropout.add(x, y)
 
 
 class SandwichResidual(Residual):
-    """The same with a second norm, of the sub-layer's output: x + Dropout(Norm_out(y))."""
+    """A ``Residual`` with a second norm, ``norm_out``, which the block applies to the sub-layer's output before ``add``."""
 
     def __init__(self, config: Transformer) -> None:
         """Make both norms and the dropout."""
@@ -50,17 +60,20 @@ class SandwichResidual(Residual):
 
 
 class Block(nn.Module, ABC):
-    """One layer of an encoder or, with cross-attention, of a decoder (Vaswani et al. 2017, figure 1); a class for each wiring of norms.
+    """One layer of a stack (Vaswani et al. 2017, figure 1); cross-attention is in the decoder of an encoder-decoder only.
+
+    Each placement of the norms is a subclass.
 
     Attributes:
-        depth: chooses the tokens that pass the block (mixture of depths); None where all do.
+        depth: router of a mixture of depths, None by default. The block does not call it: the stack calls ``depth(x, block, ...)``, which
+            returns x + r (Block(x) - x) for the tokens it selects and x for the others.
     """
 
     attn: Attention
     cross: Attention | None
 
     def __init__(self) -> None:
-        """Let all tokens pass."""
+        """Start without a router."""
         super().__init__()
         self.depth: DepthRouter | None = None
 
@@ -72,25 +85,28 @@ class Block(nn.Module, ABC):
 
         Args:
             x: the stream.
-            ctx: masks, positions and caches of attention.
-            memory: what cross-attention reads.
-            first_values: of the stack's first block, for value residuals.
+            ctx: context of the pass; ``ctx.attention`` is self-attention's part, ``ctx.cross`` cross-attention's.
+            memory: keys and values of cross-attention; None without it.
+            first_values: V_1 of the stack's first block with this block's mixing weights; None without value residuals.
 
         Returns:
-            The stream, and the block's own values.
+            The stream, and this block's V, of which the stack keeps the first block's as V_1.
         """
 
     @abstractmethod
     def attention_input(self, x: Stream, ctx: BlockContext) -> Stream:
-        """Return what self-attention reads of the stream."""
+        """Return the input of self-attention: Norm(x), or x in a post-norm block."""
 
     def update_cache(self, x: Stream, ctx: BlockContext, first_values: FirstValues | None = None) -> None:
-        """Append the keys and values of tokens that do not pass the block to the cache, for later tokens to attend to."""
+        """Append keys and values of ``x`` to the cache without computing the block, for tokens that exited early."""
         self.attn.update_cache(self.attention_input(x, ctx), ctx.attention, first_values)
 
 
 class SequentialBlock(Block):
-    """A block whose sub-layers follow one another, each with its norm and its residual sum."""
+    """A block whose sub-layers follow one another.
+
+    Each sub-layer has a ``Residual``: ``norm``, and ``add(x, y)`` = x + Dropout(y); a ``SandwichResidual`` has ``norm_out`` too.
+    """
 
     residual_type: type[Residual] = Residual
     attn_residual: Residual
@@ -124,7 +140,8 @@ class PreNormBlock(SequentialBlock):
         x = self.attn_residual.add(x, y)
         x = observe(ctx, self, "resid_mid", x)
         if self.cross is not None:
-            x = self.cross_residual.add(x, self.cross(self.cross_residual.norm(x, ctx), ctx.cross, memory)[0])
+            y, _ = self.cross(self.cross_residual.norm(x, ctx), ctx.cross, memory)
+            x = self.cross_residual.add(x, y)
             x = observe(ctx, self, "resid_cross", x)
         x = self.ff_residual.add(x, self.ff(self.ff_residual.norm(x, ctx), ctx))
         x = observe(ctx, self, "resid_post", x)
@@ -147,7 +164,8 @@ class PostNormBlock(SequentialBlock):
         x = self.attn_residual.norm(self.attn_residual.add(x, y), ctx)
         x = observe(ctx, self, "resid_mid", x)
         if self.cross is not None:
-            x = self.cross_residual.norm(self.cross_residual.add(x, self.cross(x, ctx.cross, memory)[0]), ctx)
+            y, _ = self.cross(x, ctx.cross, memory)
+            x = self.cross_residual.norm(self.cross_residual.add(x, y), ctx)
             x = observe(ctx, self, "resid_cross", x)
         x = self.ff_residual.norm(self.ff_residual.add(x, self.ff(x, ctx)), ctx)
         x = observe(ctx, self, "resid_post", x)
@@ -171,7 +189,7 @@ class SandwichBlock(SequentialBlock):
         x = self.attn_residual.add(x, self.attn_residual.norm_out(y, ctx))
         x = observe(ctx, self, "resid_mid", x)
         if self.cross is not None:
-            y = self.cross(self.cross_residual.norm(x, ctx), ctx.cross, memory)[0]
+            y, _ = self.cross(self.cross_residual.norm(x, ctx), ctx.cross, memory)
             x = self.cross_residual.add(x, self.cross_residual.norm_out(y, ctx))
             x = observe(ctx, self, "resid_cross", x)
         x = self.ff_residual.add(x, self.ff_residual.norm_out(self.ff(self.ff_residual.norm(x, ctx), ctx), ctx))
@@ -180,9 +198,9 @@ class SandwichBlock(SequentialBlock):
 
 
 class ParallelBlock(Block):
-    """x' = x + Attention(Norm(x)) + FFN(Norm(x)), one norm for both (Wang & Komatsuzaki 2021; PaLM, 2022, section 2).
+    """x' = x + Dropout(Attention(h)) + Dropout(FFN(h)), h = Norm(x) (Wang & Komatsuzaki 2021; PaLM, 2022, section 2).
 
-    Cross-attention, where there is a memory, reads the same.
+    With a memory, Dropout(CrossAttention(h, memory)) is added too.
     """
 
     def __init__(self, config: Transformer, cross: bool) -> None:
@@ -203,12 +221,13 @@ class ParallelBlock(Block):
     ) -> tuple[Stream, Values]:
         """Normalize once; add the output of each sub-layer."""
         x = observe(ctx, self, "resid_pre", x)
-        y = self.norm(x, ctx)
-        z, values = self.attn(y, ctx.attention, None, first_values)
-        x = self.dropout.add(x, z)
+        h = self.norm(x, ctx)
+        y, values = self.attn(h, ctx.attention, None, first_values)
+        x = self.dropout.add(x, y)
         if self.cross is not None:
-            x = self.dropout.add(x, self.cross(y, ctx.cross, memory)[0])
-        x = self.dropout.add(x, self.ff(y, ctx))
+            y, _ = self.cross(h, ctx.cross, memory)
+            x = self.dropout.add(x, y)
+        x = self.dropout.add(x, self.ff(h, ctx))
         x = observe(ctx, self, "resid_post", x)
         return x, values
 
@@ -223,7 +242,7 @@ BLOCKS: dict[str, type[SequentialBlock] | type[ParallelBlock]] = {
 
 
 def build_block(config: Transformer, cross: bool, place: int = 0) -> SequentialBlock | ParallelBlock:
-    """Build the block that a configuration describes for a place of its stack; one that only chosen tokens pass has a router, ``depth``."""
+    """Build block number ``place`` of a stack, from 0; with mixture of depths, every second block (by default) gets a router."""
     block = BLOCKS[config.norm_placement](config, cross)
     if isinstance(config.depth, MixtureOfDepths) and config.depth.routed(place):
         block.depth = DepthRouter(config.depth, config.d_model)

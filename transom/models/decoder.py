@@ -1,4 +1,4 @@
-"""The decoder alone: text in, what follows each token out, as in GPT and Llama."""
+"""Decoder-only Transformer, as GPT and Llama: token ids in, logits of the next token out."""
 
 from collections.abc import Callable
 
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from transom.config.components import build, implements
 from transom.config.model import Causal, Decoder, PrefixLm
 from transom.layers.cache import DecoderCache
-from transom.layers.context import UNMASKED, AttentionContext, StackContext, open_observer
+from transom.layers.context import AttentionContext, StackContext, open_observer
 from transom.layers.embedding import Embedding
 from transom.layers.masks.contexts import build_contexts, build_decode_contexts, of_block
 from transom.layers.masks.rule import BOTH_WAYS_IN_PREFIX, LOOKING_BACK, Places, build_rules
@@ -18,121 +18,144 @@ from transom.layers.position import build_position
 from transom.layers.stack import Stack
 from transom.models.network import LanguageNetwork, Sequences, TextBatch
 
-implements(Causal)(lambda mask: LOOKING_BACK)
-implements(PrefixLm)(lambda mask: BOTH_WAYS_IN_PREFIX)
+# What build(config.mask) returns: query i sees key j of its segment if j <= i; under PrefixLm also if j is in the prefix.
+implements(Causal)(lambda config: LOOKING_BACK)
+implements(PrefixLm)(lambda config: BOTH_WAYS_IN_PREFIX)
 
 
 @implements(Decoder)
 class DecoderTransformer(LanguageNetwork):
     """A language model: p(y) = prod_t p(y_t | y_<t) (Radford et al. 2018, eq. 1 and 2).
 
-    With a prefix that is read both ways, p(y | x) = prod_t p(y_t | x, y_<t) of what follows it, x (Raffel et al. 2020, section 3.2.1).
+    With a prefix x inside which attention is bidirectional, p(y | x) = prod_t p(y_t | x, y_<t) (Raffel et al. 2020, section 3.2.1).
+
+    In GPT-2's names, ``embedding`` is wte + wpe with dropout, ``decoder`` is h and ln_f, ``unembedding`` is lm_head. The inherited
+    ``forward`` returns unembedding(hidden(batch)), (batch, length, vocab). The loss is in ``training/objectives``, the initial weights in
+    ``models/initialise.py``.
     """
 
     def __init__(self, config: Decoder) -> None:
-        """Build from a configuration whose vocabulary size is known."""
+        """Build from a configuration that has a vocabulary size."""
         super().__init__()
         assert config.vocab_size, "the vocabulary size comes from the tokenizer"
         self.config: Decoder = config
         tokens = nn.Embedding(config.vocab_size, config.d_model)
         self.embedding = Embedding(tokens, build_position(config, causal=True), config.scale_embeddings, config.dropout)
         self.decoder = Stack(config, config.n_layers, cross=False)
-        self.rules = build_rules(config.attention, build(config.mask))
+        self.rules = build_rules(config.attention, build(config.mask))  # block i uses rules[i % len(rules)]; GPT-2 has one, causal
         self.unembedding = nn.Linear(config.d_model, config.vocab_size, config.head_bias)
         if config.tie:
             self.unembedding.weight = tokens.weight
 
-    def hidden(self, batch: TextBatch, observer: ActivationRecorder | None = None) -> Float[Tensor, "batch target d_model"]:
-        """Return the decoder's output, of which the logits are a linear map."""
-        text, ctx = batch.target, self.context(batch.target, observer)
-        return self.decoder(self.embedding(text.tokens, text.positions, ctx), ctx)
+    def hidden(self, batch: TextBatch, observer: ActivationRecorder | None = None) -> Float[Tensor, "batch length d_model"]:
+        """Return the last block's output after the final norm, which ``unembedding`` maps to logits.
+
+        ``batch.target`` is the decoder's input, not its labels: those are the next tokens, kept in ``batch.labels`` and read by the loss.
+        """
+        text = batch.target
+        ctx = self.context(text, observer)
+        x = self.embedding(text.tokens, text.positions, ctx)  # (batch, length, d_model)
+        return self.decoder(x, ctx)
 
     def context(self, text: Sequences, observer: ActivationRecorder | None = None, dense: bool = False) -> StackContext:
-        """Build the context of a pass: tokens see what the mask and each block's pattern let them see of their own document.
+        """Build masks, rotary tables and score biases for a pass over whole rows, without a cache.
+
+        A row is one text and padding, or several packed documents. Query i sees key j if both are in one segment and the rule of the block
+        allows it (causal: j <= i). Padding, segment 0, sees padding only.
 
         Args:
-            text: a row's documents, or parts of them.
-            observer: reads and edits sites.
-            dense: give masks as matrices, however long.
+            text: ``tokens``, ``positions`` (from 0 in each document), ``segments`` (document number in the row; 0 is padding) and
+                ``prefix`` (True in a prefix, or None); (batch, length) each.
+            observer: records or replaces activations; None in normal use.
+            dense: make masks boolean matrices (1 or batch, 1, length, length), also where long rows would have block-sparse tiles.
         """
         places = Places(text.positions, text.segments, text.prefix)
         contexts = build_contexts(self.embedding.position, places, places, self.rules, dense or self.decoder.routed)
-        return StackContext(text.segments > 0, open_observer(observer, "decoder"), contexts, UNMASKED)
-
-    def attention_context(self, attention: str, batch: TextBatch) -> AttentionContext:
-        """Return the context of an attention for a batch, masks and biases dense."""
-        return of_block(self.context(batch.target, dense=True).attentions, attention)
-
-    def encode(self, prompt: Sequences, observer: ActivationRecorder | None = None) -> Sequences:
-        """Take the prompts as they are: this family has no encoder, and reads them in ``start``."""
-        return prompt
+        return StackContext(token_mask=text.segments > 0, observer=open_observer(observer, "decoder"), attentions=contexts)
 
     def start(self, prompt: Sequences, n_beams: int, max_length: int) -> DecoderCache:
-        """Prepare step-by-step decoding: read all but the last token of each prompt, which the first step reads.
+        """Prefill a new cache with all but the last token of each prompt; the first ``step`` reads the last one.
 
-        What is read here is the prefix of all that follows.
+        Under a PrefixLm mask the tokens read here are the prefix.
 
         Args:
-            prompt: prompts of one length, the start symbol first, nothing padded.
-            n_beams: rows a prompt; row ``prompt * n_beams + beam``.
-            max_length: most new tokens.
+            prompt: tokens (batch, length), the start symbol first; all prompts have the same length and no padding.
+            n_beams: cache rows per prompt; row ``prompt * n_beams + beam``.
+            max_length: maximum number of new tokens.
+
+        Returns:
+            A cache of batch * n_beams rows that holds length - 1 tokens and has room for ``max_length`` more.
         """
-        read = prompt.tokens[:, :-1].repeat_interleave(n_beams, 0)
-        cache = DecoderCache(self.decoder.new_caches(len(read), read.shape[1] + max_length, self.unembedding.weight))
-        cache.n_prefix = read.shape[1]
-        if read.shape[1]:
-            self._read(read, cache)
+        tokens = prompt.tokens[:, :-1].repeat_interleave(n_beams, 0)  # (rows, length - 1)
+        n_rows, n_prefix = tokens.shape
+        cache = DecoderCache(self.decoder.new_caches(n_rows, n_prefix + max_length, self.unembedding.weight))
+        cache.n_prefix = n_prefix
+        if n_prefix:
+            self._hidden_step(tokens, cache)
         return cache
 
     def step(
         self, tokens: Int[Tensor, "rows new"], cache: DecoderCache, observer: ActivationRecorder | None = None
     ) -> Float[Tensor, "rows new vocab"]:
-        """Read the next tokens of each row and return the logits of what follows each."""
-        return self.unembedding(self._read(tokens, cache, observer))
+        """Append the next tokens of each row, one in usual generation, to the cache; return the logits of the token after each."""
+        return self.unembedding(self._hidden_step(tokens, cache, observer))
 
-    def step_until(
-        self, tokens: Int[Tensor, "rows new"], cache: DecoderCache, sure: Callable[[Tensor], Tensor]
-    ) -> tuple[Float[Tensor, "rows new vocab"], Int[Tensor, "rows new"]]:
-        """Read the next tokens, each through as many blocks as it takes to be sure (Schuster et al. 2022, section 3).
-
-        Behind its last block a token's vector stays as it is, and the blocks that it does not pass take keys and values from that for later
-        tokens to see (state propagation). A block rests once all rows are done.
-
-        Args:
-            tokens: of each row.
-            cache: of what was read.
-            sure: tells of logits behind a block, (rows, new, vocab), at which places they will do.
-
-        Returns:
-            The logits of what follows each token, and the blocks that it passed.
-        """
-        x, ctx = self._embed_next(tokens, cache)
-        done, blocks, first_values = torch.zeros_like(tokens, dtype=torch.bool), torch.zeros_like(tokens), None
-        for i, block in enumerate(self.decoder.blocks):
-            shared = self.decoder.shared_values(i, first_values)
-            if bool(done.all()):
-                block.update_cache(x, ctx.block(i), shared)
-                continue
-            y, values = block(x, ctx.block(i), None, shared)
-            first_values = values if i == 0 else first_values
-            x = torch.where(done[..., None], x, y)
-            blocks += ~done
-            logits = self.unembedding(self.decoder.final_norm(x, ctx))
-            done = done | sure(logits)
-        return logits, blocks
+    def _hidden_step(
+        self, tokens: Int[Tensor, "rows new"], cache: DecoderCache, observer: ActivationRecorder | None = None
+    ) -> Float[Tensor, "rows new d_model"]:
+        """Return ``hidden`` of the next tokens, computing those only; the blocks append their keys and values to the cache."""
+        x, ctx = self._embed_next(tokens, cache, observer)
+        return self.decoder(x, ctx)
 
     def _embed_next(
         self, tokens: Int[Tensor, "rows new"], cache: DecoderCache, observer: ActivationRecorder | None = None
     ) -> tuple[Float[Tensor, "rows new d_model"], StackContext]:
-        """Embed the next tokens; build the context in which they see those before them."""
-        read, new = cache.length, tokens.shape[1]
-        now = torch.arange(read, read + new, device=tokens.device)[None]
-        contexts = build_decode_contexts(self.embedding.position, self.rules, read, tokens, cache.n_prefix, self.decoder.routed)
-        ctx = StackContext(None, open_observer(observer, "decoder"), contexts, UNMASKED, cache.blocks)
-        return self.embedding(tokens, now, ctx), ctx
+        """Embed the next tokens at the positions after the cached ones, and build the context of a step.
 
-    def _read(
-        self, tokens: Int[Tensor, "rows new"], cache: DecoderCache, observer: ActivationRecorder | None = None
-    ) -> Float[Tensor, "rows new d_model"]:
-        x, ctx = self._embed_next(tokens, cache, observer)
-        return self.decoder(x, ctx)
+        One new token needs no mask without a sparse pattern: it sees the whole cache. Several new tokens see the cache and are causal among
+        themselves, by a mask of shape (1, 1, new, cached + new).
+        """
+        n_cached, n_new = cache.length, tokens.shape[1]
+        positions = torch.arange(n_cached, n_cached + n_new, device=tokens.device)[None]
+        contexts = build_decode_contexts(self.embedding.position, self.rules, n_cached, tokens, cache.n_prefix, self.decoder.routed)
+        ctx = StackContext(observer=open_observer(observer, "decoder"), attentions=contexts, caches=cache.blocks)
+        return self.embedding(tokens, positions, ctx), ctx
+
+    def step_until(
+        self, tokens: Int[Tensor, "rows new"], cache: DecoderCache, sure: Callable[[Tensor], Tensor]
+    ) -> tuple[Float[Tensor, "rows new vocab"], Int[Tensor, "rows new"]]:
+        """Do a ``step`` with early exit: a token exits after the first block whose logits are confident (Schuster et al. 2022, section 3).
+
+        The vector of a token that exited stays fixed; the blocks that it skips compute their cached keys and values from it (state
+        propagation). Once all tokens exited, the remaining blocks only update the cache. Routed blocks are not supported.
+
+        Args:
+            tokens: next tokens of each row.
+            cache: updated in place.
+            sure: maps the logits after a block, (rows, new, vocab), to True where a token may exit, (rows, new).
+
+        Returns:
+            The logits of the token after each, and the number of blocks that each token passed.
+        """
+        x, ctx = self._embed_next(tokens, cache)
+        exited, n_blocks, first = torch.zeros_like(tokens, dtype=torch.bool), torch.zeros_like(tokens), None
+        for i, block in enumerate(self.decoder.blocks):
+            first_values = self.decoder.shared_values(i, first)  # None in block 0, and without value residuals
+            if bool(exited.all()):
+                block.update_cache(x, ctx.block(i), first_values)
+                continue
+            y, values = block(x, ctx.block(i), None, first_values)
+            first = values if i == 0 else first
+            x = torch.where(exited[..., None], x, y)
+            n_blocks += ~exited
+            logits = self.unembedding(self.decoder.final_norm(x, ctx))
+            exited = exited | sure(logits)
+        return logits, n_blocks
+
+    def encode(self, prompt: Sequences, observer: ActivationRecorder | None = None) -> Sequences:
+        """Return the prompts unchanged: a decoder-only model has no encoder; ``start`` reads them."""
+        return prompt
+
+    def attention_context(self, attention: str, batch: TextBatch) -> AttentionContext:
+        """Return the context, with dense mask and bias, of one attention layer (``decoder.blocks.3.attn``), for inspection."""
+        return of_block(self.context(batch.target, dense=True).attentions, attention)
