@@ -12,6 +12,7 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from transom.config.model import Decoder
 from transom.config.packaged import packaged_presets
 from transom.data.batch import LanguageBatch, Sequences
+from transom.layers.attention import causal
 from transom.layers.context import AttentionContext, BlockContext
 from transom.models.build import build_model
 from transom.models.network import Network
