@@ -100,6 +100,26 @@ class NearnessAttention(Attention):
         return pattern(s, self.terms(ctx))
 
 
+@component("score")
+class General(Brick):
+    """S = Q W K^T, W starts as the identity.
+
+    Cost and use: For this test.
+    """
+
+    kind: Literal["general"] = "general"
+
+
+@implements(General)
+class GeneralScore(nn.Module):
+    def __init__(self, brick, d_head):
+        super().__init__()
+        self.w = nn.Parameter(torch.eye(d_head))
+
+    def forward(self, q, k):
+        return q @ self.w.to(q.dtype) @ k.transpose(-2, -1)
+
+
 @component("position")
 class Ramp(PositionBrick):
     """One learned direction times the position.
@@ -177,6 +197,7 @@ from transom.errors import ConfigError
 
 mine = ["model.norm=max", "model.norm.floor=0.5", "model.feed_forward=bilinear", "model.position=ramp", "training.optimizer=sign",
         "training.schedule=linear", "training.schedule.warmup_steps=2", "model.attention=nearness", "model.attention.qk_norm=max",
+        "model.attention.score=general",
         'model.attention.pattern=["full", {kind = "any", of = ["past", "local"]}]']
 experts = ['model.feed_forward={kind = "mixture", expert = "bilinear"}', "data.train.files=a"]
 recipe, _ = load_recipe("copy", mine)
@@ -198,7 +219,7 @@ page = reference()
 assert "## `[model.norm]` of kind `max`" in page and "| `floor` | number, above 0 | `0.001` | least divisor |" in page
 assert '`"none"` or `"batchnorm"` or `"max"` |' in page and "## `[training.optimizer]` of kind `sign`" in page
 assert "| `max` | gamma * x / max |x|. | For this test. |".replace("|x|", "\\\\|x\\\\|") in catalogue()
-assert all(f"| `{kind}` |" in catalogue() for kind in ("bilinear", "nearness", "ramp", "past"))
+assert all(f"| `{kind}` |" in catalogue() for kind in ("bilinear", "nearness", "general", "ramp", "past"))
 """
 
 TRAINED = """
@@ -216,7 +237,7 @@ translator = load(sys.argv[1])
 model = translator.model
 assert count_parameters(model.config).total == sum(p.numel() for p in model.parameters())
 kinds = {type(module).__name__ for module in model.modules()}
-assert {"MaxNormLayer", "BilinearLayer", "NearnessAttention", "RampLayer"} <= kinds, kinds
+assert {"MaxNormLayer", "BilinearLayer", "NearnessAttention", "GeneralScore", "RampLayer"} <= kinds, kinds
 assert len(translator.translate(["a b"])) == 1
 """
 

@@ -280,6 +280,19 @@ class ValueResidual(Brick):
     own: float = Field(0.5, description="lambda_2, of the block's own values")
 
 
+Score = Annotated[Brick, Slot("score")]
+
+
+@component("score")
+class ScaledDotProduct(Brick):
+    """S = Q K^T / sqrt(d_k) (Vaswani et al. 2017, eq. 1).
+
+    Cost and use: The usual one, and the only one with fast paths; any other comes from a plugin and is computed by the equation.
+    """
+
+    kind: Literal["scaled-dot"] = "scaled-dot"
+
+
 class MultiHead(Brick):
     """Scaled dot-product attention in several heads (Vaswani et al. 2017, section 3.2).
 
@@ -301,6 +314,7 @@ class MultiHead(Brick):
     pattern: AnyPattern = Field(
         Full(), description="which tokens of its own sequence a token looks at, among those that the family lets it see"
     )
+    score: Score = Field(ScaledDotProduct(), description="how queries are compared with keys, before softcap, bias and mask")
     softcap: float | None = Field(
         None,
         gt=0,
@@ -326,6 +340,7 @@ class MultiHead(Brick):
     def _approximations_stand_alone(self) -> "MultiHead":
         if self.approximation.kind != "none":
             others = {"pattern": self.pattern != Full(), "softcap": self.softcap is not None, "sinks": self.sinks}
+            others["score"] = self.score != ScaledDotProduct()
             if found := [name for name, there in others.items() if there]:
                 raise ValueError(f"approximation = {self.approximation.kind!r} has no scores for {found[0]} to act on; remove one of them")
         return self

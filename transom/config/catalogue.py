@@ -44,6 +44,7 @@ TABLES = (
     Table("Rotary positions beyond the trained length", "model.position.scaling", choices=SCALINGS),
     Table("What a decoder lets a token see", "model.mask", ("mask",)),
     Table("Attention", "model.attention", ("attention",)),
+    Table("How queries are compared with keys", "model.attention.score", ("score",)),
     Table("Heads of attention", "model", choices=HEADS),
     Table("Attention patterns", "model.attention.pattern", ("stack_pattern",)),
     Table("Values of a stack's later blocks", "model.attention.value_residual", ("value_residual",)),

@@ -347,7 +347,11 @@ def _notes(model: Network, places: Sequence[Tapped], settings: Settings) -> list
     if too_large := sorted({size for size in (*settings.windows, *settings.ranks) if size >= longest}):
         notes.append(f"windows and ranks of {', '.join(map(str, too_large))} are left out where the text has only {longest:,} tokens")
     own = {"a bias of positions": first.terms.bias is not None, "bounded scores": first.terms.softcap is not None}
-    own |= {"sinks": first.terms.sinks is not None, "a pattern": c.attention.pattern.kind != "full"}
+    own |= {
+        "another score": first.terms.score is not None,
+        "sinks": first.terms.sinks is not None,
+        "a pattern": c.attention.pattern.kind != "full",
+    }
     if found := [name for name, there in own.items() if there]:
         notes.append(f"the model's own attention has {' and '.join(found)}, which approximations leave out")
     if c.attention.approximation.kind != "none":

@@ -161,6 +161,8 @@ def _heads(model: Transformer) -> str:
         "values mixed with the first block's": brick.value_residual.kind != "none",
     }
     extras = [name for name, is_there in there.items() if is_there]
+    if brick.score.kind != "scaled-dot":
+        extras.append(f"scores by {brick.score.kind}")
     if brick.softcap is not None:
         extras.append(f"scores bounded at {brick.softcap:g}")
     if brick.pattern.kind != "full":

@@ -197,9 +197,10 @@ def attend_short(
 
 def short_in_training(q: Tensor, k: Tensor, v: Tensor, terms: Terms = PLAIN) -> bool:
     """Return whether ``attend_short`` serves."""
-    if q.device.type != "cpu" or k.shape[2] > SHORT or terms.sinks is not None or not torch.is_grad_enabled():
+    if q.device.type != "cpu" or k.shape[2] > SHORT or not torch.is_grad_enabled():
         return False
-    return terms.bias is None or not terms.bias.requires_grad
+    learned = terms.bias is not None and terms.bias.requires_grad
+    return terms.sinks is None and terms.score is None and not learned
 
 
 def attend_fused(
@@ -224,4 +225,4 @@ def attend_fused(
 
 def neither_bounded_nor_sunk(q: Tensor, k: Tensor, v: Tensor, terms: Terms = PLAIN) -> bool:
     """Return whether ``attend_fused`` serves."""
-    return terms.softcap is None and terms.sinks is None
+    return terms.softcap is None and terms.sinks is None and terms.score is None

@@ -234,7 +234,7 @@ def planned_on_cpu(rule: Rule, queries: Places, keys: Places, position: Position
 
 def over_tiles(q: Tensor, k: Tensor, v: Tensor, tiles: VisibleTiles, terms: Terms = PLAIN) -> bool:
     """Return whether ``attend_tiles`` serves."""
-    return isinstance(tiles, Tiles)
+    return isinstance(tiles, Tiles) and terms.score is None
 
 
 def attend_tiles(

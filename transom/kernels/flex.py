@@ -94,7 +94,7 @@ def planned_on_gpu(rule: Rule, queries: Places, keys: Places, position: Position
 
 def over_blocks(q: Tensor, k: Tensor, v: Tensor, tiles: VisibleTiles, terms: Terms = PLAIN) -> bool:
     """Return whether ``attend_blocks`` serves."""
-    fits = not terms.dropout and min(q.shape[3], v.shape[3]) >= NARROWEST and q.dtype != torch.float64
+    fits = not terms.dropout and terms.score is None and min(q.shape[3], v.shape[3]) >= NARROWEST and q.dtype != torch.float64
     return fits and isinstance(tiles, Blocks)
 
 

@@ -68,12 +68,12 @@ ROWS = [
     ),
     Row(*("rms_norm", "fused", "on other devices", always, norm.fused_rms_norm, 3e-7), "PyTorch's kernel reads x once", _no_gpu),
     Row(
-        *("attention", "short", f"at most {attention.SHORT:,} keys on a CPU, in training; no sinks, no learned bias"),
+        *("attention", "short", f"at most {attention.SHORT:,} keys on a CPU, in training; dot products, no sinks, no learned bias"),
         *(attention.short_in_training, attention.attend_short, 3e-7),
         "keeps the weights for a written-out gradient; PyTorch's fused kernel is 1.4 to 8 times slower there",
     ),
     Row(
-        *("attention", "fused", "no softcap, no sinks", attention.neither_bounded_nor_sunk, attention.attend_fused, 3e-7),
+        *("attention", "fused", "dot products, no softcap, no sinks", attention.neither_bounded_nor_sunk, attention.attend_fused, 3e-7),
         "PyTorch's kernel holds no matrix of weights; it draws what attention_dropout drops itself, so other weights than the reference",
     ),
     Row(

@@ -4,6 +4,7 @@ In shapes, ``#axis`` may be 1 and broadcast. ``query`` counts the tokens of this
 included. ``rows`` is ``batch``, except in the cross-attention of beam search: there each of ``batch`` sources has n_beams rows.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -11,6 +12,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from transom.config.architecture import Transformer
+from transom.config.bricks import ScaledDotProduct
+from transom.config.components import build, implements
 from transom.layers.cache import BlockCache, KeyValueCache, KeyValues, ProjectedMemory, RoutedCache, SumsCache
 from transom.layers.context import AttentionContext
 from transom.layers.dispatch import operation
@@ -38,6 +41,12 @@ def causal(n_queries: int, n_keys: int, device: torch.device | None = None) -> B
     return torch.ones(n_queries, n_keys, dtype=torch.bool, device=device).tril(n_keys - n_queries)[None, None]
 
 
+Score = Callable[[Tensor, Tensor], Tensor]
+"""Compares queries (batch, n_heads, query, d_head) with keys (batch, n_heads, key, d_head): (batch, n_heads, query, key)."""
+
+implements(ScaledDotProduct)(lambda config, d_head: None)  # the product in ``scores``, which kernels compute faster
+
+
 class Terms(NamedTuple):
     """Arguments of attention besides queries, keys and values.
 
@@ -47,6 +56,7 @@ class Terms(NamedTuple):
         dropout: probability of dropping an attention weight; 0 in evaluation.
         softcap: c of c tanh(S / c), which bounds the scores (Gemma Team 2024, section 2).
         sinks: one learned logit per head: an extra column of the softmax whose value is 0 (Agarwal et al. 2025).
+        score: replaces Q K^T / sqrt(d_head), from a plugin; no kernel computes it.
     """
 
     mask: Bool[Tensor, "#batch #n_heads #query #key"] | None = None
@@ -54,10 +64,11 @@ class Terms(NamedTuple):
     dropout: float = 0.0
     softcap: float | None = None
     sinks: Float[Tensor, "n_heads"] | None = None
+    score: Score | None = None
 
 
 PLAIN = Terms()
-"""No mask, bias, dropout, softcap or sinks."""
+"""The dot product alone: no mask, bias, dropout, softcap or sinks."""
 
 
 def per_query_head(x: Float[Tensor, "batch kv_heads *places width"], n_heads: int) -> Float[Tensor, "batch n_heads *places width"]:
@@ -69,7 +80,8 @@ def scores(
     q: Float[Tensor, "batch n_heads query d_head"], k: Float[Tensor, "batch kv_heads key d_head"], terms: Terms = PLAIN
 ) -> Float[Tensor, "batch n_heads query key"]:
     """Compute S = Q K^T / sqrt(d_head) (Vaswani et al. 2017, eq. 1), then c tanh(S / c) with a softcap c, then add the bias."""
-    s = (q * q.shape[-1] ** -0.5) @ per_query_head(k, q.shape[1]).transpose(-2, -1)
+    k = per_query_head(k, q.shape[1])
+    s = (q * q.shape[-1] ** -0.5) @ k.transpose(-2, -1) if terms.score is None else terms.score(q, k)
     if terms.softcap is not None:
         s = terms.softcap * torch.tanh(s / terms.softcap)
     return s if terms.bias is None else s + terms.bias
@@ -150,6 +162,7 @@ class Attention(nn.Module):
         normed = options.qk_norm.kind != "none"
         self.q_norm, self.k_norm = (build_norm(options.qk_norm, self.d_head) if normed else None for _ in range(2))
         self.sinks = nn.Parameter(torch.zeros(config.n_heads)) if options.sinks else None
+        self.score: Score | None = build(options.score, self.d_head)  # None for the dot product
 
     @property
     def n_heads(self) -> int:
@@ -228,8 +241,8 @@ class Attention(nn.Module):
         return attend(q, k, v, terms) if ctx.tiles is None else attend_visible(q, k, v, ctx.tiles, terms)
 
     def terms(self, ctx: AttentionContext) -> Terms:
-        """Collect mask, bias, dropout (0 in evaluation), softcap and sinks."""
-        return Terms(ctx.mask, ctx.bias, self.dropout if self.training else 0.0, self.softcap, self.sinks)
+        """Collect mask, bias, dropout (0 in evaluation), softcap, sinks and score."""
+        return Terms(ctx.mask, ctx.bias, self.dropout if self.training else 0.0, self.softcap, self.sinks, self.score)
 
     def project_memory(self, memory: Float[Tensor, "batch key d_model"], segments: Int[Tensor, "batch key"]) -> ProjectedMemory:
         """Project the encoder's output once, for all decoding steps.

@@ -78,8 +78,8 @@ def why_not(model: Network) -> str | None:
 
 
 def is_plain(attention: Attention) -> bool:
-    """Tell whether attention is eq. 1 of Vaswani et al. 2017 alone: no norms of queries and keys, no softcap, no sinks."""
-    return attention.q_norm is None and attention.softcap is None and attention.sinks is None
+    """Tell whether attention is eq. 1 of Vaswani et al. 2017 alone: no norms of queries and keys, no softcap, no sinks, no other score."""
+    return all(part is None for part in (attention.q_norm, attention.softcap, attention.sinks, attention.score))
 
 
 def _embedding(model: Seq2SeqTransformer | DecoderTransformer) -> Embedding:

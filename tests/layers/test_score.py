@@ -1,0 +1,96 @@
+"""A score of one's own: with the dot product as one, every model gives what it gave; the paths that know only dot products give way."""
+
+import pytest
+import torch
+from pydantic import TypeAdapter
+from torch import Tensor
+
+from tests.models.combinations import FAMILIES, TARGET
+from transom.config.architecture import Architecture
+from transom.config.model import Model
+from transom.data.batch import Batch, LanguageBatch, Sequences, TranslationBatch
+from transom.decoding.backends.searcher import searcher_of
+from transom.kernels.block_sparse import plan_tiles
+from transom.layers.attention import Attention, Terms, attend_explicit
+from transom.layers.dispatch import path_of, rows_of
+from transom.layers.masks.rule import Distance, Places
+from transom.models.build import build_model
+from transom.models.network import Writer
+
+SMALL = {"d_model": 32, "d_ff": 16, "n_heads": 2, "d_head": 16, "dropout": 0.0}
+LONG = 1100
+
+
+def dot_product(q: Tensor, k: Tensor) -> Tensor:
+    return torch.einsum("bhqd,bhkd->bhqk", q, k) / q.shape[-1] ** 0.5
+
+
+def config_of(family: dict[str, object], **fields: object) -> Architecture:
+    config: Architecture = TypeAdapter(Model).validate_python(family | SMALL | fields)
+    return config
+
+
+def scored(model: Writer) -> Writer:
+    for module in model.modules():
+        if isinstance(module, Attention):
+            module.score = dot_product
+    return model
+
+
+def built(config: Architecture) -> Writer:
+    torch.manual_seed(1)
+    model = build_model(config).double()
+    assert isinstance(model, Writer)
+    return model
+
+
+@pytest.mark.parametrize("family", [FAMILIES[0], FAMILIES[3], FAMILIES[-1]], ids=["seq2seq", "decoder", "prefix"])
+@pytest.mark.parametrize(
+    "fields", [{}, {"n_kv_heads": 1, "attention": {"softcap": 3.0, "sinks": True}, "position": "alibi"}], ids=["plain", "rich"]
+)
+def test_the_dot_product_as_a_score_gives_the_same_logits_and_gradients(family: dict[str, object], fields: dict[str, object]) -> None:
+    config = config_of(family, **fields)
+    batch: Batch = (
+        TranslationBatch(TARGET, TARGET, TARGET.tokens, (0, 1))
+        if family["kind"] == "seq2seq"
+        else LanguageBatch(TARGET, TARGET.tokens, (0, 1))
+    )
+    plain, mine = built(config).train(), scored(built(config)).train()
+    for model in (plain, mine):
+        model(batch).square().sum().backward()
+    assert torch.allclose(plain(batch), mine(batch), rtol=0, atol=1e-12)
+    for expected, found in zip(plain.parameters(), mine.parameters(), strict=True):
+        assert (expected.grad is None) == (found.grad is None)
+        assert expected.grad is None or found.grad is None or torch.allclose(expected.grad, found.grad, rtol=0, atol=1e-10)
+
+
+def test_cached_steps_equal_the_whole_and_no_backend_takes_its_place() -> None:
+    model = scored(built(config_of(FAMILIES[3]))).eval()
+    assert searcher_of(model) is model
+    assert searcher_of(scored(built(config_of(FAMILIES[0]))).eval()) is not None
+    tokens = torch.tensor([[1, 5, 8, 4, 6]])
+    with torch.no_grad():
+        whole = model(LanguageBatch(Sequences.pad(tokens.tolist()), tokens, (0,)))
+        cache = model.start(Sequences.pad([[1, 5]]), 1, 8)
+        steps = [model.step(tokens[:, i : i + 1], cache) for i in range(1, 5)]
+    assert torch.allclose(torch.cat(steps, 1), whole[:, 1:], rtol=0, atol=1e-12)
+
+
+def test_windows_of_long_rows_are_computed_by_the_equation() -> None:
+    config = config_of(FAMILIES[3], max_seq_len=LONG, n_layers=1, attention={"pattern": {"kind": "window", "size": 8}})
+    tokens = torch.randint(3, 9, (1, LONG), generator=torch.Generator().manual_seed(2))
+    batch = LanguageBatch(Sequences.pad(tokens.tolist()), tokens, (0,))
+    with torch.no_grad():
+        assert torch.allclose(scored(built(config)).eval()(batch), built(config).eval()(batch), rtol=0, atol=1e-10)
+
+
+def test_no_kernel_takes_another_score_for_a_dot_product() -> None:
+    q = torch.randn(1, 2, 300, 16)
+    places = Places.of_text(300)
+    tiles = plan_tiles(Distance(-8, 8), places, places)
+    terms = Terms(score=lambda q, k: -torch.cdist(q, k))
+    assert path_of("attention", q, q, q, terms) == path_of("visible_attention", q, q, q, tiles, terms) == "reference"
+    if rows_of("attention"):
+        assert "reference" not in (path_of("attention", q, q, q, Terms()), path_of("visible_attention", q, q, q, tiles, Terms()))
+    weights = (-torch.cdist(q, q)).softmax(-1)
+    assert torch.allclose(attend_explicit(q, q, q, terms), weights @ q, rtol=0, atol=1e-5)
