@@ -25,7 +25,8 @@ from transom.layers.position import turn
 from transom.layers.value_residual import FirstValues
 
 
-# Masks for cross-attention and for inference backends; a decoder's own causal, packed mask is ctx.mask, made in layers/masks.
+# Masks for cross-attention (same_segment in training, not_padding in decoding) and for inference backends. The mask of a decoder's
+# self-attention, causal and within segments, is built in layers/masks.
 def same_segment(queries: Int[Tensor, "batch query"], keys: Int[Tensor, "batch key"]) -> Bool[Tensor, "batch 1 query key"]:
     """Let tokens attend within their own segment. Padding, segment 0, sees only padding, so that no row is empty."""
     return (queries[:, :, None] == keys[:, None, :])[:, None]
@@ -180,18 +181,20 @@ class Attention(nn.Module):
         ctx: AttentionContext = AttentionContext(),
         memory: Float[Tensor, "batch key d_model"] | ProjectedMemory | None = None,
         first_values: FirstValues | None = None,
-    ) -> tuple[Float[Tensor, "rows query d_model"], Float[Tensor, "batch kv_heads key d_value"]]:
+    ) -> tuple[Float[Tensor, "rows query d_model"], Float[Tensor, "batch kv_heads length d_value"]]:
         """Attend from ``x`` to itself and the cached tokens, or to a memory.
 
         Args:
             x: input of the queries, and without a memory of keys and values.
-            ctx: the mask, dense or as tiles, score bias, rotary tables and cache; see ``layers/context.py``.
+            ctx: the mask, dense or as tiles, score bias, rotary tables, cache and observer. Cross-attention has no bias,
+                rotation or cache.
             memory: encoder output for cross-attention, or its keys and values by ``project_memory``; None for self-attention. The n_beams
                 rows of ``x`` that belong to one row of ``memory`` share its keys.
-            first_values: V_1 and the weights of V' = lambda_1 V_1 + lambda_2 V; None to attend to V itself.
+            first_values: V_1 and this block's two scalars, learned or fixed, of V' = lambda_1 V_1 + lambda_2 V; None for V' = V. Attention
+                reads V', and the cache stores it. Self-attention only.
 
         Returns:
-            The output, before residual dropout, and V of ``x`` (or of the memory) before the mix.
+            The output, before residual dropout, and V of ``x`` before the mix; in cross-attention the second is not used.
         """
         projected: ProjectedMemory
         if memory is None or isinstance(memory, Tensor):
@@ -211,11 +214,14 @@ class Attention(nn.Module):
         return self.o(z), values
 
     def project(
-        self, x: Float[Tensor, "batch key d_model"], ctx: AttentionContext, first_values: FirstValues | None = None
-    ) -> tuple[KeyValues, Float[Tensor, "batch kv_heads key d_value"]]:
-        """Project ``x`` to keys and values per head; return them, keys rotated and values mixed with V_1, and the values before the mix."""
-        k = self.k(x).unflatten(-1, (-1, self.d_head)).transpose(1, 2)  # (batch, kv_heads, key, d_head)
-        own = self.v(x).unflatten(-1, (-1, self.d_value)).transpose(1, 2)  # (batch, kv_heads, key, d_value)
+        self, x: Float[Tensor, "batch length d_model"], ctx: AttentionContext, first_values: FirstValues | None = None
+    ) -> tuple[KeyValues, Float[Tensor, "batch kv_heads length d_value"]]:
+        """Project ``x`` to keys and values per head; return them, keys rotated and values mixed with V_1, and the values before the mix.
+
+        ``length`` counts the tokens of ``x``: those of this pass without the cached ones, or those of the memory.
+        """
+        k = self.k(x).unflatten(-1, (-1, self.d_head)).transpose(1, 2)  # (batch, kv_heads, length, d_head)
+        own = self.v(x).unflatten(-1, (-1, self.d_value)).transpose(1, 2)  # (batch, kv_heads, length, d_value)
         if self.k_norm is not None:
             k = self.k_norm(k, ctx)
         k = turn(k, ctx.rotation)

@@ -1,8 +1,12 @@
 """The Transformer block: self-attention, optional cross-attention and feed-forward on one residual stream.
 
 ``ctx`` carries what a layer needs besides the tensors that it transforms: masks, rotary tables, score biases, the key-value cache, the mask
-of padding and an optional observer. The model builds it once per pass. ``x = observe(ctx, self, name, x)`` returns ``x`` unchanged unless
-the observer records or replaces it, so a first reading may skip these lines.
+of padding and an optional observer. The model builds it once per pass. ``x = observe(ctx, self, name, x)`` returns ``x``, which an observer
+may record or replace, so a first reading may skip these lines. Norm and feed-forward take ``ctx`` for the observer; batch norm, experts
+with a capacity and the depth router also skip padding.
+
+Feed-forward acts on each token alone: W_2 Dropout(f(W_1 x + b_1)) + b_2 with the recipe's ``feed_forward_dropout``, f = GELU (tanh form) in
+GPT-2. The recipe may choose a gated one, W_2 Dropout(f(W_g x) * (W_1 x)), as SwiGLU, or a mixture of experts.
 """
 
 from abc import ABC, abstractmethod
@@ -46,7 +50,7 @@ class Residual(nn.Module):
         self.dropout = Dropout(config.dropout)
 
     def add(self, x: Float[Tensor, "rows query d_model"], y: Float[Tensor, "rows query d_model"]) -> Float[Tensor, "rows query d_model"]:
-        """Return x + Dropout(y)."""
+        """Return x + Dropout(y). On a CPU all dropout rounds its probability: 0.1 to 26/256."""
         return self.dropout.add(x, y)
 
 
@@ -65,8 +69,10 @@ class Block(nn.Module, ABC):
     Each placement of the norms is a subclass.
 
     Attributes:
-        depth: router of a mixture of depths, None by default. The block does not call it: the stack calls ``depth(x, block, ...)``, which
-            returns x + r (Block(x) - x) for the tokens it selects and x for the others.
+        depth: router of a mixture of depths (Raposo et al. 2024), None by default. The block does not call it: the stack calls
+            ``depth(x, block, ...)``, which returns x + r (Block(x) - x) for the tokens it selects and x for the others. r = w x + b is
+            the token's score, without a sigmoid. Training selects the largest r of each row, a fixed share of its tokens; evaluation
+            selects all with r > 0. In self-attention selected tokens see only selected tokens.
     """
 
     attn: Attention
@@ -87,7 +93,8 @@ class Block(nn.Module, ABC):
             x: the stream.
             ctx: context of the pass; ``ctx.attention`` is self-attention's part, ``ctx.cross`` cross-attention's.
             memory: keys and values of cross-attention; None without it.
-            first_values: V_1 of the stack's first block with this block's mixing weights; None without value residuals.
+            first_values: V_1 of the stack's first block with this block's mixing weights; None in the first block and without value
+                residuals.
 
         Returns:
             The stream, and this block's V, of which the stack keeps the first block's as V_1.
@@ -242,7 +249,7 @@ BLOCKS: dict[str, type[SequentialBlock] | type[ParallelBlock]] = {
 
 
 def build_block(config: Transformer, cross: bool, place: int = 0) -> SequentialBlock | ParallelBlock:
-    """Build block number ``place`` of a stack, from 0; with mixture of depths, every second block (by default) gets a router."""
+    """Build block number ``place`` of a stack, from 0; with mixture of depths, blocks 1, 3, 5, ... (by default) get a router."""
     block = BLOCKS[config.norm_placement](config, cross)
     if isinstance(config.depth, MixtureOfDepths) and config.depth.routed(place):
         block.depth = DepthRouter(config.depth, config.d_model)

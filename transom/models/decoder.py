@@ -29,7 +29,8 @@ class DecoderTransformer(LanguageNetwork):
 
     With a prefix x inside which attention is bidirectional, p(y | x) = prod_t p(y_t | x, y_<t) (Raffel et al. 2020, section 3.2.1).
 
-    In GPT-2's names, ``embedding`` is wte + wpe with dropout, ``decoder`` is h and ln_f, ``unembedding`` is lm_head. The inherited
+    In GPT-2's names, ``embedding`` is wte + wpe with dropout, ``decoder`` is h and ln_f, ``unembedding`` is lm_head. The recipe chooses
+    norm, positions and feed-forward: by default Llama's (RMSNorm, rotary, SwiGLU), with ``preset = "gpt2"`` GPT-2's. The inherited
     ``forward`` returns unembedding(hidden(batch)), (batch, length, vocab). The loss is in ``training/objectives``, the initial weights in
     ``models/initialise.py``.
     """
@@ -48,7 +49,10 @@ class DecoderTransformer(LanguageNetwork):
             self.unembedding.weight = tokens.weight
 
     def hidden(self, batch: TextBatch, observer: ActivationRecorder | None = None) -> Float[Tensor, "batch length d_model"]:
-        """Return the last block's output after the final norm, which ``unembedding`` maps to logits.
+        """Return Norm(x_N), which ``unembedding`` maps to logits: x_0 = Dropout(s E[token] + P[position]), x_i = Block_i(x_{i-1}).
+
+        s is 1, or sqrt(d_model) with ``scale_embeddings``. Rotary positions and score biases act in attention and leave out P. Post-norm
+        blocks leave out the last Norm. Under autocast x_0, and so the residual stream, is in autocast's type.
 
         ``batch.target`` is the decoder's input, not its labels: those are the next tokens, kept in ``batch.labels`` and read by the loss.
         """
@@ -64,10 +68,11 @@ class DecoderTransformer(LanguageNetwork):
         allows it (causal: j <= i). Padding, segment 0, sees padding only.
 
         Args:
-            text: ``tokens``, ``positions`` (from 0 in each document), ``segments`` (document number in the row; 0 is padding) and
-                ``prefix`` (True in a prefix, or None); (batch, length) each.
+            text: ``tokens``, ``positions`` (from 0 in each segment), ``segments`` (document number in the row; 0 is padding) and
+                ``prefix`` (True in a prefix, or None); (batch, length) each, ``positions`` (1, length) where all rows have the same.
             observer: records or replaces activations; None in normal use.
-            dense: make masks boolean matrices (1 or batch, 1, length, length), also where long rows would have block-sparse tiles.
+            dense: make masks boolean matrices (batch, 1, length, length), also where long rows would have block-sparse tiles. A depth
+                router needs them: it selects rows and columns of the mask.
         """
         places = Places(text.positions, text.segments, text.prefix)
         contexts = build_contexts(self.embedding.position, places, places, self.rules, dense or self.decoder.routed)
@@ -112,8 +117,8 @@ class DecoderTransformer(LanguageNetwork):
     ) -> tuple[Float[Tensor, "rows new d_model"], StackContext]:
         """Embed the next tokens at the positions after the cached ones, and build the context of a step.
 
-        One new token needs no mask without a sparse pattern: it sees the whole cache. Several new tokens see the cache and are causal among
-        themselves, by a mask of shape (1, 1, new, cached + new).
+        One new token needs no mask without a sparse pattern: it sees the whole cache. Several new tokens see the cache and, by the rule of
+        the block, each other: causally, or both ways in a prefix. Their mask is (1, 1, new, cached + new), or tiles for long prompts.
         """
         n_cached, n_new = cache.length, tokens.shape[1]
         positions = torch.arange(n_cached, n_cached + n_new, device=tokens.device)[None]
