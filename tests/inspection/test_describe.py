@@ -20,6 +20,7 @@ RECIPES = {
     "classification": "text-classes",
     "embedding": "text-pairs",
     "image-classification": "images",
+    "audio-classification": "audio-classes",
 }
 COMBINATIONS = [(task, kind) for task, recipe in tasks().items() for kind in members(recipe.model_fields["model"])]
 
