@@ -12,6 +12,7 @@ from tests.cli.conftest import TINY, sets, write_pairs
 from tests.cli.test_encoders import TINY as TINY_ENCODER
 from tests.cli.test_language import TINY as TINY_TEXT
 from tests.size import ROOT
+from tests.waves import wav
 from transom.cli.main import main
 from transom.config.data import Phrasebook
 from transom.data.synthetic.phrasebook.generate import generate
@@ -20,8 +21,11 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 SHORT = sets(*TINY, "training.max_steps=5")
 TEXT, ENCODER = sets(*TINY_TEXT, "training.max_steps=5"), sets(*TINY_ENCODER, "training.max_steps=5")
 IMAGES = sets("training.max_steps=4", "training.validate_every=2", "training.checkpoint_every=2", "training.batch_images=8")
+SOUNDS = sets("training.max_steps=4", "training.validate_every=2", "training.checkpoint_every=2", "training.batch_sounds=8")
 SHORT_RECIPES = {
     "digits-vit": IMAGES,
+    "synthetic-sounds": [*SOUNDS, *sets("data.generate.n_train=90", "data.generate.n_valid=18", "data.generate.n_test=18")],
+    "audio-classes": SOUNDS,
     "images": [*IMAGES, *sets("model.image_size=8", "model.d_model=24")],
     "text-bpe": TEXT,
     "python-stdlib": [*TEXT, *sets("data.generate.n_files=20")],
@@ -64,6 +68,9 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         for i in range(12):
             (file := tmp_path / folder / ("cat", "dog")[i % 2] / f"{i}.jpg").parent.mkdir(parents=True, exist_ok=True)
             Image.new("RGB", (9, 9), (20 * i, 99, 9)).save(file)
+    for name in [f"{folder}/{'ab'[i % 2]}/{i}.wav" for folder in ("sounds", "sounds-for-testing") for i in range(12)] + ["bark.wav"]:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(wav((n / 900 - len(name) / 99 for n in range(900)), rate=8000))
     for name in ("cat.jpg", "dog.png"):
         Image.new("RGB", (9, 9)).save(tmp_path / name)
     (tmp_path / "mine.jsonl").write_text("".join(f'{{"prompt": "What is {i}?", "answer": "A note."}}\n' for i in range(120)))

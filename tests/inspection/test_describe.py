@@ -20,6 +20,7 @@ RECIPES = {
     "classification": "text-classes",
     "embedding": "text-pairs",
     "image-classification": "images",
+    "audio-classification": "audio-classes",
 }
 COMBINATIONS = [(task, kind) for task, recipe in tasks().items() for kind in members(recipe.model_fields["model"])]
 
@@ -40,7 +41,7 @@ def test_all_kinds_are_listed() -> None:
 def test_it_is_described(task: str, kind: type[Architecture]) -> None:
     recipe = of(task, kind)
     assert describe.family(recipe).split()[0] in ("a", "an")
-    assert describe.layers(recipe) and describe.layers_in_short(recipe) and all(describe.sizes(recipe))
+    assert recipe.model.described_layers and describe.layers_in_short(recipe) and all(describe.sizes(recipe))
     assert describe.use(recipe, "runs/a")[0].startswith(f"transom {recipe.VERB} runs/a ")
     assert describe.origin(recipe) == "from scratch"
 

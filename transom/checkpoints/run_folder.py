@@ -23,6 +23,7 @@ from transom.config.architecture import Architecture
 from transom.config.explaining import path_of
 from transom.config.model import Model
 from transom.config.plugins import PluginRecord, require_plugins
+from transom.config.registry import tasks
 from transom.errors import CheckpointError, ConfigError
 from transom.files.checked import read_bytes, read_json
 from transom.files.durable import FORMAT_VERSION, Content, disk_errors, json_bytes, make_folder, remove, remove_leftovers, write_file
@@ -256,6 +257,7 @@ class RunFolder:
 
     def _read_config(self) -> Architecture:
         self.require_plugins()
+        tasks()  # each registers the networks that it alone has
         path = self.path / CONFIG
         raw = read_json(path, MAX_CONFIG_BYTES).get("model")
         try:

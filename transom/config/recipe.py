@@ -237,6 +237,7 @@ def model_config(fields: Mapping[str, Any]) -> Architecture:
         ConfigError: a field is unknown or does not fit; the message names it.
     """
     raw = _with_preset(fields, "preset") if "preset" in fields else dict(fields)
+    tasks()  # each registers the networks that it alone has
     kinds = SLOTS["model"].components
     if (kind := raw.get("kind")) not in kinds:
         raise ConfigError(f"kind: expected a kind of model or a preset, found {kind!r}; {nearest(str(kind), list(kinds))}")

@@ -20,6 +20,8 @@ from transom.data.images.loader import ImageLoader, image_batches, image_fingerp
 from transom.data.labeled.classes import classes_of, numbered
 from transom.data.reports.images import report_images
 from transom.data.reports.report import Report
+from transom.data.sampler import Slicing
+from transom.data.split import Splits
 from transom.decoding.backends.searcher import reader_of
 from transom.decoding.inference import Tell
 from transom.decoding.predictors.classifier import Classified, Scores, scored
@@ -60,17 +62,27 @@ class ImagesClassified:
         Raises:
             TransomError: an image cannot be read, or is of a class that the model does not have.
         """
-        config, batch = self.classifier.model.config, self.classifier.reading.batch_images
-        known, found = read_images(labelled, config.image_size, config.channels), list[Classified]()
+        known, batch, found = self.labelled(labelled), self.classifier.reading.batch_images, list[Classified]()
         for start in range(0, len(known), batch):
             found += self.classifier.classify_pixels(known.load(range(start, min(start + batch, len(known)))))
             tell(len(found), len(known))
-        return scored(found, known.labels, known, config.classes)
+        return scored(found, known.labels, known, self.classifier.model.config.classes)
+
+    def labelled(self, path: Path) -> Images:
+        """Read labelled images as the model does.
+
+        Raises:
+            TransomError: one cannot be read.
+        """
+        config = self.classifier.model.config
+        return read_images(path, config.image_size, config.channels)
 
 
 @dataclass(frozen=True)
 class ImageTask:
     """Images with their classes, ready to be learnt from.
+
+    The task of something else that is read as images overrides ``load``, ``make_loader``, ``picture`` and the two class variables.
 
     Attributes:
         recipe: as resolved, classes and pixel statistics filled in.
@@ -81,47 +93,69 @@ class ImageTask:
         data: hash of all training and validation images and their classes, in their order.
     """
 
-    recipe: ImageRecipe
+    recipe: Any
     loader: ImageLoader
     valid: Images
     labels: Sequence[int]
     report: Report
     data: str
 
-    PREDICTOR: ClassVar[type] = ImageClassifier
+    PREDICTOR: ClassVar[type[ImageClassifier]] = ImageClassifier
     VERBS: ClassVar[Mapping[str, Callable[[Any], Any]]] = {"classify": ImagesClassified}
 
     @classmethod
-    def read(cls, recipe: ImageRecipe, reader: Reader) -> Self:
+    def read(cls, recipe: Any, reader: Reader) -> Self:
         """Read the images and examine them.
 
         Raises:
             TransomError: the images cannot be read, or do not fit the recipe.
         """
-        reader.tell("reading the images")
-        splits = load_images(recipe.data, reader.base, recipe.model, recipe.data.valid_share)
+        reader.tell(f"reading the {recipe.COUNTED}")
+        splits = cls.load(recipe, reader.base)
         classes = classes_of(splits.train.labels, splits.train, recipe.model.classes)
         found: dict[str, Any] = {"classes": classes}
         if not recipe.model.pixel_mean:
             found |= dict(zip(("pixel_mean", "pixel_std"), pixel_statistics(splits.train), strict=True))
         recipe = recipe.with_fields("model", **found)
+        return cls(
+            recipe=recipe,
+            loader=cls.make_loader(recipe, splits.train, classes, reader.slicing(recipe.training)),
+            valid=splits.valid,
+            labels=numbered(splits.valid.labels, classes, splits.valid),
+            report=report_images(splits, classes, cls.PREDICTOR.NOUN),
+            data=image_fingerprint(splits.train, splits.valid),
+        )
+
+    @classmethod
+    def load(cls, recipe: ImageRecipe, base: Path) -> Splits[Images]:
+        """Read or generate the images of a recipe.
+
+        Raises:
+            TransomError: an image cannot be read, or there is too little to split.
+        """
+        return load_images(recipe.data, base, recipe.model, recipe.data.valid_share)
+
+    @classmethod
+    def make_loader(cls, recipe: ImageRecipe, images: Images, classes: Sequence[str], slicing: Slicing) -> ImageLoader:
+        """Return what gives the training batches."""
         training = recipe.training
-        loader = ImageLoader(
-            splits.train,
+        return ImageLoader(
+            images,
             classes,
             batch_images=training.batch_images,
             seed=training.seed,
             augmentation=training.augmentation,
-            slicing=reader.slicing(training),
+            slicing=slicing,
         )
-        return cls(
-            recipe=recipe,
-            loader=loader,
-            valid=splits.valid,
-            labels=numbered(splits.valid.labels, classes, splits.valid),
-            report=report_images(splits, classes),
-            data=image_fingerprint(splits.train, splits.valid),
-        )
+
+    @staticmethod
+    def picture(pixels: UInt8[Tensor, "channels size size"]) -> str:
+        """Write an image as an address that holds it, for a page."""
+        library = pillow()
+        image = library.Image.fromarray(pixels.permute(1, 2, 0).numpy() if len(pixels) > 1 else pixels[0].numpy())
+        image.thumbnail((SHOWN_SIDE, SHOWN_SIDE))
+        image.save(file := BytesIO(), "PNG")
+        return data_address(file.getvalue())
 
     def write(self, folder: RunFolder) -> None:
         """Leave nothing in the run folder: the configuration says all that answering needs."""
@@ -156,10 +190,10 @@ class ImageTask:
             return {}, ()
         pixels = self.valid.load(shown)
         with autocast:
-            answers = ImageClassifier(model, self.recipe.decoding).classify_pixels(pixels)
+            answers = self.PREDICTOR(model, self.recipe.decoding).classify_pixels(pixels)
         rows = zip(shown, pixels, answers, strict=True)
         return {}, tuple(
-            {"picture": _picture(image), "text": self.valid.names[i], "class": self.valid.labels[i], "found": answer.label}
+            {"picture": self.picture(image), "text": self.valid.names[i], "class": self.valid.labels[i], "found": answer.label}
             for i, image, answer in rows
         )
 
@@ -167,13 +201,9 @@ class ImageTask:
     def predictor(cls, run: LoadedRun) -> ImageClassifier:
         """Return what answers with a run's model."""
         assert isinstance(run.model, VisionTransformer | ConvolutionalNetwork)
-        return ImageClassifier(run.model, run.decoding or ImageReading(), run.precision, reader_of(run.model))
+        return cls.PREDICTOR(run.model, run.decoding or ImageReading(), run.precision, reader_of(run.model))
 
 
-def _picture(pixels: UInt8[Tensor, "channels size size"]) -> str:
-    """Write an image as an address that holds it, for a page."""
-    library = pillow()
-    image = library.Image.fromarray(pixels.permute(1, 2, 0).numpy() if len(pixels) > 1 else pixels[0].numpy())
-    image.thumbnail((SHOWN_SIDE, SHOWN_SIDE))
-    image.save(file := BytesIO(), "PNG")
-    return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
+def data_address(png: bytes) -> str:
+    """Return an address that holds a PNG picture itself."""
+    return f"data:image/png;base64,{base64.b64encode(png).decode()}"

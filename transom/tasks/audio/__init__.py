@@ -1,0 +1,1 @@
+"""The classification of sounds."""

@@ -1,0 +1,53 @@
+"""Log-mel spectrograms: what an encoder reads of a sound."""
+
+from functools import lru_cache
+
+import torch
+from jaxtyping import Float, UInt8
+from torch import Tensor
+
+DECADES = 8
+"""Powers of ten that are told apart below a sound's loudest place: 80 dB."""
+
+
+def mel(hertz: Float[Tensor, "*places"]) -> Float[Tensor, "*places"]:
+    """Return the pitch on the mel scale, 2595 log10(1 + f / 700) (O'Shaughnessy 1987)."""
+    return 2595 * torch.log10(1 + hertz / 700)
+
+
+@lru_cache(maxsize=8)
+def mel_filters(rate: int, n_fft: int, n_mels: int) -> Float[Tensor, "n_mels frequencies"]:
+    """Return triangles over the frequencies of a Fourier transform, evenly spaced in mel from 0 to half the rate.
+
+    H_m(f) = max(0, min((f - f_{m-1}) / (f_m - f_{m-1}), (f_{m+1} - f) / (f_{m+1} - f_m))) with mel(f_m) = m mel(rate / 2) / (n_mels + 1)
+    (Davis & Mermelstein 1980). No triangle is narrower than two steps of the transform, so that each has some frequency under it.
+    """
+    top = mel(torch.tensor(rate / 2, dtype=torch.float64))
+    edges = 700 * (10 ** (torch.linspace(0, 1, n_mels + 2, dtype=torch.float64) * top / 2595) - 1)
+    frequency = torch.arange(n_fft // 2 + 1, dtype=torch.float64) * rate / n_fft
+    center, step = edges[1:-1, None], rate / n_fft
+    below = (frequency - center) / (edges[1:-1] - edges[:-2]).clamp(min=step)[:, None]
+    above = (center - frequency) / (edges[2:] - edges[1:-1]).clamp(min=step)[:, None]
+    return (1 + torch.minimum(below, above)).clamp(min=0).float()
+
+
+def log_mel(x: Float[Tensor, "samples"], rate: int, n_fft: int, size: int) -> UInt8[Tensor, "1 size size"]:
+    """Return a sound's log-mel spectrogram of as many frames as mel bands, in steps of 80 / 255 dB below its loudest place.
+
+    S[m, t] = sum_f H_m(f) |sum_n w[n] x[n + t hop - n_fft / 2] exp(-2 pi i f n / n_fft)|^2, with w the periodic Hann window and
+    hop = samples / size; the result is 255 (1 + max(-8, log10(S / max S)) / 8), rounded. Silence is 0 everywhere.
+
+    Args:
+        x: samples, a multiple of ``size``.
+        rate: samples a second.
+        n_fft: samples of a window, even.
+        size: frames, and mel bands.
+    """
+    padded = torch.nn.functional.pad(x, (n_fft // 2, n_fft // 2))
+    frames = padded.unfold(0, n_fft, len(x) // size)[:size] * torch.hann_window(n_fft)
+    power = mel_filters(rate, n_fft, size) @ torch.fft.rfft(frames).abs().square().T
+    loudest = power.max()
+    if loudest <= 0:
+        return torch.zeros(1, size, size, dtype=torch.uint8)
+    decades = torch.log10((power / loudest).clamp(min=10.0**-DECADES))
+    return (255 * (1 + decades / DECADES)).round().clamp(0, 255).to(torch.uint8)[None]
