@@ -20,6 +20,11 @@ class Files(Schema):
     def paths(self) -> list[str]:
         """The files and folders, as the recipe names them."""
 
+    @property
+    def shown(self) -> list[str]:
+        """What the model card names: the files, and what part of them is read where that is not all."""
+        return self.paths
+
 
 class PairFiles(Files):
     """Parallel text: two aligned files, or one file that holds both sides. Each may be gzipped (``.gz``)."""
@@ -107,6 +112,12 @@ class TextFiles(Files):
     def paths(self) -> list[str]:
         """All files and folders."""
         return [self.files] if isinstance(self.files, str) else self.files
+
+    @property
+    def shown(self) -> list[str]:
+        """The files and folders, and which part of their text is read."""
+        whole = (self.start, self.end) == (0.0, 1.0)
+        return self.paths if whole else [*self.paths, f"{self.start:g} to {self.end:g} of it"]
 
 
 DATA_LATER = "data later"

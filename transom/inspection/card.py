@@ -65,7 +65,7 @@ def _origin(data: Data | Language) -> list[str]:
         lines.append(f"generated: {_code(data.generate.model_dump_json())}")
     for use, files in (("training", data.train), ("validation", data.valid)):
         if files is not None:
-            lines.append(f"{use}: {', '.join(_code(describe.last_name(name)) for name in describe.files(files))}")
+            lines.append(f"{use}: {', '.join(_code(describe.last_name(name)) for name in files.shown)}")
     if data.train is not None and data.valid is None:
         lines.append(f"validation: {data.split_off}")
     return lines

@@ -5,7 +5,7 @@ from pathlib import PurePath
 from typing import Any
 
 from transom.config.architecture import Architecture, Transformer, TwoSided
-from transom.config.data import ImageFiles, InstructionFiles, LabelledFiles, PairFiles, PairTokenizer, TextFiles
+from transom.config.data import PairTokenizer
 from transom.config.depth import MixtureOfDepths
 from transom.config.mixture import Mixture
 from transom.config.model import Decoder, Encoder, TextTransformer
@@ -189,22 +189,6 @@ def use(recipe: Recipe, name: str) -> tuple[str, str]:
     plugins = [plugin.where for plugin in plugins_of(recipe)]
     command = f"transom {recipe.VERB} {shlex.quote(name)} {arguments}{''.join(f' --plugin {shlex.quote(each)}' for each in plugins)}"
     return command, f"import transom\n\ntransom.load({name!r}{f', plugins={plugins}' if plugins else ''}).{recipe.VERB}({call})"
-
-
-def files(part: object) -> list[str]:
-    """Name the files of a part of the data."""
-    match part:
-        case PairFiles():
-            return [name for name in (part.source, part.target, part.pairs) if name]
-        case TextFiles():
-            span = [f"{part.start:g} to {part.end:g} of it"] if (part.start, part.end) != (0.0, 1.0) else []
-            return [*([part.files] if isinstance(part.files, str) else part.files), *span]
-        case LabelledFiles() | InstructionFiles():
-            return [part.file]
-        case ImageFiles():
-            return [part.images]
-        case _:
-            return []
 
 
 def _convolutions(n: int) -> str:
