@@ -40,7 +40,7 @@ def test_all_kinds_are_listed() -> None:
 def test_it_is_described(task: str, kind: type[Architecture]) -> None:
     recipe = of(task, kind)
     assert describe.family(recipe).split()[0] in ("a", "an")
-    assert describe.layers(recipe) and describe.layers_in_short(recipe) and all(describe.sizes(recipe))
+    assert recipe.model.described_layers and describe.layers_in_short(recipe) and all(describe.sizes(recipe))
     assert describe.use(recipe, "runs/a")[0].startswith(f"transom {recipe.VERB} runs/a ")
     assert describe.origin(recipe) == "from scratch"
 

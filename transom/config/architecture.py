@@ -30,6 +30,9 @@ class Architecture(Brick):
     FAMILY: ClassVar[str]
     """What kind of network it is, for reports: a noun with its article."""
 
+    STACK: ClassVar[str] = "a stack"
+    """What n_layers counts the layers of, for reports."""
+
     d_model: int = Field(512, ge=1, description="width of the vectors that go from layer to layer")
     head_bias: bool = Field(False, description="a bias on the logits")
 
@@ -45,6 +48,18 @@ class Architecture(Brick):
         """How many layers each stack has."""
         return tuple(getattr(self, name) for name in ("n_encoder_layers", "n_decoder_layers", "n_layers") if hasattr(self, name))
 
+    @property
+    def described_layers(self) -> str:
+        """The layers of each stack in words, for reports."""
+        names = {"n_encoder_layers": "an encoder", "n_decoder_layers": "a decoder", "n_layers": self.STACK}
+        stacks = zip((name for field, name in names.items() if hasattr(self, field)), self.stacks, strict=True)
+        return ", ".join(f"{name} of {n} layer{'' if n == 1 else 's'}" for name, n in stacks) or "no stack of layers"
+
+    @property
+    def described_inputs(self) -> list[str]:
+        """What it reads in words, for reports, an entry each."""
+        return []
+
 
 class TextNetwork(Architecture):
     """What all networks that read text share."""
@@ -53,6 +68,11 @@ class TextNetwork(Architecture):
     pad_token_id: int | None = Field(
         None, ge=0, description="token that is padding where a model is called with tokens and no attention mask; none for no such token"
     )
+
+    @property
+    def described_inputs(self) -> list[str]:
+        """How long a text may be."""
+        return [f"sequences of at most {self.max_seq_len:,} tokens"]
 
 
 class TwoSided(TextNetwork):

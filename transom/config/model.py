@@ -86,6 +86,7 @@ class Decoder(TextTransformer):
     VOCABULARIES: ClassVar[tuple[str, ...]] = ("vocab_size",)
     LOOKS_BACK: ClassVar[bool] = True
     FAMILY: ClassVar[str] = "a decoder-only Transformer"
+    STACK: ClassVar[str] = "a decoder"
 
     kind: Literal["decoder"] = "decoder"
     n_layers: int = Field(6, ge=1, le=1000, description="blocks")
@@ -112,6 +113,7 @@ class Encoder(TextTransformer):
     """An encoder alone, as BERT (Devlin et al. 2019): every token sees its whole text. The defaults are BERT's bricks."""
 
     VOCABULARIES: ClassVar[tuple[str, ...]] = ("vocab_size",)
+    STACK: ClassVar[str] = "an encoder"
 
     n_layers: int = Field(6, ge=1, le=1000, description="blocks")
     vocab_size: int | None = Field(

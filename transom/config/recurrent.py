@@ -193,6 +193,7 @@ class RecurrentDecoder(Recurrent):
 
     VOCABULARIES: ClassVar[tuple[str, ...]] = ("vocab_size",)
     FAMILY: ClassVar[str] = "a recurrent network"
+    STACK: ClassVar[str] = "a decoder"
 
     kind: Literal["recurrent-decoder"] = "recurrent-decoder"
     n_layers: int = Field(2, ge=1, le=1000, description="layers")

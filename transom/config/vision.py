@@ -163,11 +163,23 @@ class ImageClassifier(Architecture):
         """How many pixels a side become one place behind the stem."""
         return int(2 ** (len(self.maps) - 1))
 
+    @property
+    def described_inputs(self) -> list[str]:
+        """Kind and size of the images, and the stages in front of the patches."""
+        maps = ", ".join(map(str, self.maps[1:]))
+        return [f"{self.pictures}{f', behind stages of {maps} channels' if maps else ''}"]
+
+    @property
+    def pictures(self) -> str:
+        """Kind and size of the images in words."""
+        return f"{'colour' if self.channels == 3 else 'grey'} images of {self.image_size} x {self.image_size} pixels"
+
 
 class VisionTransformer(ImageClassifier, Transformer):
     """An encoder whose tokens are patches of an image (Dosovitskiy et al. 2021). The defaults are ViT's bricks."""
 
     FAMILY: ClassVar[str] = "a Vision Transformer for classes of images"
+    STACK: ClassVar[str] = "an encoder"
 
     kind: Literal["vision-transformer"] = "vision-transformer"
     n_layers: int = Field(6, ge=1, le=1000, description="blocks")
@@ -202,6 +214,11 @@ class VisionTransformer(ImageClassifier, Transformer):
         return self.grid**2 + (self.pool == "cls")
 
     @property
+    def pictures(self) -> str:
+        """Kind and size of the images, and their patches, in words."""
+        return f"{super().pictures}, {self.grid} x {self.grid} patches"
+
+    @property
     def patch_width(self) -> int:
         """Numbers a patch."""
         return self.maps[-1] * self.patch_size**2
@@ -216,3 +233,9 @@ class ConvolutionalNetwork(ImageClassifier):
     d_model: int = Field(128, ge=1, description="width of the vector that is classified")
     stem: Convolutional = Field(Convolutional(channels=(32, 64, 128)), description="the stages")
     dropout: Fraction = Field(0.1, description="on the vector that is classified")
+
+    @property
+    def described_layers(self) -> str:
+        """The stages and their convolutions in words."""
+        depth = self.stem.depth
+        return f"{len(self.stem.channels)} stages of {depth} convolution{'' if depth == 1 else 's'}"

@@ -21,7 +21,7 @@ def _what(facts: Facts) -> str:
     recipe = facts.recipe
     sizes = [
         parameters(facts.n_parameters, facts.n_active),
-        describe.layers(recipe),
+        recipe.model.described_layers,
         *describe.sizes(recipe),
     ]
     article = "An" if recipe.task[0] in "aeiou" else "A"

@@ -4,16 +4,14 @@ import shlex
 from pathlib import PurePath
 from typing import Any
 
-from transom.config.architecture import Architecture, Transformer, TwoSided
+from transom.config.architecture import Transformer
 from transom.config.data import PairTokenizer
 from transom.config.depth import MixtureOfDepths
 from transom.config.mixture import Mixture
-from transom.config.model import Decoder, Encoder, TextTransformer
 from transom.config.patterns import spelled
 from transom.config.plugins import plugins_of
 from transom.config.recipe import Recipe, TextRecipe
-from transom.config.recurrent import Luong, Recurrent, RecurrentDecoder, RecurrentSeq2Seq
-from transom.config.vision import ConvolutionalNetwork, ImageClassifier, VisionTransformer
+from transom.config.recurrent import Luong, Recurrent, RecurrentSeq2Seq
 from transom.inspection.figures import whole
 
 
@@ -58,25 +56,10 @@ def origin(recipe: Recipe) -> str:
     return f"from the weights of another run{by}"
 
 
-def layers(recipe: Recipe) -> str:
-    """Count the layers, stack by stack."""
-    match recipe.model:
-        case TwoSided(n_encoder_layers=n_encoder, n_decoder_layers=n_decoder):
-            return f"an encoder of {_layers(n_encoder)}, a decoder of {_layers(n_decoder)}"
-        case Decoder(n_layers=n) | RecurrentDecoder(n_layers=n):
-            return f"a decoder of {_layers(n)}"
-        case Encoder(n_layers=n) | VisionTransformer(n_layers=n):
-            return f"an encoder of {_layers(n)}"
-        case ConvolutionalNetwork(stem=stem):
-            return f"{len(stem.channels)} stages of {_convolutions(stem.depth)}"
-        case _:
-            raise AssertionError(recipe.model.kind)
-
-
 def layers_in_short(recipe: Recipe) -> str:
     """Count the layers in a few characters, as in "3 + 3 layers"."""
     stacks = recipe.model.stacks
-    return f"{' + '.join(map(str, stacks))} layer{'' if stacks == (1,) else 's'}" if stacks else layers(recipe)
+    return f"{' + '.join(map(str, stacks))} layer{'' if stacks == (1,) else 's'}" if stacks else recipe.model.described_layers
 
 
 def article(noun: str) -> str:
@@ -90,45 +73,22 @@ def article(noun: str) -> str:
 
 def sizes(recipe: Recipe) -> list[str]:
     """Describe bricks and widths, an entry each."""
-    match recipe.model:
-        case Transformer() as model:
-            bricks = f"positions {model.position.kind}; feed-forward {_feed_forward(model)}"
-            chosen = (
-                [f"of every {depth.every} blocks one for {100 * depth.capacity:g} % of the tokens"]
-                if (isinstance(depth := model.depth, MixtureOfDepths))
-                else []
-            )
-            return [
-                f"{model.norm.kind}, placed {model.norm_placement}; {bricks}",
+    model = recipe.model
+    match model:
+        case Transformer():
+            lines = [
+                f"{model.norm.kind}, placed {model.norm_placement}; positions {model.position.kind}; feed-forward {_feed_forward(model)}",
                 f"width {model.d_model}, {_heads(model)}, feed-forward width {model.d_ff}",
-                *chosen,
-                *([symbols(recipe)] if isinstance(recipe, TextRecipe) else []),
-                *_of_images(model),
-                *([f"sequences of at most {whole(model.max_seq_len)} tokens"] if isinstance(model, TextTransformer) else []),
             ]
-        case ConvolutionalNetwork() as model:
-            return [f"width {model.d_model}", *_of_images(model)]
-        case Recurrent() as model:
+            if isinstance(depth := model.depth, MixtureOfDepths):
+                lines.append(f"of every {depth.every} blocks one for {100 * depth.capacity:g} % of the tokens")
+        case Recurrent():
             embedding = "" if model.width_of_embedding == model.d_model else f", embeddings of {model.width_of_embedding}"
-            return [
-                *([_looks(model)] if isinstance(model, RecurrentSeq2Seq) else []),
-                f"cell {model.cell.kind}, width {model.d_model}{embedding}",
-                *([symbols(recipe)] if isinstance(recipe, TextRecipe) else []),
-                f"sequences of at most {whole(model.max_seq_len)} tokens",
-            ]
+            lines = [_looks(model)] if isinstance(model, RecurrentSeq2Seq) else []
+            lines.append(f"cell {model.cell.kind}, width {model.d_model}{embedding}")
         case _:
-            raise AssertionError(recipe.model.kind)
-
-
-def _of_images(model: Architecture) -> list[str]:
-    """Describe what is read of images, where it is."""
-    if not isinstance(model, ImageClassifier):
-        return []
-    kind = "colour" if model.channels == 3 else "grey"
-    size = f"{kind} images of {model.image_size} x {model.image_size} pixels"
-    patches = f", {model.grid} x {model.grid} patches" if isinstance(model, VisionTransformer) else ""
-    maps = ", ".join(map(str, model.maps[1:]))
-    return [f"{size}{patches}{f', behind stages of {maps} channels' if maps else ''}"]
+            lines = [f"width {model.d_model}"]
+    return [*lines, *([symbols(recipe)] if isinstance(recipe, TextRecipe) else []), *model.described_inputs]
 
 
 def _feed_forward(model: Transformer) -> str:
@@ -189,11 +149,3 @@ def use(recipe: Recipe, name: str) -> tuple[str, str]:
     plugins = [plugin.where for plugin in plugins_of(recipe)]
     command = f"transom {recipe.VERB} {shlex.quote(name)} {arguments}{''.join(f' --plugin {shlex.quote(each)}' for each in plugins)}"
     return command, f"import transom\n\ntransom.load({name!r}{f', plugins={plugins}' if plugins else ''}).{recipe.VERB}({call})"
-
-
-def _convolutions(n: int) -> str:
-    return f"{n} convolution{'' if n == 1 else 's'}"
-
-
-def _layers(n: int) -> str:
-    return f"{n} layer{'' if n == 1 else 's'}"
