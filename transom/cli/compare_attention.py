@@ -59,18 +59,17 @@ def compare_attention(
         raise ConfigError("expected --text or --input, found both or neither; give one of them")
     with lasting_imports():
         from transom.cli.progress import counting
-        from transom.decoding.predictors.image_classifier import ImageClassifier
         from transom.files.durable import write_file
         from transom.inspection.comparison import Settings, compare
         from transom.inspection.comparison_page import comparison_page
-        from transom.inspection.given import given
+        from transom.inspection.given import ReadsFiles, given
         from transom.planning.precision import choose_threads, using_threads
         from transom.tasks.load import load
 
     refuse_output(out, [run, input_file])
     loaded, threads = load(run, precision), choose_threads()
-    if isinstance(loaded, ImageClassifier):
-        refuse_with({"--too-long": too_long}, "a model of texts", "one of images")
+    if isinstance(loaded, ReadsFiles):
+        refuse_with({"--too-long": too_long}, "a model of texts", f"one of {loaded.NOUN}s")
     with using_threads(threads.count), counting("places", quiet=as_json) as tell:
         read = given(loaded, text, input_file, too_long or "truncate")
         found = compare(loaded.model, read.batch, Settings(**sizes, rounds=rounds, seed=seed), tell)

@@ -1,24 +1,39 @@
-"""What a loaded model reads of a person's own text or image, as a batch of one row."""
+"""What a loaded model reads of a person's own text or file, as a batch of one row."""
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol, runtime_checkable
 
-import numpy as np
-import torch
-
-from transom.data.batch import ImageBatch, LabelledBatch, LanguageBatch, Sequences, TranslationBatch, translation_batch
-from transom.data.images.images import decode, read_file
-from transom.data.labeled.labelled import label_batch
+from transom.data.batch import Batch
 from transom.data.text.text import check_text, read_lines
-from transom.data.tokenizer.special import EOS
-from transom.decoding.predictors.classifier import Classifier
-from transom.decoding.predictors.embedder import Embedder
-from transom.decoding.predictors.filler import Filler
-from transom.decoding.predictors.generator import Generator
-from transom.decoding.predictors.image_classifier import ImageClassifier
 from transom.decoding.predictors.long_texts import windows_of
-from transom.decoding.predictors.translator import Translator
 from transom.errors import DataError
+from transom.inspection.describe import article
+
+
+@runtime_checkable
+class ReadsFiles(Protocol):
+    """What answers about files that hold no text, such as images."""
+
+    NOUN: ClassVar[str]
+    """What a file holds."""
+
+    def file_batch(self, file: Path) -> Batch:
+        """Make a batch of a file."""
+        ...
+
+
+@runtime_checkable
+class ReadsTexts(Protocol):
+    """What answers about texts."""
+
+    def encode(self, text: str) -> list[int]:
+        """Return the tokens of a text, without special symbols."""
+        ...
+
+    def text_batch(self, tokens: Sequence[int]) -> tuple[Batch, list[str]]:
+        """Make a batch of tokens, at most ``max_seq_len`` - 1; return what was added to them, for people, beside it."""
+        ...
 
 
 class Given(NamedTuple):
@@ -36,48 +51,32 @@ class Given(NamedTuple):
 
 
 def given(answer: Any, text: str | None, file: Path | None, too_long: Literal["truncate", "refuse"] = "truncate") -> Given:
-    """Make a batch of a text or of an image.
+    """Make a batch of a text or of a file that the model reads.
 
     A translator reads its own translation of the text beside it.
 
     Args:
         answer: a loaded run.
         text: the text; None for that of the file.
-        file: a text, or an image for a classifier of images.
+        file: a text, or what a model that ``ReadsFiles`` reads.
         too_long: of a text of more tokens than the model reads, read the beginning, or refuse it.
 
     Raises:
-        DataError: there is nothing to read, or no image, or the model reads neither, or the text is too long and is to be refused.
+        DataError: there is nothing to read, or not what the model reads, or the text is too long and is to be refused.
     """
-    device = answer.model.device
-    if isinstance(answer, ImageClassifier):
-        return Given(_image(answer, file).to(device), [])
-    if not isinstance(answer, Translator | Generator | Filler | Classifier | Embedder):
-        raise DataError(f"expected a model of texts or images, found one of kind {answer.model.config.kind}; name another run")
-    tokenizer = answer.tokenizers.source if isinstance(answer, Translator) else answer.tokenizer
+    model = answer.model
+    if isinstance(answer, ReadsFiles):
+        if file is None:
+            raise DataError(f"expected {article(answer.NOUN)} for this model: give its file with --input")
+        return Given(answer.file_batch(file).to(model.device), [])
+    if not isinstance(answer, ReadsTexts):
+        raise DataError(f"expected a model of texts or of files, found one of kind {model.config.kind}; name another run")
     whole = "\n".join(read_lines(file, empty=True)) if file is not None else check_text(text or "", "--text")
-    row, most = tokenizer.encode(whole), answer.model.config.max_seq_len - 1
+    row, most = answer.encode(whole), model.config.max_seq_len - 1
     if not row:
         raise DataError(f"{file or '--text'}: expected a text of at least one token, found none")
     ((cut, *_), _, (n_left_out,)), notes = windows_of([row], most, too_long), list[str]()
     if n_left_out:
         notes.append(f"the text has {len(row):,} tokens, of which the model reads the first {most:,}")
-    batch: TranslationBatch | LanguageBatch | LabelledBatch
-    if isinstance(answer, Translator):
-        translation = answer.translate([" ".join(tokenizer.decode(cut).split())])[0]
-        batch = translation_batch([cut], [answer.tokenizers.target.encode(translation)[:most]], [0])
-        notes.append(f"the target is the model's own translation: {translation}")
-    elif isinstance(answer, Generator):
-        read = Sequences.pad([[EOS, *cut]])
-        batch = LanguageBatch(read, read.tokens, (0,))
-    else:
-        batch = label_batch([cut], [0], [0])
-    return Given(batch.to(device), notes, n_left_out)
-
-
-def _image(answer: ImageClassifier, file: Path | None) -> ImageBatch:
-    if file is None:
-        raise DataError("expected an image for this model: give its file with --input")
-    c = answer.model.config
-    pixels = torch.from_numpy(np.stack([decode(read_file(file), str(file), c.image_size, c.channels)]))
-    return ImageBatch((pixels / 255).to(answer.model.unembedding.weight), torch.zeros(1, dtype=torch.long), (0,))
+    batch, added = answer.text_batch(cut)
+    return Given(batch.to(model.device), notes + added, n_left_out)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from transom.config.decoding import Reading
 from transom.data.batch import LabelledBatch
-from transom.data.labeled.labelled import text_batches
+from transom.data.labeled.labelled import label_batch, text_batches
 from transom.data.tokenizer.tokenizer import Tokenizer
 from transom.decoding.inference import Tell, evaluating, refuse_one
 from transom.decoding.predictors.long_texts import TooLong, Windows, windows_of
@@ -47,6 +47,14 @@ class EncoderPredictor(Generic[Encoder]):
         """
         refuse_one(texts, "text")
         return windows_of(self.tokenizer.encode_batch(list(texts)), self.model.config.max_seq_len - 1, too_long)
+
+    def encode(self, text: str) -> list[int]:
+        """Return the tokens of a text, without special symbols."""
+        return self.tokenizer.encode(text)
+
+    def text_batch(self, tokens: Sequence[int]) -> tuple[LabelledBatch, list[str]]:
+        """Make a batch of a text's tokens; see ``inspection.given``."""
+        return label_batch([tokens], [0], [0]), []
 
     @torch.inference_mode()
     def read(

@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple, TypedDict, Unpack
 import torch
 
 from transom.config.decoding import Sampling
-from transom.data.batch import Sequences
+from transom.data.batch import LanguageBatch, Sequences
 from transom.data.split import text_hash
 from transom.data.text.windows import scoring_batches
 from transom.data.tokenizer.special import EOS, PAD, SOS, UNK
@@ -169,6 +169,15 @@ class Generator:
         self._searcher: StepModel[Any, Any] = searcher or model
         self.model, self.tokenizer, self.precision = model, tokenizer, precision
         self.sampling = sampling or Sampling()
+
+    def encode(self, text: str) -> list[int]:
+        """Return the tokens of a text, without special symbols."""
+        return self.tokenizer.encode(text)
+
+    def text_batch(self, tokens: Sequence[int]) -> tuple[LanguageBatch, list[str]]:
+        """Make a batch of a text's tokens; see ``inspection.given``."""
+        read = Sequences.pad([[EOS, *tokens]])
+        return LanguageBatch(read, read.tokens, (0,)), []
 
     def generate(self, prompts: Sequence[str], **options: Unpack[Options]) -> list[str]:
         """Go on with each prompt; the text without the prompt.

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import ClassVar
 
-import numpy as np
 import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor
@@ -23,7 +23,7 @@ Pixels = UInt8[Tensor, "images channels size size"]
 
 @dataclass(frozen=True)
 class ImageClassifier:
-    """Names the classes of images.
+    """Names the classes of images; a subclass, those of what it reads from files of another kind.
 
     Attributes:
         model: a classifier of images, ready to answer.
@@ -31,6 +31,9 @@ class ImageClassifier:
         precision: how the type of its matrix products was chosen; None where it was not.
         reader: what reads in the model's place, faster; None for the model itself.
     """
+
+    NOUN: ClassVar[str] = "image"
+    """What a file holds."""
 
     model: VisionTransformer | ConvolutionalNetwork
     reading: ImageReading = field(default_factory=ImageReading)
@@ -47,14 +50,30 @@ class ImageClassifier:
         Raises:
             DataError: one cannot be read as an image.
         """
-        refuse_one(images, "image file")
-        config, found = self.model.config, list[Classified]()
+        refuse_one(images, f"{self.NOUN} file")
+        found = list[Classified]()
         for start in range(0, len(images), self.reading.batch_images):
             part = [Path(image) for image in images[start : start + self.reading.batch_images]]
-            pixels = [decode(read_file(image), str(image), config.image_size, config.channels) for image in part]
-            found += self.classify_pixels(torch.from_numpy(np.stack(pixels)))
+            found += self.classify_pixels(torch.stack([self.pixels(image) for image in part]))
             tell(len(found), len(images))
         return found
+
+    def pixels(self, file: Path) -> UInt8[Tensor, "channels size size"]:
+        """Read a file as the model does.
+
+        Raises:
+            DataError: it cannot be read.
+        """
+        config = self.model.config
+        return torch.from_numpy(decode(read_file(file), str(file), config.image_size, config.channels).copy())
+
+    def file_batch(self, file: Path) -> ImageBatch:
+        """Make a batch of a file.
+
+        Raises:
+            DataError: it cannot be read.
+        """
+        return self._batch(self.pixels(file)[None])
 
     def classify_pixels(self, pixels: Pixels) -> list[Classified]:
         """Name the class of each image of the model's size, numbers from 0 to 255."""
@@ -63,7 +82,10 @@ class ImageClassifier:
 
     @torch.inference_mode()
     def _log_probabilities(self, pixels: Pixels) -> Float[Tensor, "images classes"]:
+        with evaluating(self.model):
+            return log_probabilities((self.reader or self.model)(self._batch(pixels))).double().cpu()
+
+    def _batch(self, pixels: Pixels) -> ImageBatch:
         weight = self.model.unembedding.weight
         batch = ImageBatch((pixels / 255).to(weight), torch.zeros(len(pixels), dtype=torch.long), tuple(range(len(pixels))))
-        with evaluating(self.model):
-            return log_probabilities((self.reader or self.model)(batch.to(weight.device))).double().cpu()
+        return batch.to(weight.device)

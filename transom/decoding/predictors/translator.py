@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from transom.config.decoding import Decoding
-from transom.data.batch import Sequences
+from transom.data.batch import Sequences, TranslationBatch, translation_batch
 from transom.data.pairs.loader import ordered_batches
 from transom.data.pairs.pairs import Pairs
 from transom.data.sampler import cut_batches, lengths_of
@@ -80,6 +80,16 @@ class Translator:
         self._searcher: StepModel[Any, Any] = searcher or model
         self.model, self.tokenizers, self.precision = model, tokenizers, precision
         self.decoding = decoding or Decoding()
+
+    def encode(self, text: str) -> list[int]:
+        """Return the tokens of a source text, without special symbols."""
+        return self.tokenizers.source.encode(text)
+
+    def text_batch(self, tokens: Sequence[int]) -> tuple[TranslationBatch, list[str]]:
+        """Make a batch of a source's tokens and their translation by the model; see ``inspection.given``."""
+        translation = self.translate([" ".join(self.tokenizers.source.decode(tokens).split())])[0]
+        target = self.tokenizers.target.encode(translation)[: self.model.config.max_seq_len - 1]
+        return translation_batch([tokens], [target], [0]), [f"the target is the model's own translation: {translation}"]
 
     def translate(self, texts: Sequence[str], **options: Unpack[Options]) -> list[str]:
         """Translate each text to one line; a blank text to an empty one.
