@@ -23,7 +23,7 @@ from transom.config.architecture import Architecture
 from transom.config.explaining import path_of
 from transom.config.model import Model
 from transom.config.plugins import PluginRecord, require_plugins
-from transom.config.recipe import model_kinds
+from transom.config.registry import tasks
 from transom.errors import CheckpointError, ConfigError
 from transom.files.checked import read_bytes, read_json
 from transom.files.durable import FORMAT_VERSION, Content, disk_errors, json_bytes, make_folder, remove, remove_leftovers, write_file
@@ -257,10 +257,10 @@ class RunFolder:
 
     def _read_config(self) -> Architecture:
         self.require_plugins()
+        tasks()  # each registers the networks that it alone has
         path = self.path / CONFIG
         raw = read_json(path, MAX_CONFIG_BYTES).get("model")
         try:
-            model_kinds()  # those that tasks bring are registered by then
             config: Architecture = TypeAdapter(Model).validate_python(raw)
         except ValidationError as error:
             first = error.errors()[0]

@@ -9,7 +9,7 @@ from pydantic import model_validator
 
 from transom.config import model as _models  # noqa: F401  # registers the kinds of models
 from transom.config.architecture import Architecture, TextNetwork, Transformer
-from transom.config.brick import SLOTS, Brick, Schema
+from transom.config.brick import SLOTS, Schema
 from transom.config.bricks import MultiHead
 from transom.config.data import Data, PairData, PairTokenizer, Tokenizer
 from transom.config.explaining import check
@@ -230,12 +230,6 @@ def _schema(raw: Mapping[str, Any], place: str) -> type[Recipe]:
     return known[task]
 
 
-def model_kinds() -> dict[str, type[Brick]]:
-    """Return the schemas of all networks by their kind, those that tasks bring among them."""
-    tasks()  # imports their schemas
-    return SLOTS["model"].components
-
-
 def model_config(fields: Mapping[str, Any]) -> Architecture:
     """Check the fields of a model, ``kind`` or ``preset`` among them.
 
@@ -243,7 +237,8 @@ def model_config(fields: Mapping[str, Any]) -> Architecture:
         ConfigError: a field is unknown or does not fit; the message names it.
     """
     raw = _with_preset(fields, "preset") if "preset" in fields else dict(fields)
-    kinds = model_kinds()
+    tasks()  # each registers the networks that it alone has
+    kinds = SLOTS["model"].components
     if (kind := raw.get("kind")) not in kinds:
         raise ConfigError(f"kind: expected a kind of model or a preset, found {kind!r}; {nearest(str(kind), list(kinds))}")
     return cast(Architecture, check(kinds[kind], raw, lambda path: ".".join(path) or "model"))

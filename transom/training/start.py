@@ -12,12 +12,12 @@ from transom.checkpoints.run_folder import RunFolder
 from transom.config.adapter import Lora
 from transom.config.approximations import Linformer
 from transom.config.architecture import Architecture, Transformer
-from transom.config.brick import Brick, Schema
+from transom.config.brick import SLOTS, Brick, Schema
 from transom.config.bricks import Rotary
 from transom.config.explaining import check
 from transom.config.finetune import CHANGEABLE, EFFECTIVE, NOTHING_ASKED, OF_A_TOKENIZER, Asked, is_chosen_anew
 from transom.config.model import Encoder, TextTransformer
-from transom.config.recipe import Recipe, TextRecipe, load_recipe, model_kinds
+from transom.config.recipe import Recipe, TextRecipe, load_recipe
 from transom.config.vision import ImageClassifier
 from transom.data.tokenizer.tokenizer import Tokenizer, Tokenizers
 from transom.errors import CheckpointError, ConfigError
@@ -136,7 +136,7 @@ def _may_start(ours: type[Brick], theirs: type[Brick]) -> bool:
 
 def _kinds_for(ours: Architecture) -> str:
     """Name the kinds of networks whose runs a network may start from."""
-    *kinds, last = [repr(kind) for kind, schema in model_kinds().items() if _may_start(type(ours), schema)]
+    *kinds, last = [repr(kind) for kind, schema in SLOTS["model"].components.items() if _may_start(type(ours), schema)]
     return f"{', '.join(kinds)} or {last}" if kinds else last
 
 
