@@ -8,29 +8,27 @@ from transom.data.reports.report import Report
 from transom.data.split import Splits
 
 
-def report_images(splits: Splits[Images], classes: Sequence[str]) -> Report:
+def report_images(splits: Splits[Images], classes: Sequence[str], noun: str = "image") -> Report:
     """Examine the images of a run.
 
     Args:
         splits: all images.
         classes: by number.
+        noun: what they are images of, for people.
 
     Returns:
-        For each split its size, origin and doubles (``images``) and the number of images of each class (``classes``).
+        For each split its size, origin and doubles (under the noun) and the number of images of each class (``classes``).
     """
     parts, train = splits.parts, splits.train
     keys = {name: part.digests for name, part in parts.items()}
     counts = findings.class_counts({name: part.labels for name, part in parts.items()}, classes)
-    ignored = f"train: {findings.counted(train.n_ignored, 'file')} beside the images passed over: no images by their suffix"
+    ignored = f"train: {findings.counted(train.n_ignored, 'file')} beside the {noun}s passed over: no {noun}s by their suffix"
     problems = [
-        *findings.contradictions(train.digests, train.labels, lambda i: train.names[i], "image", "class than the same file before:"),
-        *findings.overlaps(keys, "image"),
-        *findings.rare_classes(counts["train"], "image"),
+        *findings.contradictions(train.digests, train.labels, lambda i: train.names[i], noun, "class than the same file before:"),
+        *findings.overlaps(keys, noun),
+        *findings.rare_classes(counts["train"], noun),
         *([ignored] if train.n_ignored else []),
     ]
-    images = findings.sizes(parts, keys, "image")
-    lines = findings.summary(images, "image", lambda name: [f"classes: {findings.class_shares(counts[name])}"])
-    return Report(problems, {"images": images, "classes": counts}, lines)
-
-
-"""The name that the tasks still import; goes when they import ``Report``."""
+    sizes = findings.sizes(parts, keys, noun)
+    lines = findings.summary(sizes, noun, lambda name: [f"classes: {findings.class_shares(counts[name])}"])
+    return Report(problems, {f"{noun}s": sizes, "classes": counts}, lines)
