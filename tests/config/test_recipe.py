@@ -150,7 +150,15 @@ def test_packaged_presets_fit_the_schema(write: Load, name: str) -> None:
 def test_packaged_recipes_load_and_begin_with_a_comment(name: str) -> None:
     pairs, text = ["data.train.source=a", "data.train.target=b"], ["data.train.files=a"]
     one = ["data.train.file=a.tsv"]
-    own = {"translation": pairs, "text-pairs": pairs, "text-bpe": text, "text-masked": text, "text-classes": one, "instructions": one}
+    own = {
+        "translation": pairs,
+        "text-pairs": pairs,
+        "text-bpe": text,
+        "text-masked": text,
+        "text-classes": one,
+        "instructions": one,
+        "tags": one,
+    }
     own["images"] = ["data.train.images=a"]
     files = own.get(name, [])
     recipe, base = load_recipe(name, files)

@@ -19,6 +19,7 @@ RECIPES = {
     "masked": "text-masked",
     "classification": "text-classes",
     "embedding": "text-pairs",
+    "tagging": "tags",
     "image-classification": "images",
 }
 COMBINATIONS = [(task, kind) for task, recipe in tasks().items() for kind in members(recipe.model_fields["model"])]
