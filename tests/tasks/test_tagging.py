@@ -1,11 +1,14 @@
 """Tags of words as a task: what it measures, that it learns, what it shows, and which runs it may start from."""
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from tests.size import ROOT
 from tests.training.conftest import changed, measured, sit
 from transom.checkpoints.run_folder import RunFolder
 from transom.config.recipe import load_recipe
@@ -117,3 +120,11 @@ def test_the_packaged_recipe_reaches_its_f1(tmp_path: Path) -> None:
         parts = set_up(recipe, base, folder)
         assert parts.task.report.problems == []
     assert sit(recipe, tmp_path / "run").best["f1"] > 99
+
+
+def test_a_tagger_is_built_from_its_fields_before_anything_of_the_task_is_imported() -> None:
+    fields = {"kind": "token-tagger", "vocab_size": 9, "classes": ["a", "b", "c"], "d_model": 8, "n_heads": 2, "d_ff": 8, "n_layers": 1}
+    calls = "torch.tensor([[2, 3, 4]]), attention_mask=torch.tensor([[1, 1, 0]])"
+    script = f"import torch, transom\nprint(tuple(transom.build({fields})({calls}).shape))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, timeout=60)
+    assert done.stdout == "(1, 3, 3)\n", done.stderr
