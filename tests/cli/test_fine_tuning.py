@@ -150,8 +150,8 @@ def test_a_run_of_the_wrong_kind_is_named(base: Path, trained: Trained, text: Pa
     classify = ["train", "text-classes", "--labelled", labelled, "--out", tmp_path / "classes", "--from"]
     translate = [*trained.command, "--out", tmp_path / "pairs", "--from"]
     for command, folder, expected, found in (
-        (classify, trained.folder, "'encoder', 'text-classifier' or 'text-embedder'", "seq2seq"),
-        (classify, base, "'encoder', 'text-classifier' or 'text-embedder'", "decoder"),
+        (classify, trained.folder, "'encoder', 'text-classifier', 'text-embedder' or 'token-tagger'", "seq2seq"),
+        (classify, base, "'encoder', 'text-classifier', 'text-embedder' or 'token-tagger'", "decoder"),
         (translate, base, "'seq2seq'", "decoder"),
         (tune(trained.folder, text, tmp_path / "text")[:-2], trained.folder, "'decoder'", "seq2seq"),
     ):

@@ -14,7 +14,7 @@ from tests.cli.conftest import Call, Trained
 from transom.cli import recipes
 from transom.cli.answers import answer
 from transom.cli.main import one_line
-from transom.cli.verbs import VERBS
+from transom.cli.verbs import verbs
 
 PYTHON = [sys.executable, "-W", "error"]
 
@@ -23,7 +23,7 @@ def test_help_of_all_verbs_imports_no_engine() -> None:
     script = f"""
 import contextlib, io, sys
 from transom.cli.main import main
-for verb in ["", *{list(VERBS)}]:
+for verb in ["", *{list(verbs())}]:
     with contextlib.redirect_stdout(io.StringIO()) as page:
         assert main([verb, "--help"] if verb else ["--help"]) == 0
     assert "Usage" in page.getvalue() and (not verb or "Examples" in page.getvalue()), verb
@@ -38,7 +38,7 @@ def test_a_recipe_is_copied_without_pytorch(tmp_path: Path) -> None:
     subprocess.run([*PYTHON, "-c", f"{script}; assert 'torch' not in sys.modules"], check=True, timeout=60)
 
 
-@pytest.mark.parametrize("verb", ["", *VERBS])
+@pytest.mark.parametrize("verb", ["", *verbs()])
 def test_help_takes_less_than_half_a_second(verb: str) -> None:
     words = [verb, "--help"] if verb else ["--help"]
     assert any(_seconds(*words) < 0.5 for _ in range(3))
@@ -77,8 +77,8 @@ def test_help_lists_every_verb_and_its_line(transom: Call) -> None:
     for outcome in (transom("--help"), transom()):
         page = " ".join(re.sub("[│╭╮╰╯─]", " ", outcome.out).split())
         assert outcome.code == 0
-        for verb, line in VERBS.items():
-            assert f"{verb} {line}" in page
+        for verb in verbs().values():
+            assert f"{verb.name} {verb.help}" in page
 
 
 def test_a_flag_shows_no_value(transom: Call) -> None:
@@ -102,7 +102,7 @@ def test_version(transom: Call) -> None:
     assert transom("--version").out.startswith("transom 0.")
 
 
-@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("verb", verbs())
 def test_every_verb_offers_json(verb: str, transom: Call) -> None:
     subverbs = {"tokenizer": ["train", "show"], "recipes": ["list", "show", "copy"]}.get(verb, [])
     for words in [[verb, subverb] for subverb in subverbs] or [[verb]]:

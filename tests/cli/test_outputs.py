@@ -8,7 +8,7 @@ import pytest
 
 from tests.cli.conftest import TINY, Call, Trained, sets
 from transom.checkpoints.run_files import CHECKPOINTS, FILES, LOCK
-from transom.cli.verbs import VERBS
+from transom.cli.verbs import verbs
 from transom.errors import ConfigError
 from transom.tasks.train import train
 
@@ -97,7 +97,7 @@ def test_every_output_option_is_among_them(transom: Call) -> None:
     subverbs = {"tokenizer": ["train", "show"], "recipes": ["list", "show", "copy", "patterns"]}
     writing = {
         " ".join(words)
-        for verb in VERBS
+        for verb in verbs()
         for words in [[verb, subverb] for subverb in subverbs.get(verb, [])] or [[verb]]
         if re.search(r"--out(put)?\s+(FILE|DIR)", transom(*words, "--help").out)
     }

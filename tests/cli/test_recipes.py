@@ -94,6 +94,11 @@ def write(root: Path) -> None:
     for name in ("train.csv", "valid.csv"):
         with (root / name).open("w", newline="", encoding="utf-8") as file:
             csv.writer(file).writerows([["text", "label"], *([line, str(i % 2)] for i, line in enumerate(lines(300, 14)))])
+    for name in ("train.conll", "valid.conll", "test.conll"):
+        text(
+            name,
+            [f"{line.replace(' ', chr(9) + 'B-NAME' + chr(10), 1).replace(' ', chr(9) + 'O' + chr(10))}\tO\n" for line in lines(60, 15)],
+        )
     (root / "data/cifar10").mkdir()
     with zipfile.ZipFile(root / "data/cifar10/train.zip", "w") as archive:
         for i in range(40):

@@ -9,11 +9,12 @@ import pytest
 from tests.cli.conftest import Call, Trained
 from tests.cli.test_encoders import classifying, filling, labelled
 from tests.cli.test_language import LanguageRun, spoken
-from transom.cli.verbs import VERBS
+from tests.cli.test_tag import tagged, tagging
+from transom.cli.verbs import verbs
 from transom.decoding.predictors.translator import Translator
 from transom.tasks.load import load_as
 
-__all__ = ["classifying", "filling", "labelled", "spoken"]
+__all__ = ["classifying", "filling", "labelled", "spoken", "tagged", "tagging"]
 AB, SUN = "ab " * 400, "the sun of 3 is a sun " * 9
 
 
@@ -98,6 +99,16 @@ CASES = {
         "1 of 2 texts longer than the 15 tokens that the model reads: read in windows\n",
         lambda value: (value["n_longer"], value["n_left_out"]) == (1, 0),
     ),
+    "tag": Case(
+        ("TAGGING", "--input", "TEXTS"),
+        "1 of 2 texts longer than the 15 tokens that the model reads: read in windows\n",
+        lambda value: [record["windows"] > 1 for record in value] == [False, True],
+    ),
+    "tag --tagged": Case(
+        ("TAGGING", "--tagged", "TAGGED"),
+        "1 of 2 sentences longer than the 15 tokens that the model reads: read in windows\n",
+        lambda value: value["n_longer"] == 1,
+    ),
     "compare-attention": Case(
         ("GENERATING", "--input", "LONG", "--rounds", "1", "--features", "8", "--ranks", "4", "--windows", "4"),
         "of which the model reads the first 15",
@@ -108,7 +119,7 @@ CASES = {
 
 
 @pytest.fixture
-def places(trained: Trained, spoken: LanguageRun, classifying: Path, filling: Path, tmp_path: Path) -> dict[str, Path]:
+def places(trained: Trained, spoken: LanguageRun, classifying: Path, filling: Path, tagging: Path, tmp_path: Path) -> dict[str, Path]:
     """Write a short and a long text in every form that is read."""
     files = {
         "SOURCE": f"ab ba\n{AB}\n",
@@ -117,16 +128,18 @@ def places(trained: Trained, spoken: LanguageRun, classifying: Path, filling: Pa
         "LONG": f"{SUN}\n",
         "GAPS": f"the [MASK] of 3\n{SUN} [MASK]\n",
         "LABELLED": f"a wolf\twild\n{SUN}\tpet\n",
+        "TAGGED": "a\tO\ncat\tB-THING\n\n" + "the\tO\nmap\tB-THING\n" * 9,
     }
     found = {name: tmp_path / f"{name.lower()}.{'tsv' if name == 'LABELLED' else 'txt'}" for name in files}
     for name, content in files.items():
         found[name].write_text(content)
-    runs = {"TRANSLATING": trained.folder, "GENERATING": spoken.folder, "CLASSIFYING": classifying, "FILLING": filling}
+    encoders = {"CLASSIFYING": classifying, "FILLING": filling, "TAGGING": tagging}
+    runs = {"TRANSLATING": trained.folder, "GENERATING": spoken.folder, **encoders}
     return {**found, **runs, "OUT": tmp_path / "out"}
 
 
 def test_every_verb_that_reads_texts_is_here() -> None:
-    assert {name.split()[0] for name in CASES} == set(VERBS) - {
+    assert {name.split()[0] for name in CASES} == set(verbs()) - {
         "train",
         "kernels",
         "plugins",

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -296,6 +297,16 @@ def test_a_wrong_registration_is_refused() -> None:
     implements(Free)(dict)
     with pytest.raises(ConfigError, match=r"component Free: expected one thing that builds it, found builtins\.list beside builtins\.dict"):
         implements(Free)(list)
+
+
+def test_what_builds_a_component_may_be_imported_when_one_is_first_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    schema = ["from transom.config.brick import Brick", "class Late(Brick):", "    IMPLEMENTED_IN = 'late_layer'", "    kind: str = 'late'"]
+    layer = ["from late import Late", "from transom.config.components import implements", "implements(Late)(lambda late: late.kind)"]
+    (tmp_path / "late.py").write_text("\n".join(schema))
+    (tmp_path / "late_layer.py").write_text("\n".join(layer))
+    monkeypatch.syspath_prepend(tmp_path)
+    late = import_module("late").Late()
+    assert "late_layer" not in sys.modules and build(late) == "late"
 
 
 def test_holders_are_rebuilt_however_deep_the_slot_is(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -150,7 +150,8 @@ def test_packaged_presets_fit_the_schema(write: Load, name: str) -> None:
 def test_packaged_recipes_load_and_begin_with_a_comment(name: str) -> None:
     pairs, text = ["data.train.source=a", "data.train.target=b"], ["data.train.files=a"]
     one = ["data.train.file=a.tsv"]
-    own = {"translation": pairs, "text-pairs": pairs, "text-bpe": text, "text-masked": text, "text-classes": one, "instructions": one}
+    own = {"translation": pairs, "text-pairs": pairs, "text-bpe": text, "text-masked": text}
+    own |= dict.fromkeys(("text-classes", "instructions", "tags"), one)
     own["images"], own["audio-classes"] = ["data.train.images=a"], ["data.train.audio=a"]
     files = own.get(name, [])
     recipe, base = load_recipe(name, files)

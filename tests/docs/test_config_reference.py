@@ -52,6 +52,6 @@ def test_the_page_has_every_part_and_its_bounds() -> None:
     assert "## `[training.optimizer]` of kind `adamw`" in page
     parts = [recipe.model_fields["data"].annotation.model_fields["train"] for recipe in tasks().values()]  # type: ignore[union-attr]
     kinds_of_files = {schema for part in parts for schema in schemas(part)}
-    assert page.count("## `[data.train]`") == len(kinds_of_files) == 6
+    assert page.count("## `[data.train]`") == len(kinds_of_files) == 7
     assert page.count("## `[model.norm]` of kind `rmsnorm`") == 1, "what tasks share stands once"
     assert "| `files` | text or list of texts | required |" in page

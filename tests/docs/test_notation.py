@@ -12,6 +12,7 @@ from transom.config.recurrent import RecurrentDecoder, RecurrentSeq2Seq
 from transom.config.vision import ConvolutionalNetwork, VisionTransformer
 from transom.data.tokenizer.special import NAMES
 from transom.inspection.names import sites
+from transom.tasks.tagging.schema import TokenTaggerConfig
 
 PAGE = (ROOT / "docs" / "notation.md").read_text(encoding="utf-8")
 
@@ -28,7 +29,7 @@ def names_in_first_column(title: str) -> set[str]:
 
 
 def test_sizes_are_the_schemas() -> None:
-    of_text = (Seq2Seq, Decoder, MaskedEncoder, TextClassifier, TextEmbedder, RecurrentSeq2Seq, RecurrentDecoder)
+    of_text = (Seq2Seq, Decoder, MaskedEncoder, TextClassifier, TokenTaggerConfig, TextEmbedder, RecurrentSeq2Seq, RecurrentDecoder)
     families = (*of_text, VisionTransformer, ConvolutionalNetwork)
     fields = [field for family in families for field in family.model_fields.items()]
     numbers = {name for name, field in fields if isinstance(field.default, int | float) or field.default is None}
@@ -58,7 +59,13 @@ def test_every_site_is_on_the_page_and_no_other() -> None:
             both_sides,
             *(
                 family.model_validate(sizes | {"n_layers": 1, "vocab_size": 5} | more)
-                for family, more in ((Decoder, {}), (MaskedEncoder, {}), (TextClassifier, {"classes": ("a", "b")}), (TextEmbedder, {}))
+                for family, more in (
+                    (Decoder, {}),
+                    (MaskedEncoder, {}),
+                    (TextClassifier, {"classes": ("a", "b")}),
+                    (TokenTaggerConfig, {"classes": ("a", "b")}),
+                    (TextEmbedder, {}),
+                )
             ),
             VisionTransformer.model_validate(sizes | {"n_layers": 1, "classes": ("a", "b"), "stem": "convolutional"}),
         )

@@ -32,9 +32,10 @@ SHORT_RECIPES = {
     "text-classes": ENCODER,
     "text-masked": ENCODER,
     "text-pairs": ENCODER,
+    "tags": ENCODER,
     **{
         name: [*ENCODER, *sets("data.generate.n_train=200", "data.generate.n_valid=20", "data.generate.n_test=20")]
-        for name in ("languages", "sentences")
+        for name in ("languages", "sentences", "phrasebook-tags")
     },
     "instructions": TEXT,
     "exercises": [*TEXT, *sets("data.generate.n_train=600", "data.generate.n_valid=60", "data.generate.n_test=60")],
@@ -64,6 +65,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (tmp_path / f"{name}.tsv").write_text(
             "".join(f"A film {i} to {word}.\t{label}\n" for i in range(20) for word, label in (("remember", 1), ("forget", 0)))
         )
+    for name in ("train", "test"):
+        (tmp_path / f"{name}.conll").write_text("".join(f"Ana\tB-PER\nsees\tO\n{i}\tO\n\n" for i in range(20)))
     for folder in ("photos", "photos-for-testing"):
         for i in range(12):
             (file := tmp_path / folder / ("cat", "dog")[i % 2] / f"{i}.jpg").parent.mkdir(parents=True, exist_ok=True)
@@ -99,6 +102,7 @@ def test_commands_and_python_run(here: Path, capfd: pytest.CaptureFixture[str]) 
         "classify",
         "fill",
         "embed",
+        "tag",
         "compare-attention",
         "compare-components",
     }

@@ -19,6 +19,7 @@ RECIPES = {
     "masked": "text-masked",
     "classification": "text-classes",
     "embedding": "text-pairs",
+    "tagging": "tags",
     "image-classification": "images",
     "audio-classification": "audio-classes",
 }

@@ -15,6 +15,7 @@ from transom.config.architecture import TextNetwork, TwoSided
 from transom.config.brick import Brick, Schema, listed, members, schemas
 from transom.config.model import MaskedEncoder, Model, TextClassifier, TextEmbedder
 from transom.data.batch import Batch, LabelledBatch, LanguageBatch, MaskedBatch, MatchedBatch, Sequences, TranslationBatch
+from transom.tasks.tagging.schema import TokenTaggerConfig
 
 VOCAB = 9
 TARGET = Sequences.pad([[1, 5, 8, 4], [1, 7]])
@@ -51,6 +52,7 @@ ENCODERS: list[dict[str, Any]] = [
         }
         for pool in ("start", "mean")
     ),
+    {"kind": "token-tagger", "n_layers": 2, "vocab_size": VOCAB, "classes": ["a", "b", "c"], "head_bias": True},
     {"kind": "text-embedder", "n_layers": 2, "vocab_size": VOCAB, "temperature": 0.5, "embedding_norm": False},
 ]
 
@@ -335,8 +337,9 @@ def batch_for(config: TextNetwork, target: Sequences = TARGET, source: Sequences
     match config:
         case TwoSided():
             return TranslationBatch(source, target, LABELS, (0, 1))
-        case MaskedEncoder():
-            return MaskedBatch(source, source.tokens, source.tokens > 4, (0, 1))
+        case MaskedEncoder() | TokenTaggerConfig():
+            labels = source.tokens if isinstance(config, MaskedEncoder) else source.tokens % len(config.classes)
+            return MaskedBatch(source, labels, source.tokens > 4, (0, 1))
         case TextEmbedder():
             return MatchedBatch(source, target, (0, 1))
         case TextClassifier():

@@ -51,6 +51,7 @@ from transom.models.build import build_model
 from transom.models.network import Network
 from transom.planning.flops import count_flops
 from transom.planning.parameters import count_parameters
+from transom.tasks.tagging.schema import TokenTaggerConfig
 from transom.training.objectives.objective import CrossEntropy
 from transom.training.optimizer import build_optimizer
 from transom.training.step import Stepper
@@ -153,7 +154,7 @@ def test_an_encoder_sees_all_of_its_text_and_no_padding(fields: dict[str, Any]) 
     config = described(passing_first(fields | {"attention": fields["attention"] | {"pattern": "full"}}))
     model = built(config)
     whole = model(batch_for(config))
-    real = batch_for(config).counted if isinstance(config, MaskedEncoder) else slice(None)
+    real = batch_for(config).counted if isinstance(config, MaskedEncoder | TokenTaggerConfig) else slice(None)
     assert whole.isfinite().all()
     assert torch.allclose(model(batch_for(config, source=noisy(SOURCE, 8)))[real], whole[real], **CLOSE)
     for place in (0, 4):
@@ -173,7 +174,7 @@ def test_it_learns_and_is_counted_right(fields: dict[str, Any]) -> None:
     model = built(config).float().train()
     assert count_parameters(config).total == sum(parameter.numel() for parameter in model.parameters())
     batch, n_source = batch_for(config), 5 if isinstance(config, TwoSided | Encoder) else 0
-    n_target = 5 if isinstance(config, MaskedEncoder) else 1 if isinstance(config, Encoder) else 4
+    n_target = 5 if isinstance(config, MaskedEncoder | TokenTaggerConfig) else 1 if isinstance(config, Encoder) else 4
     with FlopCounterMode(display=False, custom_mapping=KERNELS) as counter:
         model(batch_for(config, FULL, FULL_SOURCE))  # some bricks do not compute all of the padding
     if isinstance(config, TextEmbedder):  # both sides, and the products of their vectors

@@ -3,18 +3,21 @@
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
+import typer
 from pydantic import Field
 
+from transom.cli.options import Run
 from transom.config.data import Data, Files, Tokenizer
 from transom.config.decoding import Reading
 from transom.config.model import TextClassifier
-from transom.config.options import DataOption, TaskHelp
+from transom.config.options import DataOption, TaskHelp, Verb
 from transom.config.recipe import TextRecipe
 from transom.config.registry import register_task
 from transom.data.pairs.pairs import Pairs
 from transom.data.split import Splits, split_off
 from transom.tasks.classification.schema import ClassificationTraining
 from transom.tasks.classification.task import ClassificationTask
+from transom.tasks.load import load
 
 ABOUT = TaskHelp(
     options=(
@@ -22,6 +25,7 @@ ABOUT = TaskHelp(
         DataOption("--valid-authors", "FOLDER", "The same for validation.", "valid", "folder", "--authors", "the lines to train on"),
     ),
     scored_by="a folder of AUTHOR.txt",
+    verbs=(Verb("authors", "Name the authors that a model knows.", __name__),),
 )
 
 
@@ -86,3 +90,14 @@ class AuthorTask(ClassificationTask):
         train = read(recipe.data.train)
         train, valid = split_off(train, train.source, 0.1, "lines") if recipe.data.valid is None else (train, read(recipe.data.valid))
         return Splits(train, valid)
+
+
+EXAMPLES = "\ntransom authors runs/lines\n"
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command()
+def authors(run: Run) -> None:
+    """A line of all names."""
+    print(*load(run).model.config.classes)

@@ -30,7 +30,7 @@ from transom.planning.precision import choose_precision
 from transom.training.events import Event, Stepped
 
 SHORT = ["training.max_steps=2", "training.precision=auto"]
-TASKS = ["languages", "language", "instruction", "masked", "classes", "pairs", "vision"]
+TASKS = ["languages", "language", "instruction", "masked", "classes", "pairs", "tags", "vision"]
 VARIABLES = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "GLOO_SOCKET_IFNAME", "OMP_NUM_THREADS")
 
 
@@ -114,6 +114,8 @@ def predict(run: Any, images: Path) -> None:
             run.fill(["the [MASK]"])
         case "Classifier":
             run.classify(texts)
+        case "Tagger":
+            run.tag(texts)
         case "Embedder":
             run.embed(texts)
         case "ImageClassifier":

@@ -101,6 +101,9 @@ def test_a_task_from_outside_is_served_like_any_other(tmp_path: Path) -> None:
         ["translate", run, "a day"],
         ["embed", run, "a day", "oh no"],
         ["tokenizer", "train", recipe, "--authors", str(folder), "--out", str(tmp_path / "tokenizer.json")],
+        ["--help"],
+        ["authors", "--help"],
+        ["authors", run],
     )
     _, page, _ = next(outcomes)
     assert "--authors" in page and "For a critic: a folder of AUTHOR.txt." in page and "--labelled" in page
@@ -117,6 +120,9 @@ def test_a_task_from_outside_is_served_like_any_other(tmp_path: Path) -> None:
     assert next(outcomes)[0] == 0
     code, _, err = next(outcomes)
     assert code == 0 and "learning symbols from 125 texts" in err
+    assert "Name the authors that a model knows." in next(outcomes)[1]
+    assert "transom authors runs/lines" in next(outcomes)[1]
+    assert next(outcomes)[:2] == (0, "ann bob\n")
 
 
 def test_without_it_its_run_is_refused_in_a_line(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from transom.tasks.embedding.schema import EmbeddingRecipe
 from transom.training.events import Stepped
 
 
-@pytest.fixture(params=["masked", "classes", "pairs", "languages", "vision", "convolutional"])
+@pytest.fixture(params=["masked", "classes", "pairs", "tags", "languages", "vision", "convolutional"])
 def recipe(request: pytest.FixtureRequest) -> Recipe:
     found: Recipe = request.getfixturevalue(request.param)
     return found

@@ -15,6 +15,7 @@ from transom.tasks.classification.schema import ClassificationRecipe
 from transom.tasks.embedding.schema import EmbeddingRecipe
 from transom.tasks.image_classification.schema import ImageRecipe
 from transom.tasks.masked.schema import MaskedRecipe
+from transom.tasks.tagging.schema import TaggingRecipe
 from transom.tasks.task import set_up
 from transom.tasks.translation.schema import TranslationRecipe
 from transom.training.events import Finished
@@ -72,6 +73,22 @@ def pairs(tmp_path: Path) -> EmbeddingRecipe:
     data = {part: {"source": str(tmp_path / f"left.{part}"), "target": str(tmp_path / f"right.{part}")} for part in parts}
     tokenizer = {"kind": "whitespace", "vocab_size": 60}
     return EmbeddingRecipe.model_validate({"data": data, "tokenizer": tokenizer, "model": MODEL, "training": TRAINING})
+
+
+@pytest.fixture
+def tags(tmp_path: Path) -> TaggingRecipe:
+    """Sentences of people and things, of which an entity has one word or two."""
+    names = ["Ana", "Luis\tB-PER\nTorres", "Elena"]
+    sentences = [
+        f"{i}\tO\nthe\tO\n{colour}\tO\n{animal}\tB-ANIMAL\nsees\tO\n{name}\t{'I' if 'Torres' in name else 'B'}-PER\n"
+        for i in range(8)
+        for colour in COLOURS
+        for animal, name in zip(ANIMALS, names, strict=True)
+    ]
+    (tmp_path / "tagged.conll").write_text("\n".join(sentences))
+    data = {"train": {"file": str(tmp_path / "tagged.conll")}}
+    tokenizer = {"kind": "whitespace", "vocab_size": 60}
+    return TaggingRecipe.model_validate({"data": data, "tokenizer": tokenizer, "model": MODEL, "training": TRAINING})
 
 
 @pytest.fixture

@@ -115,10 +115,10 @@ def _told(sitting: "Sitting") -> list[str]:
 
 def _summary(sittings: Sequence["Sitting"]) -> dict[str, dict[str, float]]:
     """Return mean and sample standard deviation of each figure."""
-    from transom.training.figures import VALIDATED, tags
+    from transom.training.figures import metrics, tags
 
     endings = ["", *(f"/{tag}" for tag in tags(sittings[0].best))]
-    names = [figure.key + ending for ending in endings for figure in VALIDATED if figure.key + ending in sittings[0].best]
+    names = [figure.key + ending for ending in endings for figure in metrics() if figure.key + ending in sittings[0].best]
     columns = {name: [sitting.best[name] for sitting in sittings] for name in names}
     spread = {name: statistics.stdev(values) if len(values) > 1 else 0.0 for name, values in columns.items()}
     return {"mean": {name: statistics.fmean(values) for name, values in columns.items()}, "spread": spread}

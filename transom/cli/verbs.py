@@ -10,32 +10,33 @@ from typer.core import TyperCommand, TyperGroup
 
 from transom import __version__
 from transom.config.names import nearest
+from transom.config.options import Verb
+from transom.config.registry import task_helps
 from transom.errors import ConfigError
 from transom.tasks.imports import signals_held
 
-VERBS = {
-    "train": "Train a model from a recipe, or on your own files.",
-    "translate": "Translate a sentence, a file or standard input.",
-    "evaluate": "Translate a test set and score it: BLEU and chrF.",
-    "generate": "Go on with a text, as it is drawn.",
-    "fill": "Name the words behind the masks of a text.",
-    "classify": "Name the class of a text, or of each line of a file.",
-    "embed": "Give each text a vector, and how alike texts are.",
-    "score": "Give log p of texts, or of translations, and the perplexity.",
-    "compare": "Tell whether one model is better than another: paired bootstrap.",
-    "compare-attention": "Measure what approximations of attention would make of a model: error, time and memory.",
-    "kernels": "Show which fast path computes each operation on this machine, and why.",
-    "compare-components": "Train a recipe with other components, from the same seeds: loss, speed and parameters side by side.",
-    "plugins": "List the plugins that installed packages offer.",
-    "recipes": "List, show or copy the packaged recipes.",
-    "tokenizer": "Train a tokenizer, or show how it splits a sentence.",
-    "demo": "Train the built-in phrasebook translator and look at what it learned.",
-}
-"""Each verb's file in this room, and its one line of help."""
+TRAIN = Verb("train", "Train a model from a recipe, or on your own files.")
+OTHERS = (
+    Verb("score", "Give log p of texts, or of translations, and the perplexity."),
+    Verb("compare", "Tell whether one model is better than another: paired bootstrap."),
+    Verb("compare-attention", "Measure what approximations of attention would make of a model: error, time and memory."),
+    Verb("kernels", "Show which fast path computes each operation on this machine, and why."),
+    Verb("compare-components", "Train a recipe with other components, from the same seeds: loss, speed and parameters side by side."),
+    Verb("plugins", "List the plugins that installed packages offer."),
+    Verb("recipes", "List, show or copy the packaged recipes."),
+    Verb("tokenizer", "Train a tokenizer, or show how it splits a sentence."),
+    Verb("demo", "Train the built-in phrasebook translator and look at what it learned."),
+)
+"""The verbs that no task brings."""
 
 
 WITHOUT_PLUGINS = {"demo", "plugins", "list", "copy", "show"}
 """The verbs, and commands of verbs, that meet no component and no task: they do not take ``--plugin``."""
+
+
+def verbs() -> dict[str, Verb]:
+    """Return all verbs by name, in the order in which they are listed: those of tasks stand between ``TRAIN`` and ``OTHERS``."""
+    return {verb.name: verb for verb in (TRAIN, *(verb for told in task_helps() for verb in told.verbs), *OTHERS)}
 
 
 class Verbs(TyperGroup):
@@ -52,19 +53,21 @@ class Verbs(TyperGroup):
         return super().resolve_command(ctx, args)
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """Return the verbs in the order of the table."""
-        return list(VERBS)
+        """Return the verbs in their order."""
+        return list(verbs())
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """Import a verb."""
         if cmd_name in self.commands:
             return self.commands[cmd_name]
-        if cmd_name not in VERBS:
-            raise ConfigError(f"expected a verb, found {cmd_name!r}; {nearest(cmd_name, list(VERBS))}")
-        verb = import_module(f"transom.cli.{cmd_name.replace('-', '_')}")
-        command = typer.main.get_command(verb.app)
+        known = verbs()
+        if cmd_name not in known:
+            raise ConfigError(f"expected a verb, found {cmd_name!r}; {nearest(cmd_name, list(known))}")
+        verb = known[cmd_name]
+        module = import_module(verb.module or f"transom.cli.{cmd_name.replace('-', '_')}")
+        command = typer.main.get_command(module.app)
         command.name = cmd_name
-        command.help = f"{VERBS[cmd_name]}\n\n{command.help or ''}\n\n\b\n[bold]Examples[/bold]{verb.EXAMPLES}".strip()
+        command.help = f"{verb.help}\n\n{command.help or ''}\n\n\b\n[bold]Examples[/bold]{module.EXAMPLES}".strip()
         for each in (command, *getattr(command, "commands", {}).values()):
             if each.name not in WITHOUT_PLUGINS and not hasattr(each, "commands"):
                 each.params.insert(-1, _plugin_option())
@@ -72,8 +75,8 @@ class Verbs(TyperGroup):
         return command
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        """List the verbs from the table; none needs to be imported for that."""
-        self.commands = {name: TyperCommand(name, help=line) for name, line in VERBS.items()}
+        """List the verbs; none needs to be imported for that."""
+        self.commands = {name: TyperCommand(name, help=verb.help) for name, verb in verbs().items()}
         _without_values(self.get_params(ctx))
         super().format_help(ctx, formatter)
 

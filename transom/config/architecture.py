@@ -44,6 +44,13 @@ class Architecture(Brick):
             raise TypeError(f"{cls.__name__}: expected FAMILY, the words for this kind of network, found none")
 
     @property
+    def n_logits(self) -> int:
+        """Logits per place: one per class, or one per symbol of the last vocabulary."""
+        found: int | tuple[str, ...] | None = getattr(self, "classes" if "classes" in self.FROM_DATA else self.VOCABULARIES[-1])
+        assert found is not None, "the vocabulary sizes come from the tokenizer"
+        return found if isinstance(found, int) else len(found)
+
+    @property
     def stacks(self) -> tuple[int, ...]:
         """How many layers each stack has."""
         return tuple(getattr(self, name) for name in ("n_encoder_layers", "n_decoder_layers", "n_layers") if hasattr(self, name))

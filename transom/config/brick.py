@@ -1,7 +1,7 @@
 """The base of every schema class: closed, frozen, and spelled as one word where that is enough; and the slots that hold components."""
 
 from types import UnionType
-from typing import Annotated, Any, Union, get_args, get_origin
+from typing import Annotated, Any, ClassVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, field_validator, model_validator
 from pydantic.fields import FieldInfo
@@ -43,6 +43,9 @@ class Brick(Schema):
     In a recipe ``norm = "layernorm"`` is short for ``norm = { kind = "layernorm" }``, and a table without ``kind`` is of the default's.
     Its docstring has the equation with its source, and behind ``Cost and use:`` the advice of docs/bricks.md.
     """
+
+    IMPLEMENTED_IN: ClassVar[str] = ""
+    """Module whose import registers what builds it, where importing the schema does not: it is imported when one is first built."""
 
     kind: str
 

@@ -13,6 +13,7 @@ From then on every recipe field of that slot accepts it; errors, the reference o
 """
 
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any, TypeVar
 
 from transom.config.brick import SLOTS, Brick, Schema, kinds, listed, schemas
@@ -86,6 +87,8 @@ def implementation(config: Brick) -> Callable[..., Any]:
     Raises:
         ConfigError: nothing was.
     """
+    if type(config) not in _BUILDERS and config.IMPLEMENTED_IN:
+        import_module(config.IMPLEMENTED_IN)
     if (builder := _BUILDERS.get(type(config))) is None:
         name = type(config).__name__
         raise ConfigError(f"component {name}: expected what builds it, found nothing; decorate a layer with @implements({name})")

@@ -139,7 +139,7 @@ def _owners(path: Path, schema: type[Schema], raw: Any) -> list[type[Schema]]:
 
 
 def _neighbours(path: Path, schema: type[Schema], raw: Mapping[str, Any]) -> str:
-    if kinds := _kinds_with(path, schema):
+    if len(path) > 1 and (kinds := _kinds_with(path, schema, raw)):
         return f"it goes with {'.'.join(path[:-1])}.kind = {' or '.join(map(repr, kinds))}"
     here = {".".join((*path[:-1], name)): name for owner in _owners(path[:-1], schema, raw) for name in owner.model_fields}
     if path[:-1] == ("model",):
@@ -152,11 +152,10 @@ def _neighbours(path: Path, schema: type[Schema], raw: Mapping[str, Any]) -> str
     return f"fields of {'.'.join(path[:-1]) or 'a recipe'} are {', '.join(here.values())}" if here else "it is not a table"
 
 
-def _kinds_with(path: Path, schema: type[Schema]) -> list[str]:
-    """Name the kinds of the brick at a field's place that have the field."""
-    owners = [schema]
-    for part in path[:-1]:
-        owners = [below for owner in owners if part in owner.model_fields for below in schemas(owner.model_fields[part])]
+def _kinds_with(path: Path, schema: type[Schema], raw: Mapping[str, Any]) -> list[str]:
+    """Name the kinds of the brick at a field's place that have the field, within the kinds that the input chose around it."""
+    holders = [owner.model_fields[path[-2]] for owner in _owners(path[:-2], schema, raw) if path[-2] in owner.model_fields]
+    owners = [owner for field in holders for owner in schemas(field)]
     return [kind for owner in owners if path[-1] in owner.model_fields for kind in kinds(owner)]
 
 

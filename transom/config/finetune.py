@@ -7,10 +7,8 @@ from typing import Any, NamedTuple
 from transom.config.recipe import Recipe, check_recipe, read_recipe
 from transom.errors import ConfigError
 
-CHOSEN_ANEW = {"kind", "pool", "classes", "temperature", "mask"} | {
-    f"{place}dropout" for place in ("", "attention_", "feed_forward_", "pooler_", "head_")
-}
-"""Fields of a model that are the recipe's in fine-tuning: no weight of the shared part depends on them."""
+CHOSEN_ANEW = {"kind", "pool", "classes", "temperature", "mask"}
+"""Fields of a model that are the recipe's in fine-tuning, as are all dropouts: no weight of the shared part depends on them."""
 
 CHANGEABLE = {
     "max_seq_len",
@@ -26,6 +24,11 @@ EFFECTIVE = {"n_kv_heads": "key_heads", "d_head": "width_of_head", "d_value": "w
 
 OF_A_TOKENIZER = ("kind", "vocab_size", "lowercase", "joint")
 """Fields of a tokenizer that its symbols depend on."""
+
+
+def is_chosen_anew(name: str) -> bool:
+    """Tell whether a field of a model is the recipe's in fine-tuning, not the other run's."""
+    return name in CHOSEN_ANEW or name.endswith("dropout")
 
 
 class Asked(NamedTuple):
@@ -82,7 +85,7 @@ def load_training(where: str | Path, overrides: Sequence[str] = ()) -> tuple[Rec
         if not (isinstance(training, Mapping) and training.get("start_from", "none") != "none"):
             raise
         packaged = {} if read_recipe(where, own=True).tables else _spelled_out(read_recipe(where).tables.get("model", {}))
-        anew = {name: value for name, value in asked.of("model").items() if name in CHOSEN_ANEW}
+        anew = {name: value for name, value in asked.of("model").items() if is_chosen_anew(name)}
         same_kind = anew.get("kind", packaged.get("kind")) == packaged.get("kind")
         raw.tables["model"] = _laid(packaged if same_kind else {}, anew)
         try:

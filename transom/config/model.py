@@ -146,6 +146,11 @@ class MaskedEncoder(Encoder):
     kind: Literal["encoder"] = "encoder"
     tie: bool = Field(True, description="share one matrix between the embedding and the output map")
 
+    @property
+    def n_logits(self) -> int:
+        """One per row of the embedding."""
+        return self.n_embeddings
+
 
 class TextClassifier(Encoder):
     """An encoder that names the class of a text."""
@@ -169,6 +174,11 @@ class TextEmbedder(Encoder):
     kind: Literal["text-embedder"] = "text-embedder"
     pool: Literal["start", "mean"] = Field("mean", description="a text's vector: that of its start symbol, or the mean of all")
     temperature: float = Field(0.05, gt=0, le=10, description="cosines are divided by it before their softmax (Gao et al. 2021, eq. 1)")
+
+    @property
+    def n_logits(self) -> int:
+        """None: what it compares are vectors."""
+        return 0
 
     @model_validator(mode="after")
     def _vectors_have_no_logits(self) -> "TextEmbedder":

@@ -31,6 +31,20 @@ class DataOption(NamedTuple):
     is_text: bool = True
 
 
+class Verb(NamedTuple):
+    """A verb of the command line.
+
+    Attributes:
+        name: as in ``transom translate``.
+        help: one line.
+        module: has its ``app`` and ``EXAMPLES``; left out, the file of its name in ``transom/cli/``.
+    """
+
+    name: str
+    help: str
+    module: str = ""
+
+
 class TaskHelp(NamedTuple):
     """What the command line tells of a task.
 
@@ -41,11 +55,13 @@ class TaskHelp(NamedTuple):
         options: of ``transom train``.
         order: its place where tasks are listed, from low to high.
         scored_by: what ``transom classify --labelled`` scores its models by, where it has classes.
+        verbs: those that the task brings; a verb that serves several tasks is brought by one of them.
     """
 
     options: tuple[DataOption, ...]
     order: int = 100
     scored_by: str = ""
+    verbs: tuple[Verb, ...] = ()
 
 
 def flags(options: tuple[DataOption, ...]) -> str:

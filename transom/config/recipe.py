@@ -23,6 +23,22 @@ from transom.config.training import ConsistentTraining, TextTraining, Training
 from transom.errors import ConfigError
 
 
+class Metric(NamedTuple):
+    """One figure of a validation.
+
+    Attributes:
+        key: its field in ``metrics.jsonl``.
+        name: for people.
+        digits: after the point.
+        unit: where it has one.
+    """
+
+    key: str
+    name: str
+    digits: int
+    unit: str = ""
+
+
 class Recipe(Schema):
     """What every task's recipe has: a task, its data, a model, and how it is trained and answers."""
 
@@ -40,6 +56,9 @@ class Recipe(Schema):
 
     EXAMPLE: ClassVar[tuple[str, str]]
     """What may follow the verb and the run folder, and what the method may be called with."""
+
+    METRICS: ClassVar[tuple[Metric, ...]] = ()
+    """What validations measure beside the figures that several tasks have (``training/figures.py``)."""
 
     OF_PREFIX: ClassVar[Sight] = "none"
     """How much of a text an attention pattern of kind ``prefix`` lets it see: nothing where the task's texts have no prefix."""

@@ -18,7 +18,7 @@ from transom.inspection.patterns import pattern_picture, shown_views
 from transom.inspection.pictures import alignment_picture
 from transom.inspection.samples import SECTIONS as SAMPLES
 from transom.inspection.tables import facts_table, scrolled, table
-from transom.training.figures import VALIDATED, tags
+from transom.training.figures import metrics, tags
 
 Mark = tuple[float, str] | None
 Panel = tuple[str, list[tuple[str, str, str]], Mark, bool]
@@ -120,6 +120,7 @@ def _curves(facts: Facts) -> list[Element]:
         ),
         ("Bits a byte of text", [("validation", "validation", "bits_per_byte")], mark, False),
         ("Validation accuracy, in %", [("validation", "validation", "accuracy")], mark, False),
+        *_of_task(facts, mark),
         ("Validation BLEU and chrF", [("BLEU", "validation", "bleu"), ("chrF", "validation", "chrf")], mark, True),
         *_of_languages(facts, mark),
         ("Busiest expert's load, over the mean", [("load", "train", "expert_load")], None, False),
@@ -137,6 +138,12 @@ def _curves(facts: Facts) -> list[Element]:
     return [node("div", *figures, class_="curves"), *_validations(facts)] if figures else []
 
 
+def _of_task(facts: Facts, mark: Mark) -> list[Panel]:
+    """Lay out the figures that the run's task alone has."""
+    titles = {each: f"Validation {each.name}{f', in {each.unit}' if each.unit else ''}" for each in facts.recipe.METRICS}
+    return [(title, [(each.name, "validation", each.key)], mark, False) for each, title in titles.items()]
+
+
 def _of_languages(facts: Facts, mark: Mark) -> list[Panel]:
     """Lay out the losses and scores of each target language, where there are several."""
     found = tags(facts.validations[0]) if facts.validations else []
@@ -150,7 +157,7 @@ def _validations(facts: Facts) -> list[Element]:
     every = [
         (f"{figure.name} {tag}".strip(), f"{figure.key}/{tag}".strip("/"), figure.digits)
         for tag in ("", *tags(facts.validations[0]))
-        for figure in VALIDATED
+        for figure in metrics()
     ]
     columns = [column for column in every if any(column[1] in record for record in facts.validations)]
     rows = [

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from transom.config.architecture import Architecture, Transformer
-from transom.config.model import Decoder, Encoder, MaskedEncoder, Seq2Seq, TextClassifier, TextEmbedder
+from transom.config.model import Decoder, Encoder, MaskedEncoder, Seq2Seq, TextClassifier
 from transom.config.recurrent import RecurrentDecoder, RecurrentSeq2Seq
 from transom.config.vision import ConvolutionalNetwork, ImageClassifier, VisionTransformer
 from transom.layers.masks.rule import LOOKING_BACK, SAME_SEGMENT, Places, Rule, build_rules
@@ -79,21 +79,8 @@ def count_flops(config: Architecture, batch: int, source: int, target: int) -> F
         parts["transform"] = 2 * c.d_model**2 * n_source
     if isinstance(c, TextClassifier):
         parts["pooler"] = 2 * c.d_model**2 * n_target
-    if isinstance(c, TextEmbedder):
-        return Flops(parts)  # its logits are products of texts, not of weights
-    parts["unembedding"] = 2 * c.d_model * _logits(c) * n_target
+    parts["unembedding"] = 2 * c.d_model * c.n_logits * n_target
     return Flops(parts)
-
-
-def _logits(c: Architecture) -> int:
-    """Count the logits at a place."""
-    if isinstance(c, TextClassifier | ImageClassifier):
-        return len(c.classes)
-    if isinstance(c, Encoder):
-        return c.n_embeddings
-    vocab_size = getattr(c, c.VOCABULARIES[-1])
-    assert vocab_size, "the vocabulary sizes come from the tokenizer"
-    return int(vocab_size)
 
 
 def _self_attention(c: Transformer, n_layers: int, batch: int, length: int, family: Rule) -> int:

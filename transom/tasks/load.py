@@ -36,8 +36,7 @@ def load(folder: str | Path, precision: PrecisionName = "auto", plugins: Sequenc
         plugins: files and modules to import first: those that the run was trained with.
 
     Returns:
-        What the task has for that: a ``Translator``, ``Generator``, ``Filler``, ``Classifier``, ``ImageClassifier`` or ``Embedder`` of
-        ``transom.decoding.predictors`` for the tasks that come with the package.
+        What the task has for that, its ``PREDICTOR``, such as a ``Translator`` or a ``Generator``.
 
     Raises:
         CheckpointError: there is no intact run in the folder.

@@ -1,34 +1,27 @@
 """What a validation measures, as people read it."""
 
 from collections.abc import Mapping
-from typing import NamedTuple
 
-
-class Measured(NamedTuple):
-    """One figure of a validation.
-
-    Attributes:
-        key: its field in ``metrics.jsonl``.
-        name: for people.
-        digits: behind the point.
-        unit: where it has one.
-    """
-
-    key: str
-    name: str
-    digits: int
-    unit: str = ""
-
+from transom.config.recipe import Metric
+from transom.config.registry import registered_tasks
 
 VALIDATED = (
-    Measured("loss", "loss", 4, "nats"),
-    Measured("perplexity", "perplexity", 3),
-    Measured("bits_per_byte", "bits a byte", 4),
-    Measured("accuracy", "accuracy", 2, "%"),
-    Measured("bleu", "BLEU", 2),
-    Measured("chrf", "chrF", 2),
+    Metric("loss", "loss", 4, "nats"),
+    Metric("perplexity", "perplexity", 3),
+    Metric("bits_per_byte", "bits a byte", 4),
+    Metric("accuracy", "accuracy", 2, "%"),
+    Metric("bleu", "BLEU", 2),
+    Metric("chrf", "chrF", 2),
 )
-"""The figures, the most general first; a validation has some of them. The loss is a mean over what is counted."""
+"""The figures of several tasks, the most general first; a validation has some of them. The loss is a mean over what is counted."""
+
+
+def metrics() -> list[Metric]:
+    """List all figures that validations may have: those of several tasks, then those that single tasks bring."""
+    found = dict[str, Metric]()
+    for metric in (*VALIDATED, *(metric for recipe in registered_tasks() for metric in recipe.METRICS)):
+        found.setdefault(metric.key, metric)
+    return list(found.values())
 
 
 def spelled(figures: Mapping[str, float | None]) -> list[str]:
@@ -43,7 +36,7 @@ def spelled(figures: Mapping[str, float | None]) -> list[str]:
 
 
 def _spelled(figures: Mapping[str, float | None], ending: str) -> list[str]:
-    found = [(figure, value) for figure in VALIDATED if (value := figures.get(figure.key + ending)) is not None]
+    found = [(figure, value) for figure in metrics() if (value := figures.get(figure.key + ending)) is not None]
     return [f"{figure.name} {value:.{figure.digits}f} {figure.unit}".rstrip() for figure, value in found]
 
 

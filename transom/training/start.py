@@ -12,10 +12,10 @@ from transom.checkpoints.run_folder import RunFolder
 from transom.config.adapter import Lora
 from transom.config.approximations import Linformer
 from transom.config.architecture import Architecture, Transformer
-from transom.config.brick import Schema
+from transom.config.brick import SLOTS, Brick, Schema
 from transom.config.bricks import Rotary
 from transom.config.explaining import check
-from transom.config.finetune import CHANGEABLE, CHOSEN_ANEW, EFFECTIVE, NOTHING_ASKED, OF_A_TOKENIZER, Asked
+from transom.config.finetune import CHANGEABLE, EFFECTIVE, NOTHING_ASKED, OF_A_TOKENIZER, Asked, is_chosen_anew
 from transom.config.model import Encoder, TextTransformer
 from transom.config.recipe import Recipe, TextRecipe, load_recipe
 from transom.config.vision import ImageClassifier
@@ -80,7 +80,7 @@ def shaped_like(recipe: Recipe, folder: Path, asked: Asked = NOTHING_ASKED) -> S
     """
     run = RunFolder.open(folder)
     model = run.load_config()
-    if not _may_start(recipe.model, model):
+    if not _may_start(type(recipe.model), type(model)):
         raise ConfigError(
             f"training.start_from = {str(folder)!r}: expected a run of {_kinds_for(recipe.model)}, whose weights fit {recipe.model.kind!r},"
             f" found a run of {model.kind!r}; name another run or choose another recipe"
@@ -130,19 +130,22 @@ def laid_over(recipe: Recipe, model: Architecture, asked: Asked) -> Recipe:
     return recipe.model_copy(update={"model": made})
 
 
-def _may_start(ours: Architecture, theirs: Architecture) -> bool:
-    return ours.kind == theirs.kind or (isinstance(ours, Encoder) and isinstance(theirs, Encoder))
+def _may_start(ours: type[Brick], theirs: type[Brick]) -> bool:
+    return ours is theirs or (issubclass(ours, Encoder) and issubclass(theirs, Encoder))
 
 
 def _kinds_for(ours: Architecture) -> str:
     """Name the kinds of networks whose runs a network may start from."""
-    return "'encoder', 'text-classifier' or 'text-embedder'" if isinstance(ours, Encoder) else repr(ours.kind)
+    *kinds, last = [repr(kind) for kind, schema in SLOTS["model"].components.items() if _may_start(type(ours), schema)]
+    return f"{', '.join(kinds)} or {last}" if kinds else last
 
 
 def _shared(ours: Architecture, theirs: Architecture) -> list[str]:
     """Name the fields that are taken over from a run's model."""
-    anew = (CHOSEN_ANEW | {"image_size"}) - CHOSEN_BY_RUN if isinstance(theirs, ImageClassifier) else CHOSEN_ANEW
-    return [name for name in type(theirs).model_fields if name in type(ours).model_fields and name not in anew]
+    both = [name for name in type(theirs).model_fields if name in type(ours).model_fields]
+    if isinstance(theirs, ImageClassifier):
+        return [name for name in both if name in CHOSEN_BY_RUN or not (name == "image_size" or is_chosen_anew(name))]
+    return [name for name in both if not is_chosen_anew(name)]
 
 
 def _differences(old: Schema, new: Schema, names: Iterable[str], prefix: str = "") -> Iterator[tuple[str, object, object]]:

@@ -7,7 +7,7 @@ from pydantic import Field
 from transom.config.data import Data, LabelledFiles, Phrasebook, Tokenizer
 from transom.config.decoding import Reading
 from transom.config.model import TextClassifier
-from transom.config.options import DataOption, TaskHelp
+from transom.config.options import DataOption, TaskHelp, Verb
 from transom.config.recipe import TextRecipe
 from transom.config.registry import register_task
 from transom.config.training import ConsistentTraining, EncoderTraining
@@ -29,6 +29,7 @@ ABOUT = TaskHelp(
     ),
     order=5,
     scored_by="a .tsv, .csv or .jsonl file of texts and their classes",
+    verbs=(Verb("classify", "Name the class of a text, or of each line of a file."),),
 )
 
 

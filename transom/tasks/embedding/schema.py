@@ -7,12 +7,12 @@ from pydantic import Field, model_validator
 from transom.config.data import PairData, PairTokenizer
 from transom.config.decoding import Reading
 from transom.config.model import TextEmbedder
-from transom.config.options import PAIRS, TaskHelp
+from transom.config.options import PAIRS, TaskHelp, Verb
 from transom.config.recipe import PairRecipe
 from transom.config.registry import register_task
 from transom.config.training import EncoderTraining
 
-ABOUT = TaskHelp(options=PAIRS, order=6)
+ABOUT = TaskHelp(options=PAIRS, order=6, verbs=(Verb("embed", "Give each text a vector, and how alike texts are."),))
 
 
 class EmbeddingTraining(EncoderTraining):

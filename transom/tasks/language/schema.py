@@ -7,12 +7,12 @@ from pydantic import Field, model_validator
 from transom.config.data import TextData, Tokenizer
 from transom.config.decoding import Sampling
 from transom.config.model import Decoder, LanguageModel
-from transom.config.options import TEXT, TaskHelp
+from transom.config.options import TEXT, TaskHelp, Verb
 from transom.config.recipe import TextRecipe
 from transom.config.registry import register_task
 from transom.config.training import AdamW, AdamWTraining, AnyExits, ConsistentTraining, NoExits, Optimizer
 
-ABOUT = TaskHelp(options=TEXT, order=2)
+ABOUT = TaskHelp(options=TEXT, order=2, verbs=(Verb("generate", "Go on with a text, as it is drawn."),))
 
 
 class LanguageTraining(AdamWTraining, ConsistentTraining):

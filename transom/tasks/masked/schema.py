@@ -7,12 +7,12 @@ from pydantic import Field
 from transom.config.data import TextData, Tokenizer
 from transom.config.decoding import Reading
 from transom.config.model import MaskedEncoder
-from transom.config.options import TEXT, TaskHelp
+from transom.config.options import TEXT, TaskHelp, Verb
 from transom.config.recipe import TextRecipe
 from transom.config.registry import register_task
 from transom.config.training import EncoderTraining
 
-ABOUT = TaskHelp(options=TEXT, order=4)
+ABOUT = TaskHelp(options=TEXT, order=4, verbs=(Verb("fill", "Name the words behind the masks of a text."),))
 
 
 class MaskedTraining(EncoderTraining):

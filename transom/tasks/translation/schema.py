@@ -8,12 +8,19 @@ from pydantic import Field, model_validator
 from transom.config.data import Files, Language, PairData, PairTokenizer
 from transom.config.decoding import Decoding
 from transom.config.model import PairModel, Seq2Seq
-from transom.config.options import PAIRS, TaskHelp
+from transom.config.options import PAIRS, TaskHelp, Verb
 from transom.config.recipe import PairRecipe
 from transom.config.registry import register_task
 from transom.config.training import ConsistentTraining
 
-ABOUT = TaskHelp(options=PAIRS, order=1)
+ABOUT = TaskHelp(
+    options=PAIRS,
+    order=1,
+    verbs=(
+        Verb("translate", "Translate a sentence, a file or standard input."),
+        Verb("evaluate", "Translate a test set and score it: BLEU and chrF."),
+    ),
+)
 
 
 class TranslationData(PairData):

@@ -1,0 +1,1 @@
+"""Taggers of words."""

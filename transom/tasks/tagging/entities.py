@@ -1,0 +1,141 @@
+"""Entities as tags of words: IOB2 (B-PER, I-PER, O), IOBES (also S-PER for a single word and E-PER for the last one), and entity F1."""
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from typing import Literal, NamedTuple
+
+Scheme = Literal["plain", "iob", "iobes"]
+"""How tags are read: each for itself, such as parts of speech, or several together as the label of an entity."""
+
+OUTSIDE = "O"
+_ENTITY_TAG = re.compile("[BIES]-.+")
+
+
+class Entity(NamedTuple):
+    """Consecutive words with one label.
+
+    Attributes:
+        label: such as PER.
+        start: index of the first word.
+        end: index after the last word.
+    """
+
+    label: str
+    start: int
+    end: int
+
+
+class EntityScores(NamedTuple):
+    """Precision, recall and F1 of entities.
+
+    Attributes:
+        n: number of expected entities.
+        precision: fraction of the found entities that are expected.
+        recall: fraction of the expected entities that are found.
+        f1: harmonic mean of precision and recall.
+    """
+
+    n: int
+    precision: float
+    recall: float
+    f1: float
+
+
+def scheme_of(tags: Iterable[str]) -> Scheme:
+    """Infer the scheme of tags: entities if every tag but O begins with B-, I-, E- or S-.
+
+    >>> scheme_of(["O", "B-PER", "I-PER"]), scheme_of(["O", "S-PER"]), scheme_of(["NOUN", "VERB"])
+    ('iob', 'iobes', 'plain')
+    """
+    used = set(tags) - {OUTSIDE}
+    if not used or not all(map(_ENTITY_TAG.fullmatch, used)):
+        return "plain"
+    return "iobes" if any(tag[0] in "ES" for tag in used) else "iob"
+
+
+def unexpected_tag(tags: Iterable[str]) -> str | None:
+    """Return a plain tag that stands among B- tags, where none belongs; None if there is none."""
+    used = sorted(set(tags) - {OUTSIDE})
+    plain = [tag for tag in used if not _ENTITY_TAG.fullmatch(tag)]
+    return plain[0] if plain and any(tag.startswith("B-") for tag in used) else None
+
+
+def complete_tags(tags: Iterable[str], scheme: Scheme) -> tuple[str, ...]:
+    """Return all tags that a scheme has for the labels in use, sorted.
+
+    >>> complete_tags(["O", "B-PER"], "iob")
+    ('B-PER', 'I-PER', 'O')
+    """
+    used = set(tags)
+    if scheme != "plain":
+        prefixes = "BI" if scheme == "iob" else "BIES"
+        used = {f"{prefix}-{tag[2:]}" for tag in used - {OUTSIDE} for prefix in prefixes} | {OUTSIDE}
+    return tuple(sorted(used))
+
+
+def entities_of(tags: Sequence[str]) -> list[Entity]:
+    """Read the entities of a sentence. Inconsistent tags are read too, as the scorer of CoNLL 2000 reads them.
+
+    An entity starts at B and S, after E, S and O, and where the label changes.
+
+    >>> entities_of(["B-PER", "I-PER", "O", "I-LOC", "B-LOC"])
+    [Entity(label='PER', start=0, end=2), Entity(label='LOC', start=3, end=4), Entity(label='LOC', start=4, end=5)]
+    """
+    found = list[Entity]()
+    for place, (before, tag) in enumerate(pairwise((OUTSIDE, *tags))):
+        if tag != OUTSIDE:
+            start = place if starts_entity(before, tag) else found.pop().start
+            found.append(Entity(tag[2:], start, place + 1))
+    return found
+
+
+def starts_entity(before: str, tag: str) -> bool:
+    """Tell whether an entity starts at a tag, which is not O, given the tag before it."""
+    return tag[0] in "BS" or before[0] in "ESO" or before[2:] != tag[2:]
+
+
+def to_iob2(tags: Sequence[str]) -> list[str]:
+    """Convert IOB1 to IOB2, in which every entity starts with B; IOB2 stays as it is.
+
+    >>> to_iob2(["I-PER", "I-PER", "O", "I-LOC", "B-LOC"])
+    ['B-PER', 'I-PER', 'O', 'B-LOC', 'B-LOC']
+    """
+    return [f"B{tag[1:]}" if tag != OUTSIDE and starts_entity(before, tag) else tag for before, tag in pairwise((OUTSIDE, *tags))]
+
+
+def first_invalid(tags: Sequence[str]) -> int | None:
+    """Return the index of the first tag that breaks IOBES, the end of the sentence included; None for valid tags.
+
+    >>> first_invalid(["B-PER", "E-PER", "O", "S-LOC"]), first_invalid(["B-PER", "O"]), first_invalid(["I-PER", "E-PER"])
+    (None, 1, 0)
+    """
+    for place, (before, tag) in enumerate(pairwise((OUTSIDE, *tags, OUTSIDE))):
+        is_open = before[0] in "BI"
+        if is_open != (tag[0] in "IE") or (is_open and before[2:] != tag[2:]):
+            return place
+    return None
+
+
+def entity_scores(expected: Iterable[Sequence[str]], found: Iterable[Sequence[str]]) -> tuple[EntityScores, dict[str, EntityScores]]:
+    """Score entities, all labels together (micro-averaged) and per label. One is right if label, start and end agree.
+
+    F1 = 2 P R / (P + R) with P = right / found and R = right / expected (Tjong Kim Sang & De Meulder 2003); a ratio of nothing is 0.
+
+    Args:
+        expected: tags of each sentence.
+        found: tags of the same sentences.
+    """
+    n_expected, n_found, n_right = Counter[str](), Counter[str](), Counter[str]()
+    for known, answered in zip(expected, found, strict=True):
+        a, b = set(entities_of(known)), set(entities_of(answered))
+        n_expected.update(entity.label for entity in a)
+        n_found.update(entity.label for entity in b)
+        n_right.update(entity.label for entity in a & b)
+    per_label = {label: _scores(n_right[label], n_found[label], n_expected[label]) for label in sorted(n_expected | n_found)}
+    return _scores(n_right.total(), n_found.total(), n_expected.total()), per_label
+
+
+def _scores(right: int, found: int, expected: int) -> EntityScores:
+    return EntityScores(expected, right / max(found, 1), right / max(expected, 1), 2 * right / max(found + expected, 1))

@@ -1,0 +1,173 @@
+"""Tagged sentences as batches: each word split into tokens, of which the first has the word's tag as its label."""
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from transom.data.batch import Indices, MaskedBatch, Sequences, cut_batches, lengths_of
+from transom.data.sampler import WHOLE, Slicing, plan_epoch, walk
+from transom.data.text.windows import blank
+from transom.data.tokenizer.special import EOS, UNK
+from transom.data.tokenizer.tokenizer import Tokenizer
+from transom.errors import ConfigError
+from transom.tasks.tagging.tagged_files import Tagged, Words
+
+
+class Window(NamedTuple):
+    """Consecutive words of a sentence that the model reads at once: all of them, unless the sentence is too long.
+
+    Attributes:
+        sample: index of the sentence.
+        start: index of the first word.
+        tokens: of the words, without special symbols.
+        first_tokens: of each word, the index of its first token.
+    """
+
+    sample: int
+    start: int
+    tokens: list[int]
+    first_tokens: list[int]
+
+
+def windows(sentences: Sequence[Words], tokenizer: Tokenizer, max_tokens: int) -> list[Window]:
+    """Tokenize sentences and cut long ones between words. Every word has at least one token; a word of too many is truncated.
+
+    Args:
+        sentences: their words.
+        tokenizer: of the words.
+        max_tokens: length of a window, without special symbols.
+    """
+    known = list(dict.fromkeys(word for words in sentences for word in words))
+    space = " " if tokenizer.kind == "char" else ""  # the other kinds have it in their symbols
+    rows = tokenizer.encode_batch([space + word for word in known])
+    tokens_of = {word: row[:max_tokens] or [UNK] for word, row in zip(known, rows, strict=True)}
+    found = list[Window]()
+    for sample, words in enumerate(sentences):
+        window = Window(sample, 0, [], [])
+        for index, word in enumerate(words):
+            if len(window.tokens) + len(tokens_of[word]) > max_tokens:
+                found.append(window)
+                window = Window(sample, index, [], [])
+            window.first_tokens.append(len(window.tokens))
+            window.tokens.extend(tokens_of[word])
+        if words:
+            found.append(window)
+    return found
+
+
+class TaggedBatch(MaskedBatch):
+    """Sentences in which the first token of each word has a label and counts in the loss."""
+
+
+def tagged_batch(
+    read: Sequence[Window], rows: Sequence[Sequence[int]], labels: Sequence[Sequence[int]], samples: Sequence[int]
+) -> TaggedBatch:
+    """Make a batch of windows, each after its start symbol.
+
+    Args:
+        read: the windows.
+        rows: tokens of each window as the model reads them.
+        labels: of each window's words.
+        samples: indices of the windows.
+    """
+    source = Sequences.pad([[EOS, *row] for row in rows])
+    numbers, counted = torch.zeros_like(source.tokens), torch.zeros_like(source.tokens, dtype=torch.bool)
+    for row, (window, of_words) in enumerate(zip(read, labels, strict=True)):
+        places = torch.tensor(window.first_tokens) + 1
+        numbers[row, places], counted[row, places] = torch.tensor(of_words), True
+    return TaggedBatch(source, numbers, counted, tuple(samples))
+
+
+def labels_of(read: Sequence[Window], numbers: Sequence[Sequence[int]]) -> list[Sequence[int]]:
+    """Return the labels of each window's words, from those of the sentences' words."""
+    return [numbers[window.sample][window.start : window.start + len(window.first_tokens)] for window in read]
+
+
+def inference_batches(read: Sequence[Window], labels: Sequence[Sequence[int]] | None, batch_tokens: int) -> list[TaggedBatch]:
+    """Batch windows by length to read each once; ``labels`` as from ``labels_of``, or None for unknown ones."""
+    if not read:
+        return []
+    lengths = lengths_of([window.tokens for window in read]) + 1
+    order = np.argsort(lengths, kind="stable")
+    batches = list[TaggedBatch]()
+    for part in map(np.ndarray.tolist, cut_batches(order, lengths, batch_tokens)):
+        chosen = [read[i] for i in part]
+        of_words = [[0] * len(window.first_tokens) for window in chosen] if labels is None else [labels[i] for i in part]
+        batches.append(tagged_batch(chosen, [window.tokens for window in chosen], of_words, part))
+    return batches
+
+
+class TaggedLoader:
+    """Endless training batches, from any position.
+
+    A position is the number of windows read since the start of training, over all shards: the whole state of the loader.
+
+    Attributes:
+        texts: the sentences.
+        windows: of the sentences; these are the samples.
+        n_samples: windows per epoch.
+    """
+
+    def __init__(
+        self,
+        texts: Tagged,
+        tokenizer: Tokenizer,
+        classes: Sequence[str],
+        *,
+        max_seq_len: int,
+        batch_tokens: int,
+        seed: int,
+        token_dropout: float = 0.0,
+        slicing: Slicing = WHOLE,
+    ) -> None:
+        """Tokenize the sentences.
+
+        Args:
+            texts: with their tags.
+            tokenizer: of the words.
+            classes: the tags, in the order of their labels.
+            max_seq_len: maximum tokens of a window, its start symbol included.
+            batch_tokens: maximum tokens of a batch, padding included, over all shards and slices.
+            seed: of the order and of token dropout.
+            token_dropout: mean fraction of tokens replaced by [UNK].
+            slicing: of every batch.
+
+        Raises:
+            DataError: a tag is none of the classes.
+            ConfigError: a window is longer than a batch.
+        """
+        self.texts, self.windows = texts, windows(texts.words, tokenizer, max_seq_len - 1)
+        self.n_samples = len(self.windows)
+        self._labels = labels_of(self.windows, texts.numbered(classes))
+        self._lengths = lengths_of([window.tokens for window in self.windows]) + 1
+        if (longest := int(self._lengths.max())) > batch_tokens:
+            raise ConfigError(
+                f"training.batch_tokens: expected at least {longest}, the tokens of the longest sentence, found {batch_tokens}; raise it or"
+                " lower model.max_seq_len"
+            )
+        self._batch_tokens, self._seed, self._token_dropout, self._slicing = batch_tokens, seed, token_dropout, slicing
+
+    def batches_from(self, position: int) -> Iterator[tuple[int, list[TaggedBatch]]]:
+        """Yield each batch, as slices, with the position after it, which a checkpoint stores."""
+        for end, epoch, batch in walk(position, self.n_samples, self._plan):
+            yield end, [self._batch(epoch, part.tolist()) for part in self._slicing.of(batch)]
+
+    def place(self, sample: int) -> str:
+        """Name the sentence of a window, for people."""
+        return self.texts.place(self.windows[sample].sample)
+
+    def _plan(self, epoch: int) -> list[Indices]:
+        return plan_epoch(self._lengths, self._lengths, batch_tokens=self._batch_tokens, seed=self._seed, epoch=epoch)
+
+    def _batch(self, epoch: int, samples: list[int]) -> TaggedBatch:
+        read = [self.windows[i] for i in samples]
+        rows = [self._with_dropout(window.tokens, (self._seed, epoch, i)) for i, window in zip(samples, read, strict=True)]
+        return tagged_batch(read, rows, [self._labels[i] for i in samples], samples)
+
+    def _with_dropout(self, tokens: list[int], key: tuple[int, int, int]) -> list[int]:
+        if not self._token_dropout:
+            return tokens
+        found: list[int] = blank(np.array(tokens, np.int32), self._token_dropout, key).tolist()
+        return found

@@ -1,0 +1,30 @@
+"""The network of the task: an encoder with a linear map from each token's vector to the tags."""
+
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from transom.config.components import implements
+from transom.layers.dropout import Dropout
+from transom.layers.observe import ActivationRecorder
+from transom.models.encoder import Batch, EncoderTransformer
+from transom.tasks.tagging.schema import TokenTaggerConfig
+
+
+@implements(TokenTaggerConfig)
+class TokenTagger(EncoderTransformer):
+    """p(tag_t | text) = softmax(dropout(h_t) W) for every token t (Devlin et al. 2019, section 5.3).
+
+    The first token of a word stands for the word; the batch says which tokens those are.
+    """
+
+    def __init__(self, config: TokenTaggerConfig) -> None:
+        """Build from a configuration whose vocabulary size and tags are known."""
+        super().__init__(config)
+        assert config.classes, "the tags come from the data"
+        self.config: TokenTaggerConfig = config
+        self.dropout = Dropout(config.classifier_dropout)
+        self.unembedding = nn.Linear(config.d_model, len(config.classes), config.head_bias)
+
+    def hidden(self, batch: Batch, observer: ActivationRecorder | None = None) -> Float[Tensor, "batch source d_model"]:
+        """Return a vector per token, of which the logits are a linear map."""
+        return self.dropout(self.encode(batch.source, self.context(batch.source, observer)))

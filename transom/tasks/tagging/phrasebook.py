@@ -1,0 +1,98 @@
+"""Names, places, numbers, dates and times in the phrasebook's sentences, tagged by what the grammar can say."""
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
+from typing import TypeVar
+
+from transom.data.synthetic.phrasebook import numbers
+from transom.data.synthetic.phrasebook.draw import Draw, Item
+from transom.data.synthetic.phrasebook.lexicon import lexicon
+from transom.data.synthetic.phrasebook.phrases import clock, date, quantity
+from transom.tasks.tagging.entities import OUTSIDE
+from transom.tasks.tagging.tagged_files import WORD_PATTERNS
+
+Made = TypeVar("Made")
+
+WORDS = WORD_PATTERNS["punctuation"]
+
+
+class _Enumeration(Draw):
+    """Makes every sequence of choices once, in turn, instead of random ones."""
+
+    def __init__(self) -> None:
+        self._made, self._sizes, self._next = list[int](), list[int](), 0
+
+    def chance(self, probability: float) -> bool:
+        """Return False, then True."""
+        return self.between(0, 1) == 1
+
+    def pick(self, items: Sequence[Item]) -> Item:
+        """Return each of the items."""
+        return items[self.between(0, len(items) - 1)]
+
+    def between(self, least: int, most: int) -> int:
+        """Return each integer, both ends included."""
+        if self._next == len(self._made):
+            self._made.append(0)
+            self._sizes.append(most - least + 1)
+        self._next += 1
+        return least + self._made[self._next - 1]
+
+    def advance(self) -> bool:
+        """Move to the next sequence of choices; return whether there is one."""
+        self._next = 0
+        while self._made and self._made[-1] + 1 == self._sizes[len(self._made) - 1]:
+            self._made.pop()
+        del self._sizes[len(self._made) :]
+        if self._made:
+            self._made[-1] += 1
+        return bool(self._made)
+
+
+def enumerate_choices(make: Callable[[Draw], Made]) -> Iterator[Made]:
+    """Yield what a part of the grammar makes of every sequence of choices.
+
+    >>> list(enumerate_choices(lambda draw: (draw.chance(0.9), draw.pick("ab"))))
+    [(False, 'a'), (False, 'b'), (True, 'a'), (True, 'b')]
+    """
+    choices = _Enumeration()
+    yield make(choices)
+    while choices.advance():
+        yield make(choices)
+
+
+@cache
+def _entities() -> tuple[dict[tuple[str, ...], str], int]:
+    """Return the label of every entity that the grammar can say, by its words, and the number of words of the longest."""
+    words = lexicon()
+    days = [day for day, _ in words.phrases["weekdays"]]
+    said: dict[str, list[str]] = {
+        "PERSON": [name.lemma for name in words.names],
+        "PLACE": [form for noun in words.nouns["place"] for form in noun.english],
+        "NUMBER": [numbers.english(n) for n in enumerate_choices(quantity)],
+        "DATE": [
+            *(each.english for each in enumerate_choices(lambda draw: date(draw, words))),
+            *(phrase for phrases in words.when.values() for phrase, _ in phrases),
+            *days,
+            *(f"{day}s" for day in days),
+        ],
+        "TIME": [each.english for each in enumerate_choices(clock)],
+    }
+    table = {tuple(WORDS.findall(text)): label for label, texts in said.items() for text in texts}
+    return table, max(map(len, table))
+
+
+def tagged_words(sentence: str) -> tuple[list[str], list[str]]:
+    """Return the words of an English sentence of the grammar and their tags in IOB2; of overlapping entities the longest counts.
+
+    >>> list(zip(*tagged_words("Ana sleeps at half past one"), strict=True))[3:]
+    [('half', 'B-TIME'), ('past', 'I-TIME'), ('one', 'I-TIME')]
+    """
+    table, longest = _entities()
+    words, tags = WORDS.findall(sentence), list[str]()
+    while (place := len(tags)) < len(words):
+        lengths = range(min(longest, len(words) - place), 0, -1)
+        length = next((n for n in lengths if tuple(words[place : place + n]) in table), 0)
+        label = table.get(tuple(words[place : place + length]), "")
+        tags += [f"B-{label}", *[f"I-{label}"] * (length - 1)] if length else [OUTSIDE]
+    return words, tags

@@ -1,0 +1,170 @@
+"""Predicts the tags of words, and the entities that they spell."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Literal, NamedTuple
+
+import torch
+
+from transom.decoding.inference import Tell, evaluating, refuse_one, unheard
+from transom.decoding.predictors.encoder_predictor import EncoderPredictor
+from transom.decoding.predictors.long_texts import check_too_long
+from transom.decoding.search.loop import log_probabilities
+from transom.tasks.tagging.entities import Entity, EntityScores, entities_of, entity_scores, scheme_of
+from transom.tasks.tagging.loader import inference_batches, windows
+from transom.tasks.tagging.model import TokenTagger
+from transom.tasks.tagging.schema import TagReading
+from transom.tasks.tagging.tagged_files import WORD_PATTERNS, Tagged, Words
+
+TooLong = Literal["window", "refuse"]
+"""Read a text that is longer than the model reads in windows, cut between words, or refuse it."""
+
+
+class Span(NamedTuple):
+    """An entity in a text.
+
+    Attributes:
+        label: such as PER.
+        text: the part of the text.
+        start: index of its first character.
+        end: index after its last character.
+    """
+
+    label: str
+    text: str
+    start: int
+    end: int
+
+
+class TaggedText(NamedTuple):
+    """A text with the tags of its words.
+
+    Attributes:
+        words: of the text.
+        tags: of each word, the most probable.
+        p: probability of each tag.
+        entities: spelled by the tags; none where tags are not of entities.
+        windows: number of windows that the text was read in.
+    """
+
+    words: list[str]
+    tags: list[str]
+    p: list[float]
+    entities: list[Span]
+    windows: int
+
+
+class TagScores(NamedTuple):
+    """Accuracy of tags and F1 of entities.
+
+    Attributes:
+        accuracy: of the words, in percent.
+        n: number of words.
+        entities: of all labels together, micro-averaged; None where tags are not of entities.
+        labels: of the entities of each label.
+        n_longer: sentences of more tokens than the model reads.
+    """
+
+    accuracy: float
+    n: int
+    entities: EntityScores | None
+    labels: dict[str, EntityScores]
+    n_longer: int
+
+
+class Prediction(NamedTuple):
+    """The most probable tag of each word of a sentence, their probabilities, and the number of windows that were read."""
+
+    tags: list[str]
+    p: list[float]
+    windows: int
+
+
+@dataclass(frozen=True)
+class Tagger(EncoderPredictor[TokenTagger]):
+    """Predicts the tags of words; ``reading.words`` says how texts are split into them."""
+
+    reading: TagReading = field(default_factory=TagReading)
+
+    @property
+    def max_tokens(self) -> int:
+        """Tokens that the model reads at once, without special symbols."""
+        return self.model.config.max_seq_len - 1
+
+    def tag(self, texts: Sequence[str | Words], too_long: TooLong = "window", tell: Tell = unheard) -> list[TaggedText]:
+        """Tag the words of texts.
+
+        Args:
+            texts: each a string, or a list of words.
+            too_long: read longer texts in windows, or refuse them.
+            tell: is told how many windows are done.
+
+        Raises:
+            ConfigError: ``too_long`` has no such value.
+            DataError: ``texts`` is one text, or a text is too long.
+        """
+        refuse_one(texts, "text")
+        wholes = [text if isinstance(text, str) else " ".join(text) for text in texts]
+        offsets = [_offsets(text, self.reading.words) for text in texts]
+        sentences = [[whole[start:end] for start, end in of_text] for whole, of_text in zip(wholes, offsets, strict=True)]
+        predicted = self.predict(sentences, too_long, tell)
+        plain = scheme_of(self.model.config.classes) == "plain"
+        return [
+            TaggedText(words, tags, p, [] if plain else [_span(whole, of_text, each) for each in entities_of(tags)], n)
+            for whole, words, of_text, (tags, p, n) in zip(wholes, sentences, offsets, predicted, strict=True)
+        ]
+
+    @torch.inference_mode()
+    def predict(self, sentences: Sequence[Words], too_long: TooLong = "window", tell: Tell = unheard) -> list[Prediction]:
+        """Predict the tags of sentences that are split into words; arguments and errors as in ``tag``."""
+        check_too_long(too_long, "window", "refuse")
+        read, classes = windows(sentences, self.tokenizer, self.max_tokens), self.model.config.classes
+        if too_long == "refuse":
+            self.windows(list(map(" ".join, sentences)), too_long)
+        of_windows = dict[int, list[tuple[str, float]]]()
+        with evaluating(self.model):
+            for batch in inference_batches(read, None, self.reading.batch_tokens):
+                batch = batch.to(self.model.device)
+                log_p, labels = log_probabilities((self.reader or self.model)(batch)[batch.counted]).max(-1)
+                answers = iter(zip(labels.tolist(), log_p.exp().tolist(), strict=True))
+                for number in batch.samples:
+                    of_windows[number] = [(classes[label], p) for label, p in islice(answers, len(read[number].first_tokens))]
+                tell(len(of_windows), len(read))
+        found = [Prediction([], [], 0) for _ in sentences]
+        for number, window in enumerate(read):
+            tags, p, n = found[window.sample]
+            words = of_windows[number]
+            found[window.sample] = Prediction(tags + [tag for tag, _ in words], p + [each for _, each in words], n + 1)
+        return found
+
+    def score(self, known: Tagged, too_long: TooLong = "window", tell: Tell = unheard) -> TagScores:
+        """Compare the predicted tags with those of tagged sentences.
+
+        Raises:
+            ConfigError: ``too_long`` has no such value.
+            DataError: the model does not have a word's tag, or a sentence is too long.
+        """
+        known.numbered(classes := self.model.config.classes)
+        predicted = self.predict(known.words, too_long, tell)
+        found = [each.tags for each in predicted]
+        right = sum(a == b for old, new in zip(known.tags, found, strict=True) for a, b in zip(old, new, strict=True))
+        n = sum(map(len, found))
+        total, per_label = (None, {}) if scheme_of(classes) == "plain" else entity_scores(known.tags, found)
+        return TagScores(100 * right / n, n, total, per_label, sum(each.windows > 1 for each in predicted))
+
+
+def _offsets(text: str | Words, split: str) -> list[tuple[int, int]]:
+    """Return the start and end of each word in the text, or in the words joined by spaces."""
+    if isinstance(text, str):
+        return [match.span() for match in WORD_PATTERNS[split].finditer(text)]
+    offsets, start = list[tuple[int, int]](), 0
+    for word in text:
+        offsets.append((start, start + len(word)))
+        start += len(word) + 1
+    return offsets
+
+
+def _span(text: str, offsets: Sequence[tuple[int, int]], entity: Entity) -> Span:
+    start, end = offsets[entity.start][0], offsets[entity.end - 1][1]
+    return Span(entity.label, text[start:end], start, end)

@@ -1,0 +1,90 @@
+"""What is known of tagged sentences before step 1, and the section of the run's report that shows tagged ones."""
+
+from array import array
+from collections.abc import Mapping, Sequence
+from xml.etree.ElementTree import Element
+
+from transom.data.reports import findings
+from transom.data.reports.report import Report
+from transom.data.split import Splits
+from transom.data.tokenizer.tokenizer import Tokenizer
+from transom.inspection.facts import Facts
+from transom.inspection.markup import node
+from transom.tasks.tagging.entities import OUTSIDE, entities_of, scheme_of
+from transom.tasks.tagging.loader import TaggedLoader, windows
+from transom.tasks.tagging.tagged_files import Tagged
+
+
+def report_tagged(splits: Splits[Tagged], classes: Sequence[str], tokenizer: Tokenizer, loader: TaggedLoader, max_tokens: int) -> Report:
+    """Examine the sentences of a run.
+
+    Args:
+        splits: all sentences.
+        classes: the tags, in the order of their labels.
+        tokenizer: of the words.
+        loader: of the training sentences.
+        max_tokens: tokens that the model reads at once, without special symbols.
+
+    Returns:
+        For each split its size, origin and duplicates (``sentences``), its words and converted IOB1 tags (``words``), the number of
+        entities of each label, or of words of each tag (``classes``), and the distribution of lengths in tokens (``tokens``); for each
+        split but training, the symbols that training never shows (``unseen``).
+    """
+    parts = splits.parts
+    keys = {name: part.texts for name, part in parts.items()}
+    read = {name: loader.windows if name == "train" else windows(part.words, tokenizer, max_tokens) for name, part in parts.items()}
+    rows = {name: [array("i", window.tokens) for window in of_part] for name, of_part in read.items()}
+    plain = scheme_of(classes) == "plain"
+    labels = {name: [label for tags in part.tags for label in _labels(tags, plain)] for name, part in parts.items()}
+    known = classes if plain else sorted({tag[2:] for tag in classes if tag != OUTSIDE})
+    counts = findings.class_counts(labels, known)
+    tokens = {name: findings.distribution(of_part) for name, of_part in rows.items()}
+    words = {name: {"words": sum(map(len, part.words)), "converted": sum(part.n_converted or ())} for name, part in parts.items()}
+    n_cut = {name: len(read[name]) - len(part) for name, part in parts.items()}
+    tags_of_train = list(map(" ".join, splits.train.tags))
+    problems = [
+        *findings.contradictions(keys["train"], tags_of_train, splits.train.place, "sentence", "tags than the same sentence before,"),
+        *(
+            f"{name}: {findings.counted(n, 'further window')} for sentences longer than the {max_tokens + 1} tokens that the model reads"
+            " at once"
+            for name, n in n_cut.items()
+            if n
+        ),
+        *findings.overlaps(keys, "sentence"),
+        *findings.rare_classes(counts["train"], "word" if plain else "mention"),
+    ]
+    sentences, unseen = findings.sizes(parts, keys, "sentence"), findings.unseen_in(tokenizer, rows)
+
+    def details(name: str) -> list[str]:
+        n_converted = words[name]["converted"]
+        shares = findings.class_shares(counts[name]) if labels[name] else "none"
+        return [
+            f"words: {words[name]['words']:,}; {'tags' if plain else 'entities'}: {shares}",
+            *([f"tags: {n_converted:,} I- that start an entity are read as B-, as in IOB2"] if n_converted else []),
+            f"tokens: {findings.told(tokens[name])}",
+        ]
+
+    facts = {"sentences": sentences, "words": words, "classes": counts, "tokens": tokens, "unseen": unseen}
+    return Report(problems, facts, findings.summary(sentences, "sentence", details))
+
+
+def _labels(tags: Sequence[str], plain: bool) -> list[str]:
+    return list(tags) if plain else [entity.label for entity in entities_of(tags)]
+
+
+def tagged_sentences(facts: Facts) -> list[Element]:
+    """Show validation sentences with the tags that the kept weights predict, and the expected ones where they differ."""
+    shown = [sample for sample in facts.samples if "tagged" in sample]
+    note = "Validation sentences with the tags that the kept weights predict; where another was expected, it follows."
+    return [node("p", note, class_="soft"), *(node("div", *_marked(sample), class_="sample") for sample in shown)] if shown else []
+
+
+def _marked(sample: Mapping[str, str]) -> list[Element | str]:
+    pieces, columns = list[Element | str](), (sample[name].split("\n") for name in ("words", "expected", "tagged"))
+    for word, expected, found in zip(*columns, strict=True):
+        if found == expected == OUTSIDE:
+            pieces.append(f"{word} ")
+            continue
+        tag = node("span", found, class_="soft") if found == expected else node("span", f"{found}, not {expected}")
+        pieces += [node("mark", word), " ", tag, " "]
+    return pieces

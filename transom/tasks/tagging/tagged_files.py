@@ -1,0 +1,166 @@
+"""Sentences whose words have a tag each, read from files such as those of CoNLL 2003."""
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from itertools import groupby
+from pathlib import Path
+from typing import NamedTuple
+
+from transom.data.text.text import read_lines
+from transom.errors import DataError
+from transom.tasks.tagging.entities import OUTSIDE, first_invalid, scheme_of, to_iob2, unexpected_tag
+
+DOCUMENT = "-DOCSTART-"
+"""First word of a line that separates documents."""
+
+Words = Sequence[str]
+
+WORD_PATTERNS = {"punctuation": re.compile(r"\w+(?:['’-]\w+)*|[^\w\s]"), "spaces": re.compile(r"\S+")}
+"""What a word of a text is: letters and digits, joined by apostrophes and hyphens, or a single other character; or anything but spaces."""
+
+
+@dataclass(frozen=True)
+class Tagged:
+    """Sentences with their tags.
+
+    Attributes:
+        words: of each sentence.
+        tags: of each word.
+        name: origin, for people.
+        lines: line of each sentence's first word in its file, from 1; None for generated sentences.
+        n_converted: per sentence, how many IOB1 tags were read as IOB2; None where no tag was checked.
+    """
+
+    words: list[Words]
+    tags: list[Words]
+    name: str
+    lines: list[int] | None = None
+    n_converted: list[int] | None = None
+
+    @classmethod
+    def from_pairs(cls, sentences: Iterable[tuple[Words, Words]], name: str) -> "Tagged":
+        """Collect generated words and tags."""
+        read = list(sentences)
+        return cls([words for words, _ in read], [tags for _, tags in read], name)
+
+    def __len__(self) -> int:
+        """Count the sentences."""
+        return len(self.words)
+
+    @property
+    def texts(self) -> list[str]:
+        """The sentences, their words joined by spaces."""
+        return list(map(" ".join, self.words))
+
+    def place(self, sample: int, word: int = 0) -> str:
+        """Name a word of a sentence by its line, for people."""
+        return f"{self.name}, sentence {sample + 1}" if self.lines is None else f"{self.name}:{self.lines[sample] + word}"
+
+    def take(self, samples: list[int], name: str) -> "Tagged":
+        """Return some of the sentences."""
+        lines, n_converted = (None if each is None else [each[i] for i in samples] for each in (self.lines, self.n_converted))
+        return Tagged([self.words[i] for i in samples], [self.tags[i] for i in samples], name, lines, n_converted)
+
+    def numbered(self, classes: Sequence[str]) -> list[list[int]]:
+        """Return the index of each word's tag among the classes.
+
+        Raises:
+            DataError: a tag is none of the classes.
+        """
+        numbers = {label: number for number, label in enumerate(classes)}
+        for sample, tags in enumerate(self.tags):
+            for word, tag in enumerate(tags):
+                if tag not in numbers:
+                    known = ", ".join(map(repr, classes[:10])) + (", ..." if len(classes) > 10 else "")
+                    raise DataError(f"{self.place(sample, word)}: expected one of the tags {known}, found {tag[:50]!r}")
+        return [[numbers[tag] for tag in tags] for tags in self.tags]
+
+
+def fingerprint(*parts: Tagged) -> str:
+    """Hash words and tags in their order, so that a resumed run can tell whether its data are the same."""
+    total = blake2b(digest_size=16)
+    for part in parts:
+        for words, tags in zip(part.words, part.tags, strict=True):
+            total.update("".join(f"{word}\t{tag}\n" for word, tag in zip(words, tags, strict=True)).encode() + b"\n")
+        total.update(b"\0")
+    return total.hexdigest()
+
+
+def read_tagged(path: Path, word_column: int = 0, tag_column: int = -1) -> Tagged:
+    """Read a file with a word and its tag per line and an empty line after each sentence; it may be gzipped.
+
+    Columns are separated by tabs if the first line has one, else by spaces; all lines have as many. Lines that begin with ``-DOCSTART-``
+    end a sentence and are left out, whatever columns they have. Tags of entities are checked: IOB1 is converted to IOB2, and IOBES must be
+    consistent.
+
+    Args:
+        path: a UTF-8 file.
+        word_column: from 0, or negative from the last one, -1.
+        tag_column: likewise.
+
+    Raises:
+        DataError: the file cannot be read, has no sentence, or has a malformed line.
+    """
+    blocks = [list(block) for is_sentence, block in groupby(_rows(path, word_column, tag_column), bool) if is_sentence]
+    if not blocks:
+        raise DataError(f"{path}: expected words with their tags, one a line, found none")
+    read = [[row for row in block if row is not None] for block in blocks]
+    words: list[Words] = [[row.word for row in block] for block in read]
+    return _checked(Tagged(words, [[row.tag for row in block] for block in read], str(path), [block[0].line for block in read]))
+
+
+class _Row(NamedTuple):
+    line: int
+    word: str
+    tag: str
+
+
+def _rows(path: Path, word_column: int, tag_column: int) -> Iterator[_Row | None]:
+    """Yield the words of a file with their tags; None at the end of a sentence."""
+    separator, n_columns, first = re.compile(" +"), 0, 0
+    for line, text in enumerate(read_lines(path), 1):
+        if text.split()[:1] in ([], [DOCUMENT]):
+            yield None
+            continue
+        if not n_columns and "\t" in text:
+            separator = re.compile("\t")
+        row = [cell.strip(" ") for cell in separator.split(text.strip(" "))]
+        if not n_columns:
+            n_columns, first = len(row), line
+            for name, column in (("word_column", word_column), ("tag_column", tag_column)):
+                if n_columns < 2 or not -n_columns <= column < n_columns:
+                    wanted = max(2, column + 1, -column)
+                    raise DataError(
+                        f"{path}:{line}: expected at least {wanted} columns, of words and tags, separated by tabs or spaces, found"
+                        f" {n_columns}; add the tags or set {name}"
+                    )
+        if len(row) != n_columns:
+            raise DataError(f"{path}:{line}: expected {n_columns} columns, as in line {first}, found {len(row)}")
+        word, tag = row[word_column], row[tag_column]
+        if not word or not tag:
+            raise DataError(f"{path}:{line}: expected a word and its tag, found no {'tag' if word else 'word'}")
+        yield _Row(line, word, tag)
+
+
+def _checked(read: Tagged) -> Tagged:
+    """Check the tags of a file against their scheme, and convert IOB1 to IOB2."""
+    used = {tag for tags in read.tags for tag in tags}
+    if (odd := unexpected_tag(used)) is not None:
+        sample, word = next((i, tags.index(odd)) for i, tags in enumerate(read.tags) if odd in tags)
+        raise DataError(f"{read.place(sample, word)}: expected O, B-LABEL or I-LABEL as elsewhere, found {odd[:50]!r}; correct it")
+    scheme = scheme_of(used)
+    if scheme == "iobes":
+        for sample, tags in enumerate(read.tags):
+            if (at := first_invalid(tags)) is not None:
+                before, found = [OUTSIDE, *tags, OUTSIDE][at : at + 2]
+                raise DataError(
+                    f"{read.place(sample, min(at, len(tags) - 1))}: expected whole entities, S- or B- to E-, found {found[:50]!r}"
+                    f" after {before[:50]!r}; correct the tags, or use B- and I- alone"
+                )
+    if scheme != "iob":
+        return read
+    converted: list[Words] = [to_iob2(tags) for tags in read.tags]
+    n_converted = [sum(a != b for a, b in zip(old, new, strict=True)) for old, new in zip(read.tags, converted, strict=True)]
+    return Tagged(read.words, converted, read.name, read.lines, n_converted)

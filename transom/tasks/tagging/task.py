@@ -1,0 +1,192 @@
+"""Tagging as a task: predict the tag of each word of a sentence, such as its part of speech or its place in an entity."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import torch
+
+from transom.checkpoints.run_files import TOKENIZER
+from transom.checkpoints.run_folder import RunFolder
+from transom.config.data import Phrasebook
+from transom.data.labeled.labelled import VALID_SHARE
+from transom.data.reports.report import Report
+from transom.data.split import Splits, read_splits, split_off
+from transom.data.synthetic.phrasebook.generate import generate
+from transom.data.text.text import expanded
+from transom.data.tokenizer.tokenizer import Tokenizer, Tokenizers
+from transom.decoding.backends.searcher import reader_of
+from transom.errors import ConfigError, DataError
+from transom.files.limits import MAX_CLASSES
+from transom.inspection.page import Section
+from transom.models.network import Network
+from transom.planning.flops import count_flops
+from transom.planning.precision import Precision
+from transom.tasks.encoders import embedder_of
+from transom.tasks.tagging.entities import complete_tags, scheme_of
+from transom.tasks.tagging.loader import TaggedBatch, TaggedLoader, inference_batches, labels_of, windows
+from transom.tasks.tagging.model import TokenTagger
+from transom.tasks.tagging.phrasebook import tagged_words
+from transom.tasks.tagging.predictor import Tagger
+from transom.tasks.tagging.report import report_tagged, tagged_sentences
+from transom.tasks.tagging.schema import TaggedFiles, TaggingRecipe, TagReading
+from transom.tasks.tagging.tagged_files import Tagged, fingerprint, read_tagged
+from transom.tasks.task import LoadedRun
+from transom.tasks.text import train_text_tokenizers
+from transom.training.objectives.objective import Objective
+from transom.training.objectives.r_drop import text_objective
+from transom.training.start import tokenizer_of
+from transom.training.task import Answers, Reader
+from transom.training.validation import validation_loss
+
+
+@dataclass(frozen=True)
+class TaggingTask:
+    """Sentences with their tags, ready to be learnt from.
+
+    Attributes:
+        recipe: as resolved, vocabulary size and tags filled in.
+        tokenizer: of the words.
+        loader: training batches.
+        valid: validation sentences.
+        valid_batches: the same as batches.
+        report: what is known of the sentences.
+        data: hash of all training and validation words and tags, in their order.
+    """
+
+    recipe: TaggingRecipe
+    tokenizer: Tokenizer
+    loader: TaggedLoader
+    valid: Tagged
+    valid_batches: Sequence[TaggedBatch]
+    report: Report
+    data: str
+
+    PREDICTOR: ClassVar[type] = Tagger
+    VERBS: ClassVar[Mapping[str, Callable[[Any], Any]]] = {"embed": embedder_of}
+    report_sections: ClassVar[Sequence[Section]] = (Section("tags", "Tags", tagged_sentences),)
+
+    @classmethod
+    def load(cls, recipe: TaggingRecipe, base: Path) -> Splits[Tagged]:
+        """Read or generate the sentences.
+
+        Raises:
+            DataError: a file cannot be read, or there is too little to split.
+        """
+        data, root = recipe.data, base / expanded(recipe.data.root)
+        if isinstance(data.generate, Phrasebook):
+            parts = generate(data.generate).parts.values()
+            return Splits(*(Tagged.from_pairs(map(tagged_words, part.source), part.name) for part in parts))
+
+        def read(files: TaggedFiles) -> Tagged:
+            return read_tagged(root / expanded(files.file), files.word_column, files.tag_column)
+
+        return read_splits(data, read, lambda tagged: split_off(tagged, tagged.texts, VALID_SHARE, "sentences"))
+
+    @classmethod
+    def read(cls, recipe: TaggingRecipe, reader: Reader) -> Self:
+        """Read the sentences, make or load the tokenizer, and examine all of it.
+
+        Raises:
+            TransomError: the sentences cannot be read, or do not fit the recipe.
+        """
+        reader.tell("reading the sentences")
+        splits = cls.load(recipe, reader.base)
+        classes = recipe.model.classes or _classes_of(splits, recipe)
+        if recipe.training.select_by == "f1" and scheme_of(classes) == "plain":
+            raise ConfigError(
+                f"training.select_by: 'f1' is of entities, whose tags are B-LABEL, I-LABEL and O, found tags such as {classes[0]!r}; take"
+                " 'accuracy'"
+            )
+        tokenizer = tokenizer_of(splits.train.texts, recipe, reader)
+        recipe = recipe.with_fields("model", vocab_size=tokenizer.vocab_size, classes=classes)
+        training, max_seq_len, valid = recipe.training, recipe.model.max_seq_len, splits.valid
+        loader = TaggedLoader(
+            splits.train,
+            tokenizer,
+            classes,
+            max_seq_len=max_seq_len,
+            batch_tokens=training.batch_tokens,
+            seed=training.seed,
+            token_dropout=training.token_dropout,
+            slicing=reader.slicing(training),
+        )
+        read = windows(valid.words, tokenizer, max_seq_len - 1)
+        return cls(
+            recipe=recipe,
+            tokenizer=tokenizer,
+            loader=loader,
+            valid=valid,
+            valid_batches=inference_batches(read, labels_of(read, valid.numbered(classes)), training.batch_tokens),
+            report=report_tagged(splits, classes, tokenizer, loader, max_seq_len - 1),
+            data=fingerprint(splits.train, valid),
+        )
+
+    def write(self, folder: RunFolder) -> None:
+        """Leave in the run folder what tagging needs beside the model."""
+        folder.write(TOKENIZER, Tokenizers(self.tokenizer).to_bytes())
+
+    def place(self, sample: int) -> str:
+        """Name a training sentence by its place."""
+        return self.loader.place(sample)
+
+    def objective(self, model: Network) -> Objective:
+        """Return the loss that a model is learned from."""
+        return text_objective(self.recipe.training)
+
+    def flops(self, batch: TaggedBatch) -> float:
+        """Count the floating-point operations of learning from a batch, forward and backward, padding included."""
+        rows, length = batch.source.tokens.shape
+        inside = count_flops(self.recipe.model, rows, length, 0)
+        return inside.training + count_flops(self.recipe.model, 1, 0, batch.n_target_tokens).training
+
+    def measure(self, model: Network, autocast: torch.autocast) -> dict[str, float]:
+        """Measure a model on the validation sentences: of words the loss and accuracy, of entities the micro-averaged F1."""
+        figures = validation_loss(model, self.valid_batches, autocast)
+        del figures["perplexity"]  # of tags it says nothing
+        with autocast:
+            scores = self._tagger(model).score(self.valid)
+        f1 = {} if scores.entities is None else {"f1": 100 * scores.entities.f1}
+        return figures | {"accuracy": scores.accuracy} | f1
+
+    def answer(self, model: Network, autocast: torch.autocast, precision: Precision) -> Answers:
+        """Return a few validation sentences with the tags that a model predicts."""
+        shown = self.valid.take(list(range(min(len(self.valid), self.recipe.training.validate_samples))), self.valid.name)
+        with autocast:
+            predicted = self._tagger(model).predict(shown.words)
+        rows = zip(shown.words, shown.tags, predicted, strict=True)
+        samples = ({"words": words, "expected": tags, "tagged": found.tags} for words, tags, found in rows)
+        return {}, tuple({name: "\n".join(column) for name, column in sample.items()} for sample in samples)  # no word has a line's end
+
+    def _tagger(self, model: Network) -> Tagger:
+        assert isinstance(model, TokenTagger)
+        return Tagger(model, self.tokenizer, self.recipe.decoding)
+
+    @classmethod
+    def predictor(cls, run: LoadedRun) -> Tagger:
+        """Return what answers with a run's model."""
+        assert isinstance(run.model, TokenTagger)
+        return Tagger(run.model, run.tokenizer, run.decoding or TagReading(), run.precision, reader_of(run.model))
+
+    @classmethod
+    def train_tokenizers(cls, recipe: TaggingRecipe, base: Path, tell: Callable[[str], None]) -> Tokenizers:
+        """Learn the symbols of a recipe's training data."""
+        return train_text_tokenizers(cls.load(recipe, base).train.texts, recipe.tokenizer, tell)
+
+
+def _classes_of(splits: Splits[Tagged], recipe: TaggingRecipe) -> tuple[str, ...]:
+    """Return the tags of the training sentences, those split off for validation included, sorted.
+
+    Raises:
+        DataError: there is one only, or so many that they must be something else.
+    """
+    parts = [splits.train, *([splits.valid] if recipe.data.valid is None else [])]
+    used = {tag for part in parts for tags in part.tags for tag in tags}
+    classes = complete_tags(used, scheme_of(used))
+    if not 2 <= len(classes) <= MAX_CLASSES:
+        raise DataError(
+            f"{splits.train.name}: expected 2 to {MAX_CLASSES:,} tags, found {len(classes):,} ({classes[0][:50]!r}); is that the column of"
+            " tags?"
+        )
+    return classes
