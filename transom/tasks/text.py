@@ -1,18 +1,79 @@
-"""Plain text made ready for the tasks that learn from it: documents, tokenizer, streams of tokens."""
+"""What the tasks on text share: the data of a run with their tokenizers; and plain text as documents and streams of tokens."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
+from typing import Any, ClassVar, Generic, Protocol, TypeVar, runtime_checkable
 
+from transom.checkpoints.run_files import TOKENIZER
+from transom.checkpoints.run_folder import RunFolder
 from transom.config.data import TextData
 from transom.config.data import Tokenizer as TokenizerConfig
-from transom.config.recipe import TextRecipe
+from transom.config.recipe import Recipe, TextRecipe
+from transom.data.reports.report import Report
 from transom.data.split import Splits
 from transom.data.text.documents import Documents, load_text
 from transom.data.text.windows import Stream, WindowLoader
 from transom.data.tokenizer.tokenizer import Tokenizer, Tokenizers
+from transom.models.network import Network
+from transom.training.objectives.objective import CrossEntropy, Objective
 from transom.training.start import tokenizer_of
-from transom.training.task import Reader
+from transom.training.task import Batches, Reader
+
+RecipeT = TypeVar("RecipeT", bound=Recipe)
+LoaderT = TypeVar("LoaderT", bound="PlacedBatches")
+ValidT = TypeVar("ValidT")
+
+
+@runtime_checkable
+class PlacedBatches(Batches, Protocol):
+    """Training batches whose samples have a place in the data."""
+
+    def place(self, sample: int) -> str:
+        """Name a sample by its place, for people."""
+        ...
+
+
+@dataclass(frozen=True)
+class TextTask(Generic[RecipeT, LoaderT, ValidT]):
+    """Data of a task on text, ready to be learnt from.
+
+    Attributes:
+        recipe: as resolved; what only the data tell, such as vocabulary sizes, is filled in.
+        tokenizers: of both sides; of one text, twice the same.
+        loader: training batches.
+        valid: validation data.
+        valid_batches: the same as batches.
+        report: what is known of the data.
+        data: hash of all training and validation data, in their order.
+    """
+
+    recipe: RecipeT
+    tokenizers: Tokenizers
+    loader: LoaderT
+    valid: ValidT
+    valid_batches: Any
+    report: Report
+    data: str
+
+    VERBS: ClassVar[Mapping[str, Callable[[Any], Any]]] = {}
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer of the source, or of the one text."""
+        return self.tokenizers.source
+
+    def write(self, folder: RunFolder) -> None:
+        """Leave in the run folder what answering needs beside the model."""
+        folder.write(TOKENIZER, self.tokenizers.to_bytes())
+
+    def place(self, sample: int) -> str:
+        """Name a training sample by its place in the data."""
+        return self.loader.place(sample)
+
+    def objective(self, model: Network) -> Objective:
+        """Return the loss that a model is learned from."""
+        return CrossEntropy(self.recipe.training.label_smoothing)
 
 
 @dataclass(frozen=True)

@@ -166,6 +166,10 @@ class LabelledLoader:
             )
         self._batch_tokens, self._seed, self._token_dropout, self._slicing = batch_tokens, seed, token_dropout, slicing
 
+    def place(self, sample: int) -> str:
+        """Name a text by its line."""
+        return f"line {self.texts.line(sample)}"
+
     def batches_from(self, position: int) -> Iterator[tuple[int, list[LabelledBatch]]]:
         """Yield each batch, as slices, with the position behind it: what a checkpoint stores to go on from there."""
         for end, epoch, batch in walk(position, self.n_samples, self._plan):

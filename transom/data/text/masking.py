@@ -46,6 +46,10 @@ class MaskedLoader:
         self.windows, self._share, self._mask, self._seed = windows, share, mask, seed
         self.n_samples = windows.n_samples
 
+    def place(self, sample: int) -> str:
+        """Name the document that a window begins in, and where."""
+        return self.windows.place(sample)
+
     def batches_from(self, position: int) -> Iterator[tuple[int, list[MaskedBatch]]]:
         """Yield each batch, as slices, with the position behind it: what a checkpoint stores to go on from there."""
         for end, slices in self.windows.batches_from(position):

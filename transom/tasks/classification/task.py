@@ -1,14 +1,12 @@
 """Classification of texts as a task: the class of a whole text is to be named."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import torch
 
-from transom.checkpoints.run_files import TOKENIZER
-from transom.checkpoints.run_folder import RunFolder
 from transom.config.data import LabelledFiles
 from transom.config.decoding import Reading
 from transom.data.batch import LabelledBatch
@@ -16,9 +14,8 @@ from transom.data.labeled.classes import classes_of, numbered
 from transom.data.labeled.labelled import LabelledLoader, load_labelled, read_labelled, refuse_longer, text_batches
 from transom.data.pairs.pairs import Pairs, fingerprint
 from transom.data.reports.labelled import report_labelled
-from transom.data.reports.report import Report
 from transom.data.split import Splits
-from transom.data.tokenizer.tokenizer import Tokenizer, Tokenizers
+from transom.data.tokenizer.tokenizer import Tokenizers
 from transom.decoding.backends.searcher import reader_of
 from transom.decoding.inference import Tell
 from transom.decoding.predictors.classifier import Classified, Classifier, Scores, scored
@@ -30,7 +27,7 @@ from transom.planning.precision import Precision
 from transom.tasks.classification.schema import ClassificationRecipe
 from transom.tasks.encoders import embedder_of
 from transom.tasks.task import LoadedRun
-from transom.tasks.text import train_text_tokenizers
+from transom.tasks.text import TextTask, train_text_tokenizers
 from transom.training.objectives.objective import Objective
 from transom.training.objectives.r_drop import text_objective
 from transom.training.start import tokenizer_of
@@ -66,27 +63,8 @@ class TextsClassified:
         return scored(self.classify(known.source, too_long, tell), known.target, known, self.classifier.model.config.classes)
 
 
-@dataclass(frozen=True)
-class ClassificationTask:
-    """Texts with their classes, ready to be learnt from.
-
-    Attributes:
-        recipe: as resolved, vocabulary size and classes filled in.
-        tokenizer: of the texts.
-        loader: training batches.
-        valid: validation texts.
-        valid_batches: the same as batches.
-        report: what is known of the texts.
-        data: hash of all training and validation texts and their classes, in their order.
-    """
-
-    recipe: ClassificationRecipe
-    tokenizer: Tokenizer
-    loader: LabelledLoader
-    valid: Pairs
-    valid_batches: Sequence[LabelledBatch]
-    report: Report
-    data: str
+class ClassificationTask(TextTask[ClassificationRecipe, LabelledLoader, Pairs]):
+    """Texts with their classes, ready to be learnt from."""
 
     PREDICTOR: ClassVar[type] = Classifier
     VERBS: ClassVar[Mapping[str, Callable[[Any], Any]]] = {"classify": TextsClassified, "embed": embedder_of}
@@ -129,21 +107,13 @@ class ClassificationTask:
             refuse_longer(splits.valid, rows, max_seq_len)
         return cls(
             recipe=recipe,
-            tokenizer=tokenizer,
+            tokenizers=Tokenizers(tokenizer),
             loader=loader,
             valid=splits.valid,
             valid_batches=text_batches(rows, labels, max_seq_len, training.batch_tokens),
             report=report_labelled(splits, classes, tokenizer, loader),
             data=fingerprint(splits.train, splits.valid),
         )
-
-    def write(self, folder: RunFolder) -> None:
-        """Leave in the run folder what classifying needs beside the model."""
-        folder.write(TOKENIZER, Tokenizers(self.tokenizer).to_bytes())
-
-    def place(self, sample: int) -> str:
-        """Name a training text by its line."""
-        return f"line {self.loader.texts.line(sample)}"
 
     def objective(self, model: Network) -> Objective:
         """Return the loss that a model is learned from."""

@@ -1,20 +1,16 @@
 """Vectors of texts as a task: of each pair's left side, its right side is to be told from all others of the batch."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 import torch
 
-from transom.checkpoints.run_files import TOKENIZER
-from transom.checkpoints.run_folder import RunFolder
 from transom.config.decoding import Reading
 from transom.data.batch import MatchedBatch, matched_batch
 from transom.data.pairs.loader import Loader, ordered_batches
 from transom.data.pairs.pairs import Pairs, fingerprint
 from transom.data.reports.pairs import report_pairs
-from transom.data.reports.report import Report
 from transom.data.tokenizer.tokenizer import Tokenizers
 from transom.decoding.backends.searcher import reader_of
 from transom.decoding.predictors.embedder import Embedder
@@ -25,7 +21,7 @@ from transom.planning.precision import Precision
 from transom.tasks.embedding.schema import EmbeddingRecipe
 from transom.tasks.pairs import read_pairs, train_pair_tokenizers
 from transom.tasks.task import LoadedRun
-from transom.training.objectives.objective import CrossEntropy, Objective
+from transom.tasks.text import TextTask
 from transom.training.task import Answers, Reader
 from transom.training.validation import validation_loss
 
@@ -33,30 +29,10 @@ SEARCHED = 1000
 """Validation pairs, at most, among whose right sides each left side's own is searched."""
 
 
-@dataclass(frozen=True)
-class EmbeddingTask:
-    """Pairs of texts that belong together, ready to be learnt from.
-
-    Attributes:
-        recipe: as resolved, vocabulary size filled in.
-        tokenizers: of both sides, one and the same.
-        loader: training batches.
-        valid: validation pairs.
-        valid_batches: the same as batches.
-        report: what is known of the data.
-        data: hash of all training and validation pairs, in their order.
-    """
-
-    recipe: EmbeddingRecipe
-    tokenizers: Tokenizers
-    loader: Loader
-    valid: Pairs
-    valid_batches: Sequence[MatchedBatch]
-    report: Report
-    data: str
+class EmbeddingTask(TextTask[EmbeddingRecipe, Loader, Pairs]):
+    """Pairs of texts that belong together, ready to be learnt from."""
 
     PREDICTOR: ClassVar[type] = Embedder
-    VERBS: ClassVar[Mapping[str, Callable[[Any], Any]]] = {}
 
     @classmethod
     def read(cls, recipe: EmbeddingRecipe, reader: Reader) -> Self:
@@ -78,18 +54,6 @@ class EmbeddingTask:
             report=report_pairs(splits, tokenizers, loader),
             data=fingerprint(splits.train, splits.valid),
         )
-
-    def write(self, folder: RunFolder) -> None:
-        """Leave in the run folder what embedding needs beside the model."""
-        folder.write(TOKENIZER, self.tokenizers.to_bytes())
-
-    def place(self, sample: int) -> str:
-        """Name a training pair by its line."""
-        return self.loader.place(sample)
-
-    def objective(self, model: Network) -> Objective:
-        """Return the loss that a model is learned from."""
-        return CrossEntropy(self.recipe.training.label_smoothing)
 
     def flops(self, batch: MatchedBatch) -> float:
         """Count the floating-point operations of learning from a batch, forward and backward, padding included."""

@@ -1,20 +1,16 @@
 """Answering instructions as a task: each token of an answer is to be said from the prompt and those before it."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 import torch
 
-from transom.checkpoints.run_files import TOKENIZER
-from transom.checkpoints.run_folder import RunFolder
 from transom.data.batch import LanguageBatch
 from transom.data.labeled.instructions import InstructionLoader, Instructions, load_instructions, reading_batches
 from transom.data.pairs.pairs import Pairs, fingerprint
 from transom.data.reports.instructions import report_instructions
-from transom.data.reports.report import Report
-from transom.data.tokenizer.tokenizer import Tokenizer, Tokenizers
+from transom.data.tokenizer.tokenizer import Tokenizers
 from transom.decoding.backends.searcher import searcher_of
 from transom.decoding.predictors.generator import Generator
 from transom.models.network import LanguageNetwork, Network
@@ -22,37 +18,16 @@ from transom.planning.flops import count_flops
 from transom.planning.precision import Precision
 from transom.tasks.instruction.schema import InstructionRecipe
 from transom.tasks.task import LoadedRun
-from transom.tasks.text import train_text_tokenizers
-from transom.training.objectives.objective import CrossEntropy, Objective
+from transom.tasks.text import TextTask, train_text_tokenizers
 from transom.training.start import tokenizer_of
 from transom.training.task import Answers, Reader
 from transom.training.validation import validation_accuracy, validation_loss
 
 
-@dataclass(frozen=True)
-class InstructionTask:
-    """Instructions with their answers, ready to be learnt from.
-
-    Attributes:
-        recipe: as resolved, vocabulary size filled in.
-        tokenizer: of prompts and answers.
-        loader: training batches.
-        valid: validation instructions.
-        valid_batches: the same as batches.
-        report: what is known of the instructions.
-        data: hash of all training and validation instructions, in their order.
-    """
-
-    recipe: InstructionRecipe
-    tokenizer: Tokenizer
-    loader: InstructionLoader
-    valid: Pairs
-    valid_batches: Sequence[LanguageBatch]
-    report: Report
-    data: str
+class InstructionTask(TextTask[InstructionRecipe, InstructionLoader, Pairs]):
+    """Instructions with their answers, ready to be learnt from."""
 
     PREDICTOR: ClassVar[type] = Generator
-    VERBS: ClassVar[Mapping[str, Callable[[Any], Any]]] = {}
 
     @classmethod
     def read(cls, recipe: InstructionRecipe, reader: Reader) -> Self:
@@ -78,25 +53,13 @@ class InstructionTask:
         )
         return cls(
             recipe=recipe,
-            tokenizer=tokenizer,
+            tokenizers=Tokenizers(tokenizer),
             loader=loader,
             valid=splits.valid,
             valid_batches=reading_batches(read["valid"], max_seq_len, training.batch_tokens),
             report=report_instructions(splits, read, tokenizer, loader),
             data=fingerprint(splits.train, splits.valid),
         )
-
-    def write(self, folder: RunFolder) -> None:
-        """Leave in the run folder what answering needs beside the model."""
-        folder.write(TOKENIZER, Tokenizers(self.tokenizer).to_bytes())
-
-    def place(self, sample: int) -> str:
-        """Name the first instruction of a row by its line."""
-        return self.loader.place(sample)
-
-    def objective(self, model: Network) -> Objective:
-        """Return the loss that a model is learned from."""
-        return CrossEntropy(self.recipe.training.label_smoothing)
 
     def flops(self, batch: LanguageBatch) -> float:
         """Count the floating-point operations of learning from a batch, forward and backward; of logits, those of the answers only."""

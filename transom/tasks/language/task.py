@@ -1,21 +1,17 @@
 """Language modelling as a task: each token of a text is to be said from those before it."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 import torch
 
-from transom.checkpoints.run_files import TOKENIZER
-from transom.checkpoints.run_folder import RunFolder
 from transom.data.batch import LanguageBatch
-from transom.data.reports.report import Report
 from transom.data.reports.text import report_text
 from transom.data.text.documents import Documents, load_text
 from transom.data.text.windows import WindowLoader, scoring_batches
-from transom.data.tokenizer.tokenizer import Tokenizer, Tokenizers
+from transom.data.tokenizer.tokenizer import Tokenizers
 from transom.decoding.backends.searcher import searcher_of
 from transom.decoding.predictors.generator import Generator
 from transom.models.network import LanguageNetwork, Network
@@ -23,7 +19,7 @@ from transom.planning.flops import count_flops
 from transom.planning.precision import Precision
 from transom.tasks.language.schema import LanguageRecipe
 from transom.tasks.task import LoadedRun
-from transom.tasks.text import read_text, train_text_tokenizers
+from transom.tasks.text import TextTask, read_text, train_text_tokenizers
 from transom.training.objectives.early_exit import with_exits
 from transom.training.objectives.objective import Objective
 from transom.training.objectives.r_drop import text_objective
@@ -34,30 +30,10 @@ PROMPT_TOKENS, ANSWER_TOKENS = 32, 96
 """Tokens of a validation document that are shown to the model, and those that are shown of its own."""
 
 
-@dataclass(frozen=True)
-class LanguageTask:
-    """Documents, ready to be learnt from.
-
-    Attributes:
-        recipe: as resolved, vocabulary size filled in.
-        tokenizer: of the text.
-        loader: training batches.
-        valid: validation documents.
-        valid_batches: the same as batches.
-        report: what is known of the text.
-        data: hash of all training and validation text, in its order.
-    """
-
-    recipe: LanguageRecipe
-    tokenizer: Tokenizer
-    loader: WindowLoader
-    valid: Documents
-    valid_batches: Sequence[LanguageBatch]
-    report: Report
-    data: str
+class LanguageTask(TextTask[LanguageRecipe, WindowLoader, Documents]):
+    """Documents, ready to be learnt from."""
 
     PREDICTOR: ClassVar[type] = Generator
-    VERBS: ClassVar[Mapping[str, Callable[[Any], Any]]] = {}
 
     @classmethod
     def read(cls, recipe: LanguageRecipe, reader: Reader) -> Self:
@@ -71,21 +47,13 @@ class LanguageTask:
         training, max_seq_len = recipe.training, recipe.model.max_seq_len
         return cls(
             recipe=recipe,
-            tokenizer=text.tokenizer,
+            tokenizers=Tokenizers(text.tokenizer),
             loader=text.windows,
             valid=text.splits.valid,
             valid_batches=[batch for batch, *_ in scoring_batches(text.streams["valid"].rows, max_seq_len, 0, training.batch_tokens)],
             report=report_text(text.splits, text.streams, text.tokenizer, text.windows),
             data=text.fingerprint,
         )
-
-    def write(self, folder: RunFolder) -> None:
-        """Leave in the run folder what generating needs beside the model."""
-        folder.write(TOKENIZER, Tokenizers(self.tokenizer).to_bytes())
-
-    def place(self, sample: int) -> str:
-        """Name the document that a window begins in."""
-        return self.loader.place(sample)
 
     def objective(self, model: Network) -> Objective:
         """Return the loss that a model is learned from."""

@@ -1,22 +1,19 @@
 """Masked language modelling as a task: each hidden token of a text is to be named from all the others."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import torch
 
-from transom.checkpoints.run_files import TOKENIZER
-from transom.checkpoints.run_folder import RunFolder
 from transom.config.decoding import Reading
 from transom.data.batch import MaskedBatch
-from transom.data.reports.report import Report
 from transom.data.reports.text import report_text
 from transom.data.text.documents import Documents, load_text
 from transom.data.text.masking import MaskedLoader, masked
 from transom.data.text.windows import Stream, scoring_batches
-from transom.data.tokenizer.tokenizer import Tokenizer, Tokenizers
+from transom.data.tokenizer.tokenizer import Tokenizers
 from transom.decoding.backends.searcher import reader_of
 from transom.decoding.predictors.filler import Filler
 from transom.models.encoder import MaskedEncoderTransformer
@@ -26,8 +23,7 @@ from transom.planning.precision import Precision
 from transom.tasks.encoders import embedder_of
 from transom.tasks.masked.schema import MaskedRecipe
 from transom.tasks.task import LoadedRun
-from transom.tasks.text import read_text, train_text_tokenizers
-from transom.training.objectives.objective import CrossEntropy, Objective
+from transom.tasks.text import TextTask, read_text, train_text_tokenizers
 from transom.training.task import Answers, Reader
 from transom.training.validation import validation_accuracy, validation_loss
 
@@ -38,27 +34,8 @@ SHOWN_TOKENS = 24
 """Tokens of a validation document that are shown with a gap in their middle."""
 
 
-@dataclass(frozen=True)
-class MaskedTask:
-    """Documents, ready to be learnt from.
-
-    Attributes:
-        recipe: as resolved, vocabulary size filled in.
-        tokenizer: of the text.
-        loader: training batches.
-        valid: validation documents.
-        valid_batches: the same as batches, with fixed tokens hidden.
-        report: what is known of the text.
-        data: hash of all training and validation text, in its order.
-    """
-
-    recipe: MaskedRecipe
-    tokenizer: Tokenizer
-    loader: MaskedLoader
-    valid: Documents
-    valid_batches: Sequence[MaskedBatch]
-    report: Report
-    data: str
+class MaskedTask(TextTask[MaskedRecipe, MaskedLoader, Documents]):
+    """Documents, ready to be learnt from."""
 
     PREDICTOR: ClassVar[type] = Filler
     VERBS: ClassVar[Mapping[str, Callable[[Any], Any]]] = {"embed": embedder_of}
@@ -76,25 +53,13 @@ class MaskedTask:
         mask = text.tokenizer.vocab_size
         return cls(
             recipe=recipe,
-            tokenizer=text.tokenizer,
+            tokenizers=Tokenizers(text.tokenizer),
             loader=MaskedLoader(text.windows, training.mask_share, mask, training.seed),
             valid=text.splits.valid,
             valid_batches=_hidden(text.streams["valid"], max_seq_len, training.batch_tokens, training.mask_share, mask),
             report=report_text(text.splits, text.streams, text.tokenizer, text.windows),
             data=text.fingerprint,
         )
-
-    def write(self, folder: RunFolder) -> None:
-        """Leave in the run folder what filling needs beside the model."""
-        folder.write(TOKENIZER, Tokenizers(self.tokenizer).to_bytes())
-
-    def place(self, sample: int) -> str:
-        """Name the document that a window begins in."""
-        return self.loader.windows.place(sample)
-
-    def objective(self, model: Network) -> Objective:
-        """Return the loss that a model is learned from."""
-        return CrossEntropy(self.recipe.training.label_smoothing)
 
     def flops(self, batch: MaskedBatch) -> float:
         """Count the floating-point operations of learning from a batch, forward and backward, padding included."""

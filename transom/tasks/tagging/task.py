@@ -1,21 +1,17 @@
 """Tagging as a task: predict the tag of each word of a sentence, such as its part of speech or its place in an entity."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import torch
 
-from transom.checkpoints.run_files import TOKENIZER
-from transom.checkpoints.run_folder import RunFolder
 from transom.config.data import Phrasebook
 from transom.data.labeled.labelled import VALID_SHARE
-from transom.data.reports.report import Report
 from transom.data.split import Splits, read_splits, split_off
 from transom.data.synthetic.phrasebook.generate import generate
 from transom.data.text.text import expanded
-from transom.data.tokenizer.tokenizer import Tokenizer, Tokenizers
+from transom.data.tokenizer.tokenizer import Tokenizers
 from transom.decoding.backends.searcher import reader_of
 from transom.errors import ConfigError, DataError
 from transom.files.limits import MAX_CLASSES
@@ -33,7 +29,7 @@ from transom.tasks.tagging.report import report_tagged, tagged_sentences
 from transom.tasks.tagging.schema import TaggedFiles, TaggingRecipe, TagReading
 from transom.tasks.tagging.tagged_files import Tagged, fingerprint, read_tagged
 from transom.tasks.task import LoadedRun
-from transom.tasks.text import train_text_tokenizers
+from transom.tasks.text import TextTask, train_text_tokenizers
 from transom.training.objectives.objective import Objective
 from transom.training.objectives.r_drop import text_objective
 from transom.training.start import tokenizer_of
@@ -41,27 +37,8 @@ from transom.training.task import Answers, Reader
 from transom.training.validation import validation_loss
 
 
-@dataclass(frozen=True)
-class TaggingTask:
-    """Sentences with their tags, ready to be learnt from.
-
-    Attributes:
-        recipe: as resolved, vocabulary size and tags filled in.
-        tokenizer: of the words.
-        loader: training batches.
-        valid: validation sentences.
-        valid_batches: the same as batches.
-        report: what is known of the sentences.
-        data: hash of all training and validation words and tags, in their order.
-    """
-
-    recipe: TaggingRecipe
-    tokenizer: Tokenizer
-    loader: TaggedLoader
-    valid: Tagged
-    valid_batches: Sequence[TaggedBatch]
-    report: Report
-    data: str
+class TaggingTask(TextTask[TaggingRecipe, TaggedLoader, Tagged]):
+    """Sentences with their tags, ready to be learnt from."""
 
     PREDICTOR: ClassVar[type] = Tagger
     VERBS: ClassVar[Mapping[str, Callable[[Any], Any]]] = {"embed": embedder_of}
@@ -115,21 +92,13 @@ class TaggingTask:
         read = windows(valid.words, tokenizer, max_seq_len - 1)
         return cls(
             recipe=recipe,
-            tokenizer=tokenizer,
+            tokenizers=Tokenizers(tokenizer),
             loader=loader,
             valid=valid,
             valid_batches=inference_batches(read, labels_of(read, valid.numbered(classes)), training.batch_tokens),
             report=report_tagged(splits, classes, tokenizer, loader, max_seq_len - 1),
             data=fingerprint(splits.train, valid),
         )
-
-    def write(self, folder: RunFolder) -> None:
-        """Leave in the run folder what tagging needs beside the model."""
-        folder.write(TOKENIZER, Tokenizers(self.tokenizer).to_bytes())
-
-    def place(self, sample: int) -> str:
-        """Name a training sentence by its place."""
-        return self.loader.place(sample)
 
     def objective(self, model: Network) -> Objective:
         """Return the loss that a model is learned from."""

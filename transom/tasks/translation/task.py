@@ -1,20 +1,16 @@
 """Translation as a task: what the training loop learns from, and what a validation measures."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 import torch
 
-from transom.checkpoints.run_files import TOKENIZER
-from transom.checkpoints.run_folder import RunFolder
 from transom.data.batch import TranslationBatch, translation_batch
 from transom.data.pairs.loader import Loader, ordered_batches
 from transom.data.pairs.mixture import LanguageMixture
 from transom.data.pairs.pairs import Pairs, fingerprint
 from transom.data.reports.pairs import report_languages
-from transom.data.reports.report import Report
 from transom.data.tokenizer.tokenizer import Tokenizers
 from transom.decoding.predictors.translator import Translator
 from transom.errors import DataError
@@ -24,6 +20,7 @@ from transom.planning.flops import count_flops
 from transom.planning.precision import Precision
 from transom.tasks.pairs import read_pairs, train_pair_tokenizers
 from transom.tasks.task import LoadedRun
+from transom.tasks.text import TextTask
 from transom.tasks.translation.schema import TranslationRecipe
 from transom.training.objectives.objective import Objective
 from transom.training.objectives.r_drop import text_objective
@@ -31,30 +28,10 @@ from transom.training.task import Answers, Reader
 from transom.training.validation import validation_losses, validation_scores
 
 
-@dataclass(frozen=True)
-class TranslationTask:
-    """Sentence pairs, ready to be learnt from.
-
-    Attributes:
-        recipe: as resolved, vocabulary sizes filled in.
-        tokenizers: of both sides.
-        loader: training batches.
-        valid: validation pairs, by the tag of their target language; None for the only one.
-        valid_batches: the same as batches.
-        report: what is known of the data.
-        data: hash of all training and validation pairs, in their order.
-    """
-
-    recipe: TranslationRecipe
-    tokenizers: Tokenizers
-    loader: Loader | LanguageMixture
-    valid: Mapping[str | None, Pairs]
-    valid_batches: Mapping[str | None, Sequence[TranslationBatch]]
-    report: Report
-    data: str
+class TranslationTask(TextTask[TranslationRecipe, Loader | LanguageMixture, Mapping[str | None, Pairs]]):
+    """Sentence pairs, ready to be learnt from."""
 
     PREDICTOR: ClassVar[type] = Translator
-    VERBS: ClassVar[Mapping[str, Callable[[Any], Any]]] = {}
 
     @classmethod
     def read(cls, recipe: TranslationRecipe, reader: Reader) -> Self:
@@ -82,14 +59,6 @@ class TranslationTask:
             report=report_languages(splits, tokenizers, loaders, mixture),
             data=fingerprint(*(part for each in splits.values() for part in (each.train, each.valid)), tags=list(tagged)),
         )
-
-    def write(self, folder: RunFolder) -> None:
-        """Leave in the run folder what translating needs beside the model."""
-        folder.write(TOKENIZER, self.tokenizers.to_bytes())
-
-    def place(self, sample: int) -> str:
-        """Name a training pair by its line, and its language where there are several."""
-        return self.loader.place(sample)
 
     def objective(self, model: Network) -> Objective:
         """Return the loss that a model is learned from."""
