@@ -16,7 +16,7 @@ import sys
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +64,7 @@ class Family:
     new: int = 64
     training: Training = field(default=TRAINING.model_copy(update={"label_smoothing": 0.0}))
 
-    @property
+    @cached_property
     def config(self) -> Architecture:
         """Ours, whole."""
         fields = tomllib.loads(packaged_presets()[self.preset]) | dict(self.fields)
