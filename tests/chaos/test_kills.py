@@ -13,7 +13,8 @@ def recipe(folder: Path, steps: int, processes: int) -> Path:
     return path
 
 
-@pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("processes", [1, 2])
 def test_two_kills_change_nothing(processes: int, tmp_path: Path) -> None:
     path = recipe(tmp_path, 80, processes)
     seconds = run_to_the_end(path, tmp_path / "alone")

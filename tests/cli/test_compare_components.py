@@ -19,6 +19,7 @@ TINY = sets(
 )
 
 
+@pytest.mark.long
 def test_runs_differ_in_the_component_alone(transom: Call, tmp_path: Path) -> None:
     command = ["compare-components", "copy", "--with", "model.norm=rmsnorm", "--with", "model.norm=layernorm", *TINY]
     command += ["--steps", "10", "--seeds", "2", "--out", str(tmp_path / "out")]

@@ -88,6 +88,7 @@ def shortened(words: list[str]) -> list[str]:
     return [*words, *SHORT_RECIPES.get(" ".join(words[1:2]), SHORT)]
 
 
+@pytest.mark.long
 def test_commands_and_python_run(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
     commands = [line for block in blocks("sh") for line in block.replace("\\\n", " ").splitlines() if line.startswith("transom ")]
     assert {shlex.split(command)[1] for command in commands} >= {

@@ -48,6 +48,7 @@ def test_the_copy_is_what_runs(bare: Path) -> None:
     assert {row["serves"] for row in table} == {"everywhere else"}
 
 
+@pytest.mark.long
 def test_it_translates(bare: Path, tmp_path: Path) -> None:
     source, target = write_pairs(tmp_path, 120)
     fields = sets(*TINY_PAIRS, "training.max_steps=10", "training.precision=bf16")
@@ -58,6 +59,7 @@ def test_it_translates(bare: Path, tmp_path: Path) -> None:
     assert {each["path"] for each in taken} == {"reference"}
 
 
+@pytest.mark.long
 def test_it_generates(bare: Path, tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("the sun and the moon and the star\n" * 60)
     kinds = ("model.norm=rmsnorm", "model.position=rotary", "model.feed_forward=reglu", "model.attention.sinks=true")
@@ -66,6 +68,7 @@ def test_it_generates(bare: Path, tmp_path: Path) -> None:
     assert run(bare, "generate", tmp_path / "run", "the sun", "--precision", "bf16")
 
 
+@pytest.mark.long
 def test_it_classifies(bare: Path, tmp_path: Path) -> None:
     (tmp_path / "a.tsv").write_text("".join(f"a {word} of {i}\t{word}\n" for i in range(30) for word in ("cat", "wolf")))
     run(bare, "train", "text-classes", "--labelled", tmp_path / "a.tsv", *sets(*TINY_ENCODER), "--out", tmp_path / "run")

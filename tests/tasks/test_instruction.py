@@ -39,7 +39,7 @@ def instructions(folder: Path, **model: Any) -> InstructionRecipe:
     return InstructionRecipe.model_validate(raw)
 
 
-@pytest.mark.parametrize("model", [{}, {"mask": "prefix"}], ids=["causal", "prefix"])
+@pytest.mark.parametrize("model", [{}, pytest.param({"mask": "prefix"}, marks=pytest.mark.long)], ids=["causal", "prefix"])
 def test_a_killed_run_ends_as_the_run_left_alone(model: dict[str, Any], tmp_path: Path) -> None:
     recipe = instructions(tmp_path, **model)
     die_and_end_the_same(partial(sit, recipe), tmp_path)
