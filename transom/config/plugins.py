@@ -41,11 +41,13 @@ class Plugin(NamedTuple):
 
     Attributes:
         where: what another process imports it by: the absolute path of a file, or a module's dotted name.
+        home: the folder that a module is found from, which another process may not search; empty for a file.
         record: name and hash.
         schemas: the components and tasks that it registered.
     """
 
     where: str
+    home: str
     record: PluginRecord
     schemas: tuple[type[Schema], ...]
 
@@ -107,7 +109,9 @@ def _import_plugin(named: str) -> Plugin:
     new = tuple(schema for schema in here if not schema.__module__.startswith("transom."))  # the package's own come in with others' imports
     if not new:
         raise ConfigError(f"plugin {named}: expected a component or a task that it registers, found none; decorate one (docs/extending.md)")
-    return _PLUGINS.setdefault(where, Plugin(where, record, new))
+    depth = where.count(".") + (path.name == "__init__.py")
+    home = "" if is_file else str(path.absolute().parents[depth])
+    return _PLUGINS.setdefault(where, Plugin(where, home, record, new))
 
 
 def _module_name(named: str) -> str:
