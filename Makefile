@@ -17,8 +17,9 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_IN
 # One thread a process, so that tests, their workers and local ranks do not crowd each other.
 TEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 SESSION := -n $(JOBS) --dist worksteal
-# What runs tensors, once more without the kernels.
-BY_REFERENCE := $(addprefix tests/,agreement checkpoints cli decoding inspection kernels layers models planning tasks training)
+# What is done once more without the kernels: the first tier but for the rooms and files of tests that compute nothing.
+BY_REFERENCE := $(addprefix tests/,agreement bad_input benchmarks checkpoints cli data decoding docs inspection kernels layers models parallel \
+	planning tasks training)
 PLAIN := -o addopts="--strict-markers --strict-config --import-mode=importlib"
 
 .PHONY: help demo test ci check chaos sanitize soak bench docs size clean

@@ -8,7 +8,7 @@ nothing, and the equation written out as far as it fits. Visible pairs of patter
 
 import argparse
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +19,9 @@ from torch.nn import functional as F
 from benchmarks.measure import facts, interleave, timed
 from transom.config.bricks import MultiHead
 from transom.config.patterns import patterns_of
-from transom.kernels.block_sparse import attend_tiles, plan, plan_tiles, visible_pairs
+from transom.kernels.block_sparse import Part, attend_tiles, plan, plan_tiles
 from transom.layers.attention import Terms, attend_explicit
-from transom.layers.masks.rule import LOOKING_BACK, Places, Rule, rule_of
+from transom.layers.masks.rule import LOOKING_BACK, TILE, Places, Rule, rule_of
 from transom.planning.machine import measure_peak
 from transom.planning.memory import give_back_freed_memory
 from transom.planning.precision import choose_threads
@@ -93,6 +93,17 @@ def peak_bytes(work: Callable[[], object]) -> int | None:
     before = kilobytes("VmRSS")
     work()
     return (kilobytes("VmHWM") - before) * 1024
+
+
+def visible_pairs(parts: Sequence[Part]) -> int:
+    """Count the pairs of a query and a key that a mask lets see, from its parts."""
+    pairs = 0
+    for queries, _, chunks in parts:
+        for chunk in chunks:
+            real = (chunk.queries % queries.n_tiles)[:, None] * TILE + torch.arange(TILE, device=chunk.queries.device) < queries.length
+            whole = chunk.keys.shape[1] * TILE - chunk.mask.shape[3]
+            pairs += int((chunk.mask & real[:, None, :, None]).sum()) + int(real.sum()) * whole
+    return pairs
 
 
 def measure(length: int, rounds: int) -> list[dict[str, Any]]:

@@ -173,6 +173,13 @@ def test_verbs_import_the_engine_only_when_they_run() -> None:
     assert "transom.config.recipe" not in modules_at_start(["transom.__main__"])
 
 
+def test_schemas_of_tasks_import_no_torch() -> None:
+    schemas = sorted((ROOT / "transom" / "tasks").glob("*/schema.py"))
+    started = modules_at_start([".".join(path.relative_to(ROOT).with_suffix("").parts) for path in schemas])
+    assert len(schemas) > 5 and "pydantic" in started
+    assert not {module for module in started if is_in(module, ("torch", "numpy", "jaxtyping", "tokenizers"))}
+
+
 def test_no_rooms_for_odds_and_ends() -> None:
     odd = re.compile(r"(util|utils|common|helper|helpers|misc|tools)(_.*|)$")
     assert not [place(path) for path in (*SOURCES, *TESTS) for part in path.relative_to(ROOT).with_suffix("").parts if odd.match(part)]

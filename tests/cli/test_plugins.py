@@ -159,6 +159,25 @@ else:
     assert done.returncode == 0, done.stderr
 
 
+def test_workers_find_a_module_that_only_the_first_process_searches_for(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "__init__.py").write_text(HALVED)
+    (tmp_path / "mine" / "parts.py").write_text(HALVED.replace("halved", "halves").replace("Halved", "Halves"))
+    script = """
+import os
+import transom
+from transom.config.plugins import import_plugins
+
+assert {plugin.home for plugin in import_plugins(["mine", "mine.parts"])} == {os.getcwd()}
+overrides = [*OVERRIDES, "training.processes=2", "model.feed_forward=halves"]
+assert transom.train("copy", out="run", overrides=overrides, plugins=["mine.parts"]).step == 4
+"""
+    command = [sys.executable, "-c", script.replace("OVERRIDES", repr(TINY[1::2]))]
+    environment = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+
+
 def test_a_run_that_starts_from_one_with_a_plugin_needs_it_too(tmp_path: Path) -> None:
     (tmp_path / "halved.py").write_text(HALVED)
     assert transom_outside(tmp_path, "train", "copy", *TINY, "--plugin", "halved.py", "--out", "run").returncode == 0

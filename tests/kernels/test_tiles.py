@@ -8,9 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from benchmarks.patterns import visible_pairs
 from tests.layers.test_rule import FAMILIES, packed, pattern, patterns
 from transom.config.model import Decoder
-from transom.kernels.block_sparse import attend_tiles, joined, plan, plan_tiles, visible_pairs
+from transom.kernels.block_sparse import attend_tiles, joined, plan, plan_tiles
 from transom.layers.attention import Attention, Terms, attend_explicit
 from transom.layers.context import AttentionContext
 from transom.layers.masks import visible_tiles as tiles_planning

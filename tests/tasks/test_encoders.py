@@ -15,7 +15,7 @@ from transom.data.tokenizer.special import EOS
 from transom.decoding.predictors.classifier import Classifier
 from transom.decoding.predictors.embedder import Embedder
 from transom.decoding.predictors.filler import Filler
-from transom.errors import DataError
+from transom.errors import ConfigError, DataError
 from transom.models.build import build_model
 from transom.tasks.classification.schema import ClassificationRecipe
 from transom.tasks.classification.task import ClassificationTask
@@ -57,6 +57,11 @@ def test_a_classifier_learns_and_says_how_well(classes: ClassificationRecipe, tm
     assert [each.label for each in classifier.classify(["a blue thing", "a bird thing"])] == ["colour", "animal"]
     record = RunFolder.open(tmp_path / "run").metrics.read()[-1]
     assert {"text", "class", "found"} == set(record["samples"][0])
+
+
+def test_the_mask_is_no_symbol_of_the_tokenizer(masked: MaskedRecipe, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"model\.mask_token_id: expected none, found 5: no symbol of the tokenizer is a mask"):
+        sit(masked.with_fields("model", mask_token_id=5), tmp_path / "run")
 
 
 @pytest.mark.long

@@ -20,7 +20,7 @@ from pydantic import Field
 from transom.config.brick import SLOTS, Schema, kinds
 from transom.config.components import builder_of
 from transom.config.names import nearest
-from transom.config.registry import registered_tasks
+from transom.config.registry import registered_tasks, tasks
 from transom.errors import ConfigError
 from transom.files.limits import MAX_PLUGIN_BYTES
 from transom.files.regular import read_regular, resolved
@@ -41,11 +41,13 @@ class Plugin(NamedTuple):
 
     Attributes:
         where: what another process imports it by: the absolute path of a file, or a module's dotted name.
+        home: the folder that a module is found from, which another process may not search; empty for a file.
         record: name and hash.
         schemas: the components and tasks that it registered.
     """
 
     where: str
+    home: str
     record: PluginRecord
     schemas: tuple[type[Schema], ...]
 
@@ -100,6 +102,7 @@ def _import_plugin(named: str) -> Plugin:
         if known.record != record:
             raise ConfigError(f"plugin {named}: the file changed since this process imported it; begin a new process")
         return known
+    tasks()  # with these the package's own slots and components are registered, whatever the plugin imports
     before = _registered()
     with _Import(named, path):
         name = _run_file(path, content, record.sha256).__name__ if is_file else import_module(where).__name__
@@ -107,7 +110,9 @@ def _import_plugin(named: str) -> Plugin:
     new = tuple(schema for schema in here if not schema.__module__.startswith("transom."))  # the package's own come in with others' imports
     if not new:
         raise ConfigError(f"plugin {named}: expected a component or a task that it registers, found none; decorate one (docs/extending.md)")
-    return _PLUGINS.setdefault(where, Plugin(where, record, new))
+    depth = where.count(".") + (path.name == "__init__.py")
+    home = "" if is_file else str(path.absolute().parents[depth])
+    return _PLUGINS.setdefault(where, Plugin(where, home, record, new))
 
 
 def _module_name(named: str) -> str:

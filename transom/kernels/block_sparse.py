@@ -138,17 +138,6 @@ def plan(rule: Rule, queries: Places, keys: Places) -> list[Part]:
     return [part for part in parts if part.chunks]
 
 
-def visible_pairs(parts: Sequence[Part]) -> int:
-    """Count the pairs of a query and a key that a mask lets see, from its parts."""
-    pairs = 0
-    for queries, _, chunks in parts:
-        for chunk in chunks:
-            real = (chunk.queries % queries.n_tiles)[:, None] * TILE + torch.arange(TILE, device=chunk.queries.device) < queries.length
-            whole = chunk.keys.shape[1] * TILE - chunk.mask.shape[3]
-            pairs += int((chunk.mask & real[:, None, :, None]).sum()) + int(real.sum()) * whole
-    return pairs
-
-
 def side_of(places: Places, by: Rule | None, tile: int = TILE) -> Side:
     """Cut places into tiles, those of each group of ``by`` side by side."""
     shape = torch.broadcast_shapes(*(x.shape for x in places if x is not None))

@@ -83,9 +83,11 @@ class Follower:
 def main(rank: int, n_ranks: int, meeting: Path, folder: Path, data: str, task: str, *plugins: str) -> None:
     """Be one of a run's workers; ``task`` is the class of its task, as ``module:name``.
 
-    The first process names the plugins that it uses. The run's folder has their hashes, and refuses one that has changed meanwhile.
+    The first process names the plugins that it uses, each behind the folder that it is found from. The run's folder has their hashes, and
+    refuses one that has changed meanwhile.
     """
-    import_plugins(plugins)
+    sys.path.extend(home for home in plugins[::2] if home and home not in sys.path)
+    import_plugins(plugins[1::2])
     module, _, name = task.partition(":")
     keep_freed_memory()
     torch.set_num_threads(choose_threads().count)

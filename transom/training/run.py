@@ -51,7 +51,7 @@ def train(parts: Parts, observers: Sequence[Observer] = (), should_stop: Callabl
     Raises:
         TransomError: twenty steps in a row had a non-finite loss or gradient; the last checkpoint is kept.
     """
-    plugins = [plugin.where for plugin in plugins_of(parts.recipe)]
+    plugins = [part for plugin in plugins_of(parts.recipe) for part in (plugin.home, plugin.where)]
     arguments = [str(parts.folder.path.resolve()), parts.task.data, parts.recipe.TASK, *plugins]
     with (
         using_threads(parts.processes.threads),

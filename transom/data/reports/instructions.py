@@ -64,6 +64,3 @@ def report_instructions(splits: Splits[Pairs], read: Mapping[str, Instructions],
         f"padding: {facts['padding_waste']:.1%} of the tokens in the first epoch's batches",
     ]
     return Report(problems, facts, lines)
-
-
-"""The name that the tasks still import; goes when they import ``Report``."""

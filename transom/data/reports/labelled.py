@@ -52,6 +52,3 @@ def report_labelled(splits: Splits[Pairs], classes: Sequence[str], tokenizer: To
 
     facts = {"texts": texts, "classes": counts, "tokens": tokens, "longer": longer, "unseen": unseen}
     return Report(problems, facts, findings.summary(texts, "text", details))
-
-
-"""The name that the tasks still import; goes when they import ``Report``."""

@@ -125,6 +125,3 @@ def _outliers(pairs: Pairs, source: Indices, target: Indices) -> list[str]:
 def _lines_of(pairs: Pairs, samples: Sequence[int], what: str) -> str:
     lines = findings.shown([pairs.line(sample) for sample in samples])
     return f"{what}: {len(samples):,} of {findings.counted(len(pairs), 'pair')}, line{'s' if len(samples) > 1 else ''} {lines}"
-
-
-"""The name that the tasks still import; goes when they import ``Report``."""

@@ -76,6 +76,3 @@ def _sizes(documents: Documents, stream: Stream) -> dict[str, str | int | float]
 def _named(documents: Documents, samples: Sequence[int], what: str) -> str:
     places = findings.shown([documents.places[i] for i in samples])
     return f"{len(samples):,} of {findings.counted(len(documents), 'document')} {what} ({places})"
-
-
-"""The name that the tasks still import; goes when they import ``Report``."""

@@ -16,6 +16,7 @@ from transom.data.text.windows import Stream, scoring_batches
 from transom.data.tokenizer.tokenizer import Tokenizers
 from transom.decoding.backends.searcher import reader_of
 from transom.decoding.predictors.filler import Filler
+from transom.errors import ConfigError
 from transom.models.encoder import MaskedEncoderTransformer
 from transom.models.network import Network
 from transom.planning.flops import count_flops
@@ -47,6 +48,11 @@ class MaskedTask(TextTask[MaskedRecipe, MaskedLoader, Documents]):
         Raises:
             TransomError: the text cannot be read, or does not fit the recipe.
         """
+        if (symbol := recipe.model.mask_token_id) is not None:
+            raise ConfigError(
+                f"model.mask_token_id: expected none, found {symbol}: no symbol of the tokenizer is a mask, which has a row of its own"
+                " behind them; leave it out"
+            )
         text = read_text(recipe, recipe.data, reader)
         recipe = recipe.with_fields("model", vocab_size=text.tokenizer.vocab_size)
         training, max_seq_len = recipe.training, recipe.model.max_seq_len
