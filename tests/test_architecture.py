@@ -262,6 +262,16 @@ def public(tree: ast.Module) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef 
                 body += node.body
 
 
+def test_blocks_show_their_equation_in_ten_lines() -> None:
+    source = ast.parse((ROOT / "transom" / "layers" / "block.py").read_text(encoding="utf-8"))
+    blocks = {each.name: each for each in source.body if isinstance(each, ast.ClassDef)}
+    for name in ("PreNormBlock", "PostNormBlock", "SandwichBlock", "ParallelBlock"):
+        (forward,) = [each for each in blocks[name].body if isinstance(each, ast.FunctionDef) and each.name == "forward"]
+        _docstring, first, *_ = forward.body
+        assert (forward.end_lineno or 0) - first.lineno < 10, name
+        assert not [each for each in ast.walk(forward) if isinstance(each, ast.Lambda)], name
+
+
 def test_every_public_thing_has_a_docstring() -> None:
     missing = [place(path) for path, tree in SOURCES.items() if ast.get_docstring(tree) is None]
     missing += [

@@ -206,6 +206,11 @@ def test_help_and_modules_know_what_a_named_plugin_registers(tmp_path: Path) -> 
     assert "--authors" not in transom_outside(tmp_path, "train", "--help").stdout
     for named in ("mine.authors", "authors"):
         assert "--authors" in transom_outside(tmp_path, "train", "--plugin", named, "--help", COLUMNS="160").stdout
+        assert "Name the authors that a model knows." in transom_outside(tmp_path, "--help", "--plugin", named, COLUMNS="160").stdout
+    (tmp_path / "halved.py").write_text(HALVED)
+    told = transom_outside(tmp_path, "train", "--plugin", "halved.py", "--help", COLUMNS="160").stdout
+    assert "halved.py: feed_forward = 'halved'. x W / 2." in told
+    assert "halved" not in transom_outside(tmp_path, "train", "--help").stdout
     listed = transom_outside(tmp_path, "plugins", "--json")
     assert {"name": "authors", "module": "mine.authors", "package": "mine 1.2"} in json.loads(listed.stdout)
     listed = transom_outside(tmp_path, "plugins")

@@ -1,5 +1,6 @@
 """The verbs, and the command line that imports a verb's file only when it is called."""
 
+import sys
 from collections.abc import Iterable, Sequence
 from importlib import import_module
 from itertools import pairwise
@@ -42,14 +43,16 @@ def verbs() -> dict[str, Verb]:
 class Verbs(TyperGroup):
     """The group of all verbs."""
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Let help on all verbs know the plugins that are named."""
+        if "--help" in args and not set(args) & set(verbs()) and _import_named(args):
+            args = ["--help"]
+        found: list[str] = super().parse_args(ctx, args)
+        return found
+
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Import the plugins that are named, then the verb: its options, its help and what it accepts depend on them."""
-        if named := plugins_named(args):
-            with signals_held():
-                import torch  # noqa: F401  # which a plugin will import; a signal that comes meanwhile is not lost
-
-                from transom.config.plugins import import_plugins
-            import_plugins(named)
+        _import_named(args)
         return super().resolve_command(ctx, args)
 
     def list_commands(self, ctx: Any) -> list[str]:
@@ -67,7 +70,7 @@ class Verbs(TyperGroup):
         module = import_module(verb.module or f"transom.cli.{cmd_name.replace('-', '_')}")
         command = typer.main.get_command(module.app)
         command.name = cmd_name
-        command.help = f"{verb.help}\n\n{command.help or ''}\n\n\b\n[bold]Examples[/bold]{module.EXAMPLES}".strip()
+        command.help = f"{verb.help}\n\n{command.help or ''}\n\n\b\n[bold]Examples[/bold]{module.EXAMPLES}{_of_plugins()}".strip()
         for each in (command, *getattr(command, "commands", {}).values()):
             if each.name not in WITHOUT_PLUGINS and not hasattr(each, "commands"):
                 each.params.insert(-1, _plugin_option())
@@ -79,6 +82,29 @@ class Verbs(TyperGroup):
         self.commands = {name: TyperCommand(name, help=verb.help) for name, verb in verbs().items()}
         _without_values(self.get_params(ctx))
         super().format_help(ctx, formatter)
+
+
+def _import_named(arguments: Sequence[str]) -> bool:
+    """Import the plugins that are named among arguments; return whether there are any."""
+    if not (named := plugins_named(arguments)):
+        return False
+    with signals_held():
+        import torch  # noqa: F401  # which a plugin will import; a signal that comes meanwhile is not lost
+
+        from transom.config.plugins import import_plugins
+    import_plugins(named)
+    return True
+
+
+def _of_plugins() -> str:
+    """Tell what the plugins that were named registered; for none nothing is imported."""
+    plugins = sys.modules.get("transom.config.plugins")
+    lines = plugins.registered_by_plugins() if plugins else []
+    if not lines:
+        return ""
+    from rich.markup import escape
+
+    return "\n\n\b\n[bold]From plugins[/bold]\n" + "\n".join(map(escape, lines))
 
 
 def plugins_named(arguments: Sequence[str]) -> list[str]:

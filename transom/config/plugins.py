@@ -17,7 +17,7 @@ from typing import Annotated, Any, NamedTuple
 
 from pydantic import Field
 
-from transom.config.brick import SLOTS, Schema, kinds
+from transom.config.brick import SLOTS, Schema, described, kinds
 from transom.config.components import builder_of
 from transom.config.names import nearest
 from transom.config.registry import registered_tasks, tasks
@@ -170,6 +170,17 @@ def _registered() -> dict[type[Schema], None]:
     """List the registered components and tasks as keys, in the order of their registration."""
     components = [schema for slot in SLOTS.values() for schema in slot.choices]
     return dict.fromkeys([*components, *registered_tasks()])
+
+
+def registered_by_plugins() -> list[str]:
+    """List what the imported plugins registered, a line each: the plugin, how a recipe names it, and what it is."""
+    return [f"{plugin.record.name}: {_named(schema)}" for plugin in _PLUGINS.values() for schema in plugin.schemas]
+
+
+def _named(schema: type[Schema]) -> str:
+    slots = [slot.name for slot in SLOTS.values() if schema in slot.choices]
+    spelled = " or ".join(map(repr, kinds(schema) or (schema.model_fields["task"].default,)))
+    return f"{' and '.join(slots) or 'task'} = {spelled}. {described(schema)[0]}"
 
 
 def plugins_of(config: Schema) -> list[Plugin]:

@@ -10,6 +10,7 @@ from pydantic_core import PydanticUndefined
 
 from transom.config.brick import Brick, Schema, described, kinds, listed, members, schemas
 from transom.config.catalogue import catalogue
+from transom.config.plugins import import_plugins
 from transom.config.registry import tasks
 
 HEAD = """# Every field of a recipe
@@ -93,5 +94,6 @@ def _cell(text: str) -> str:
 
 
 if __name__ == "__main__":
+    import_plugins(sys.argv[2:])  # their components and tasks then stand in the pages too
     for name, page in (("config.md", reference), ("bricks.md", catalogue)):
         (Path(sys.argv[1]) / name).write_text(page(), encoding="utf-8")

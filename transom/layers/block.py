@@ -147,8 +147,7 @@ class PreNormBlock(SequentialBlock):
         x = self.attn_residual.add(x, y)
         x = observe(ctx, self, "resid_mid", x)
         if self.cross is not None:
-            y, _ = self.cross(self.cross_residual.norm(x, ctx), ctx.cross, memory)
-            x = self.cross_residual.add(x, y)
+            x = self.cross_residual.add(x, self.cross(self.cross_residual.norm(x, ctx), ctx.cross, memory)[0])
             x = observe(ctx, self, "resid_cross", x)
         x = self.ff_residual.add(x, self.ff(self.ff_residual.norm(x, ctx), ctx))
         x = observe(ctx, self, "resid_post", x)
@@ -171,8 +170,7 @@ class PostNormBlock(SequentialBlock):
         x = self.attn_residual.norm(self.attn_residual.add(x, y), ctx)
         x = observe(ctx, self, "resid_mid", x)
         if self.cross is not None:
-            y, _ = self.cross(x, ctx.cross, memory)
-            x = self.cross_residual.norm(self.cross_residual.add(x, y), ctx)
+            x = self.cross_residual.norm(self.cross_residual.add(x, self.cross(x, ctx.cross, memory)[0]), ctx)
             x = observe(ctx, self, "resid_cross", x)
         x = self.ff_residual.norm(self.ff_residual.add(x, self.ff(x, ctx)), ctx)
         x = observe(ctx, self, "resid_post", x)
@@ -196,9 +194,8 @@ class SandwichBlock(SequentialBlock):
         x = self.attn_residual.add(x, self.attn_residual.norm_out(y, ctx))
         x = observe(ctx, self, "resid_mid", x)
         if self.cross is not None:
-            y, _ = self.cross(self.cross_residual.norm(x, ctx), ctx.cross, memory)
-            x = self.cross_residual.add(x, self.cross_residual.norm_out(y, ctx))
-            x = observe(ctx, self, "resid_cross", x)
+            y = self.cross(self.cross_residual.norm(x, ctx), ctx.cross, memory)[0]
+            x = observe(ctx, self, "resid_cross", self.cross_residual.add(x, self.cross_residual.norm_out(y, ctx)))
         x = self.ff_residual.add(x, self.ff_residual.norm_out(self.ff(self.ff_residual.norm(x, ctx), ctx), ctx))
         x = observe(ctx, self, "resid_post", x)
         return x, values
