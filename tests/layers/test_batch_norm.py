@@ -5,12 +5,14 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from transom.config.bricks import BatchNorm as Brick
 from transom.config.model import Decoder
 from transom.data.batch import LanguageBatch, Sequences
 from transom.layers.context import LayerContext
-from transom.layers.norm import BatchNorm
+from transom.layers.norm import BatchNorm, Statistics
+from transom.layers.observe import ActivationRecorder
 from transom.models.build import build_model
 
 REAL = torch.tensor([[True] * 5, [True] * 2 + [False] * 3])
@@ -27,6 +29,14 @@ def norms() -> tuple[BatchNorm, nn.BatchNorm1d]:
     return ours, theirs
 
 
+def observed(norm: BatchNorm, x: Tensor, token_mask: Tensor) -> tuple[Tensor, Statistics]:
+    """Normalize, and return the statistics that an objective would read."""
+    norm.address = "norm"
+    recorder = ActivationRecorder(["norm.*"])
+    y: Tensor = norm(x, LayerContext(token_mask, recorder.open("")))
+    return y, Statistics(*(recorder.activations[f"norm.{part}"].detach() for part in Statistics._fields))
+
+
 def draw(seed: int) -> Tensor:
     return 2 * torch.randn(2, 5, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)) + 1
 
@@ -35,14 +45,15 @@ def test_it_is_torchs_over_true_tokens_in_training_and_after_some_steps_in_evalu
     ours, theirs = norms()
     for seed in range(4):
         inputs = [draw(seed).requires_grad_(), draw(seed).requires_grad_()]
-        found, expected = ours(inputs[0], LayerContext(token_mask=REAL))[REAL], theirs(inputs[1][REAL])
+        (found, statistics), expected = observed(ours, inputs[0], REAL), theirs(inputs[1][REAL])
+        found = found[REAL]
         assert torch.allclose(found, expected, **CLOSE)
         for y in (found, expected):
             (y * torch.arange(6)).square().sum().backward()
         assert torch.allclose(inputs[0].grad, inputs[1].grad, **CLOSE)
         for parameter, other in zip(ours.parameters(), theirs.parameters(), strict=True):
             assert torch.allclose(parameter.grad, other.grad, **CLOSE)
-        ours.end_step(updated=True)
+        ours.move_statistics([statistics])
     x = draw(9)
     assert torch.allclose(ours.eval()(x, LayerContext(token_mask=REAL)), theirs.eval()(x.flatten(0, 1)).view_as(x), **CLOSE)
     assert torch.allclose(ours(x[:1, :1]), ours(x)[:1, :1], **CLOSE), "in evaluation a token is on its own"
@@ -60,19 +71,22 @@ def test_padding_counts_in_nothing_and_one_token_alone_gives_the_shift() -> None
 def test_a_step_moves_the_statistics_once_by_all_of_its_passes_together() -> None:
     (whole, _), (sliced, _), (still, _) = norms(), norms(), norms()
     x = draw(3)
-    whole(x, LayerContext(token_mask=REAL))
-    for row in range(2):
-        sliced(x[row : row + 1], LayerContext(token_mask=REAL[row : row + 1]))
-        with torch.no_grad():
-            sliced(draw(row))  # read, but not learnt from
-    for norm, updated in ((whole, True), (sliced, True), (still, False)):
-        still(x, LayerContext(token_mask=REAL))
-        norm.end_step(updated)
+    whole.move_statistics([observed(whole, x, REAL)[1]])
+    sliced.move_statistics([observed(sliced, x[row : row + 1], REAL[row : row + 1])[1] for row in range(2)])
+    observed(still, x, REAL)
+    still.move_statistics([])
     assert torch.allclose(whole.mean, sliced.mean, **CLOSE) and torch.allclose(whole.variance, sliced.variance, **CLOSE)
     assert whole.mean.any() and not still.mean.any() and torch.equal(still.variance, torch.ones_like(still.variance))
-    whole.end_step(updated=True)
-    assert torch.allclose(whole.mean, sliced.mean, **CLOSE), "nothing is left over"
     assert not torch.allclose(sliced(x[:1])[0], whole(x)[0], rtol=0, atol=1e-3), "slices are normalised apart"
+
+
+def test_a_pass_that_is_computed_again_counts_once() -> None:
+    (norm, _), x = norms(), draw(3).requires_grad_()
+    norm.address = "norm"
+    recorder = ActivationRecorder(["norm.*"])
+    ctx = LayerContext(REAL, recorder.open(""))
+    checkpoint(norm, x, ctx, use_reentrant=False).sum().backward()
+    assert [sorted(each) for each in recorder.passes] == [["norm.mean", "norm.n_tokens", "norm.variance", "norm.x"]]
 
 
 @pytest.mark.parametrize("placement", ["post", "pre", "sandwich", "parallel"])

@@ -150,8 +150,7 @@ class PreNormBlock(SequentialBlock):
             x = self.cross_residual.add(x, self.cross(self.cross_residual.norm(x, ctx), ctx.cross, memory)[0])
             x = observe(ctx, self, "resid_cross", x)
         x = self.ff_residual.add(x, self.ff(self.ff_residual.norm(x, ctx), ctx))
-        x = observe(ctx, self, "resid_post", x)
-        return x, values
+        return observe(ctx, self, "resid_post", x), values
 
 
 class PostNormBlock(SequentialBlock):
@@ -173,8 +172,7 @@ class PostNormBlock(SequentialBlock):
             x = self.cross_residual.norm(self.cross_residual.add(x, self.cross(x, ctx.cross, memory)[0]), ctx)
             x = observe(ctx, self, "resid_cross", x)
         x = self.ff_residual.norm(self.ff_residual.add(x, self.ff(x, ctx)), ctx)
-        x = observe(ctx, self, "resid_post", x)
-        return x, values
+        return observe(ctx, self, "resid_post", x), values
 
 
 class SandwichBlock(SequentialBlock):
@@ -194,11 +192,11 @@ class SandwichBlock(SequentialBlock):
         x = self.attn_residual.add(x, self.attn_residual.norm_out(y, ctx))
         x = observe(ctx, self, "resid_mid", x)
         if self.cross is not None:
-            y = self.cross(self.cross_residual.norm(x, ctx), ctx.cross, memory)[0]
-            x = observe(ctx, self, "resid_cross", self.cross_residual.add(x, self.cross_residual.norm_out(y, ctx)))
+            y = self.cross(self.cross_residual.norm(x, ctx), ctx.cross, memory)
+            x = self.cross_residual.add(x, self.cross_residual.norm_out(y[0], ctx))
+            x = observe(ctx, self, "resid_cross", x)
         x = self.ff_residual.add(x, self.ff_residual.norm_out(self.ff(self.ff_residual.norm(x, ctx), ctx), ctx))
-        x = observe(ctx, self, "resid_post", x)
-        return x, values
+        return observe(ctx, self, "resid_post", x), values
 
 
 class ParallelBlock(Block):
@@ -232,8 +230,7 @@ class ParallelBlock(Block):
             y, _ = self.cross(h, ctx.cross, memory)
             x = self.dropout.add(x, y)
         x = self.dropout.add(x, self.ff(h, ctx))
-        x = observe(ctx, self, "resid_post", x)
-        return x, values
+        return observe(ctx, self, "resid_post", x), values
 
 
 BLOCKS: dict[str, type[SequentialBlock] | type[ParallelBlock]] = {

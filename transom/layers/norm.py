@@ -1,9 +1,10 @@
 """Normalisation of tokens' vectors."""
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from transom.config import bricks
@@ -102,12 +103,12 @@ class DynamicTanh(Norm):
         return (torch.tanh(self.alpha * x) * self.weight + self.bias).to(x.dtype)
 
 
-class _Statistics(NamedTuple):
+class Statistics(NamedTuple):
     """How many tokens there were, and the mean and the variance of each column over them."""
 
-    n: int
-    mean: Tensor
-    variance: Tensor
+    n_tokens: Int[Tensor, ""]
+    mean: Float[Tensor, "d_model"]
+    variance: Float[Tensor, "d_model"]
 
 
 @implements(bricks.BatchNorm)
@@ -115,8 +116,8 @@ class BatchNorm(Norm):
     """Batch normalisation: gamma * (x - mean) / sqrt(variance + eps) + beta, mean and variance over true tokens (Ioffe & Szegedy 2015).
 
     Training normalises by the statistics of the tokens of a pass (algorithm 1), so tokens depend on each other; evaluation by the running
-    ones (algorithm 2). Those of passes that are learnt from are kept until ``end_step``: the running ones move once a step, by what all of
-    its passes saw together, and not for a step that is not made. Statistics are in float32 at least.
+    ones (algorithm 2). In training ``n_tokens``, ``mean`` and ``variance`` are sites, from which an objective moves the running statistics
+    once per step, by what all of its passes saw together. Statistics are in float32 at least.
     """
 
     def __init__(self, brick: bricks.BatchNorm, width: int) -> None:
@@ -129,36 +130,35 @@ class BatchNorm(Norm):
         self.variance: Tensor
         self.register_buffer("mean", torch.zeros(width))
         self.register_buffer("variance", torch.ones(width))
-        self.passes: list[_Statistics] = []
 
     def forward(self, x: Float[Tensor, "*axes d_model"], ctx: LayerContext = LayerContext()) -> Float[Tensor, "*axes d_model"]:
         """Normalise each column."""
         x = observe(ctx, self, "x", x)
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
-        mean, variance = self.measured(wide, ctx.token_mask) if self.training else (self.mean, self.variance)
+        mean, variance = self.measured(wide, ctx) if self.training else (self.mean, self.variance)
         return ((wide - mean) * (variance + self.eps).rsqrt() * self.weight + self.bias).to(x.dtype)
 
-    def measured(
-        self, x: Float[Tensor, "*axes d_model"], token_mask: Bool[Tensor, "..."] | None
-    ) -> tuple[Float[Tensor, "d_model"], Float[Tensor, "d_model"]]:
+    def measured(self, x: Float[Tensor, "*axes d_model"], ctx: LayerContext) -> tuple[Float[Tensor, "d_model"], Float[Tensor, "d_model"]]:
         """Return mean and variance of each column over the true tokens."""
-        there = torch.ones(x.shape[:-1], dtype=torch.bool, device=x.device) if token_mask is None else token_mask.expand(x.shape[:-1])
-        rows = x[there]
-        n = max(len(rows), 1)
-        mean = rows.sum(0) / n
-        variance = (rows - mean).square().sum(0) / n
-        if torch.is_grad_enabled():
-            self.passes.append(_Statistics(len(rows), mean.detach(), variance.detach()))
+        if ctx.token_mask is None:
+            there = torch.ones(x.shape[:-1], dtype=torch.bool, device=x.device)
+        else:
+            there = ctx.token_mask.expand(x.shape[:-1])
+        rows, n_tokens = x[there], there.sum()
+        n_tokens = observe(ctx, self, "n_tokens", n_tokens)
+        mean = rows.sum(0) / n_tokens.clamp_min(1)
+        mean = observe(ctx, self, "mean", mean)
+        variance = (rows - mean).square().sum(0) / n_tokens.clamp_min(1)
+        variance = observe(ctx, self, "variance", variance)
         return mean, variance
 
     @torch.no_grad()
-    def end_step(self, updated: bool) -> None:
-        """Move the running statistics by those of a step's tokens, unless its update was not made; the variance is the unbiased one."""
-        passes, self.passes = self.passes, []
-        n = sum(each.n for each in passes)
-        if not updated or n < 2:
+    def move_statistics(self, passes: Sequence[Statistics]) -> None:
+        """Move the running statistics by those of the passes of a step, taken together; the variance is the unbiased one."""
+        counts = [int(each.n_tokens) for each in passes]
+        if (n := sum(counts)) < 2:
             return
-        shares = [each.n / n for each in passes]
+        shares = [count / n for count in counts]
         mean = sum((share * each.mean for share, each in zip(shares, passes, strict=True)), torch.zeros_like(self.mean))
         spreads = (share * (each.variance + (each.mean - mean).square()) for share, each in zip(shares, passes, strict=True))
         variance = sum(spreads, torch.zeros_like(mean)) * n / (n - 1)
