@@ -20,7 +20,7 @@ from pydantic import Field
 from transom.config.brick import SLOTS, Schema, kinds
 from transom.config.components import builder_of
 from transom.config.names import nearest
-from transom.config.registry import registered_tasks
+from transom.config.registry import registered_tasks, tasks
 from transom.errors import ConfigError
 from transom.files.limits import MAX_PLUGIN_BYTES
 from transom.files.regular import read_regular, resolved
@@ -100,6 +100,7 @@ def _import_plugin(named: str) -> Plugin:
         if known.record != record:
             raise ConfigError(f"plugin {named}: the file changed since this process imported it; begin a new process")
         return known
+    tasks()  # imports all slots, so that a plugin need not
     before = _registered()
     with _Import(named, path):
         name = _run_file(path, content, record.sha256).__name__ if is_file else import_module(where).__name__
