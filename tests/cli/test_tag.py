@@ -74,7 +74,7 @@ def test_pages_and_figures_are_those_of_a_tagger(tagging: Path, transom: Call) -
         (["tag", "RUN", "--tagged", "missing"], "missing: expected a file of tagged sentences, found nothing there"),
         (["tag", "RUN", "a", "--tag-column", "1"], "expected --tag-column with --tagged, found it with texts; leave it out"),
         (["tag", "RUN", "--tagged", "GOOD", "--tag-column", "2"], "names.conll:1: expected at least 3 columns"),
-        (["tag", "RUN", "--tagged", "BAD"], "bad.conll:2: expected 2 columns, as in line 1, found 1"),
+        (["tag", "RUN", "--tagged", "BAD"], "bad.conll:2: expected 2 columns, separated by spaces as in line 1, found 1"),
         (["tag", "RUN", "--tagged", "OTHER"], "other.conll:1: expected one of the tags 'B-PER', 'B-THING', 'I-PER', 'I-THING', 'O', found"),
         (["classify", "RUN", "a"], "expected a run that transom classify can use, found one for transom tag"),
         (["train", "tags", "--tagged", "BAD", "--out", "OUT"], "bad.conll:2: expected 2 columns"),

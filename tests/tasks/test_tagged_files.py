@@ -56,8 +56,9 @@ def test_iob1_is_read_as_iob2(tmp_path: Path) -> None:
         ("\n\n", "expected words with their tags, one a line, found none"),
         ("-DOCSTART- O\n", "expected words with their tags"),
         ("Ana\nLuis\n", "a.conll:1: expected at least 2 columns, of words and tags, separated by tabs or spaces, found 1"),
-        ("Ana B-PER\n\nit PRP O\n", "a.conll:3: expected 2 columns, as in line 1, found 3"),
-        ("Ana\tB-PER\nit\n", "a.conll:2: expected 2 columns, as in line 1, found 1"),
+        ("Ana B-PER\n\nit PRP O\n", "a.conll:3: expected 2 columns, separated by spaces as in line 1, found 3; correct it"),
+        ("Ana\tB-PER\nit O\n", "a.conll:2: expected 2 columns, separated by tabs as in line 1, found 1; correct it"),
+        (f"Ana\tO\nit\t{'B-' + 99 * 'x'}\n", "a.conll:2: expected a tag of at most 100 characters, found 101 ('B-xxxxxxxxxxxxxxxxxx' ...)"),
         ("Ana\tB-PER\nit\t\n", "a.conll:2: expected a word and its tag, found no tag"),
         ("Ana\tB-PER\n\tO\n", "a.conll:2: expected a word and its tag, found no word"),
         ("Ana B-PER\nit PRON\n", "a.conll:2: expected O, B-LABEL or I-LABEL as elsewhere, found 'PRON'"),
@@ -70,6 +71,12 @@ def test_what_is_wrong_is_said_in_one_line(tmp_path: Path, text: str | bytes, ex
     with pytest.raises(DataError) as error:
         read(tmp_path, text)
     assert expected in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(("word", "tag"), [(0, 0), (1, -1), (-2, 0)])
+def test_words_and_tags_are_two_columns(tmp_path: Path, word: int, tag: int) -> None:
+    with pytest.raises(DataError, match=rf"a\.conll:1: expected words and tags in two columns, found both in column {word}; set"):
+        read(tmp_path, TEXT, word_column=word, tag_column=tag)
 
 
 def test_a_tag_that_the_model_does_not_have_is_named_with_its_line(tmp_path: Path) -> None:

@@ -15,6 +15,9 @@ from transom.tasks.tagging.entities import OUTSIDE, first_invalid, scheme_of, to
 DOCUMENT = "-DOCSTART-"
 """First word of a line that separates documents."""
 
+MAX_TAG_CHARACTERS = 100
+"""A model's config.json has all of its tags, and a limit."""
+
 Words = Sequence[str]
 
 WORD_PATTERNS = {"punctuation": re.compile(r"\w+(?:['’-]\w+)*|[^\w\s]"), "spaces": re.compile(r"\S+")}
@@ -136,11 +139,23 @@ def _rows(path: Path, word_column: int, tag_column: int) -> Iterator[_Row | None
                         f"{path}:{line}: expected at least {wanted} columns, of words and tags, separated by tabs or spaces, found"
                         f" {n_columns}; add the tags or set {name}"
                     )
+            if word_column % n_columns == tag_column % n_columns:
+                raise DataError(
+                    f"{path}:{line}: expected words and tags in two columns, found both in column {word_column}; set tag_column"
+                )
         if len(row) != n_columns:
-            raise DataError(f"{path}:{line}: expected {n_columns} columns, as in line {first}, found {len(row)}")
+            kind = "tabs" if separator.pattern == "\t" else "spaces"
+            raise DataError(
+                f"{path}:{line}: expected {n_columns} columns, separated by {kind} as in line {first}, found {len(row)}; correct it"
+            )
         word, tag = row[word_column], row[tag_column]
         if not word or not tag:
             raise DataError(f"{path}:{line}: expected a word and its tag, found no {'tag' if word else 'word'}")
+        if len(tag) > MAX_TAG_CHARACTERS:
+            raise DataError(
+                f"{path}:{line}: expected a tag of at most {MAX_TAG_CHARACTERS} characters, found {len(tag):,} ({tag[:20]!r} ...); is that"
+                " the column of tags?"
+            )
         yield _Row(line, word, tag)
 
 
