@@ -18,7 +18,7 @@ from transom.errors import ConfigError, DataError
 from transom.tasks.tagging.entities import OUTSIDE, Entity, complete_tags, entities_of, entity_scores, first_invalid, to_iob2
 from transom.tasks.tagging.loader import TaggedLoader, inference_batches, labels_of, windows
 from transom.tasks.tagging.phrasebook import enumerate_choices, tagged_words
-from transom.tasks.tagging.tagged_files import Tagged, read_tagged
+from transom.tasks.tagging.tagged_files import Tagged, read_tagged, word_spans
 
 SENTENCES = [["Ana", "Torres", "sees", "Luis", "."], ["it", "rains"], ["Madrid", "sleeps"]]
 TAGS = [["B-PER", "I-PER", "O", "B-PER", "O"], ["O", "O"], ["B-LOC", "O"]]
@@ -71,6 +71,21 @@ def test_what_is_wrong_is_said_in_one_line(tmp_path: Path, text: str | bytes, ex
     with pytest.raises(DataError) as error:
         read(tmp_path, text)
     assert expected in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("Ana's half-past 3, no?", ["Ana's", "half-past", "3", ",", "no", "?"]),
+        ("cafe\u0301s o\u0308ffnen", ["cafe\u0301s", "o\u0308ffnen"]),
+        ("हिन्दी भाषा।", ["हिन्दी", "भाषा", "।"]),
+        ("I \u2764\ufe0f it", ["I", "\u2764\ufe0f", "it"]),
+        ("\u0301a", ["\u0301", "a"]),
+    ],
+)
+def test_marks_belong_to_the_word_before_them(text: str, words: list[str]) -> None:
+    assert [text[start:end] for start, end in word_spans(text, "punctuation")] == words
+    assert [text[start:end] for start, end in word_spans(text, "spaces")] == text.split()
 
 
 @pytest.mark.parametrize(("word", "tag"), [(0, 0), (1, -1), (-2, 0)])
