@@ -16,9 +16,6 @@ from transom.tasks.tagging.entities import OUTSIDE, first_invalid, scheme_of, to
 DOCUMENT = "-DOCSTART-"
 """First word of a line that separates documents."""
 
-MAX_TAG_CHARACTERS = 100
-"""A model's config.json has all of its tags, and a limit."""
-
 Words = Sequence[str]
 
 _MARK = "\u0300"
@@ -168,11 +165,6 @@ def _rows(path: Path, word_column: int, tag_column: int) -> Iterator[_Row | None
         word, tag = row[word_column], row[tag_column]
         if not word or not tag:
             raise DataError(f"{path}:{line}: expected a word and its tag, found no {'tag' if word else 'word'}")
-        if len(tag) > MAX_TAG_CHARACTERS:
-            raise DataError(
-                f"{path}:{line}: expected a tag of at most {MAX_TAG_CHARACTERS} characters, found {len(tag):,} ({tag[:20]!r} ...); is that"
-                " the column of tags?"
-            )
         yield _Row(line, word, tag)
 
 

@@ -10,6 +10,7 @@ import torch
 from transom.checkpoints.run_files import TOKENIZER
 from transom.checkpoints.run_folder import RunFolder
 from transom.config.data import Phrasebook
+from transom.data.labeled.classes import refuse_long_names
 from transom.data.labeled.labelled import VALID_SHARE
 from transom.data.reports.report import Report
 from transom.data.split import Splits, read_splits, split_off
@@ -189,4 +190,5 @@ def _classes_of(splits: Splits[Tagged], recipe: TaggingRecipe) -> tuple[str, ...
             f"{splits.train.name}: expected 2 to {MAX_CLASSES:,} tags, found {len(classes):,} ({classes[0][:50]!r}); is that the column of"
             " tags?"
         )
+    refuse_long_names(classes, splits.train.name, "tags")
     return classes
