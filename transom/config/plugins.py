@@ -100,7 +100,7 @@ def _import_plugin(named: str) -> Plugin:
         if known.record != record:
             raise ConfigError(f"plugin {named}: the file changed since this process imported it; begin a new process")
         return known
-    tasks()  # imports all slots, so that a plugin need not
+    tasks()  # with these the package's own slots and components are registered, whatever the plugin imports
     before = _registered()
     with _Import(named, path):
         name = _run_file(path, content, record.sha256).__name__ if is_file else import_module(where).__name__
