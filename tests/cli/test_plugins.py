@@ -107,6 +107,53 @@ def test_a_plugin_that_is_not_there_is_refused_in_one_line(
     assert message in transom("train", "copy", "--plugin", named).error
 
 
+SCORE = """
+from typing import Literal
+
+from transom.config.brick import Brick
+from transom.config.components import component, implements
+
+
+@component("score")
+class Mine(Brick):
+    kind: Literal["mine"] = "mine"
+
+
+@implements(Mine)
+def build_mine(config, d_head):
+    return BUILT
+"""
+NO_FEED_FORWARD = TINY[:-2]
+
+
+@pytest.mark.parametrize(
+    ("built", "message"),
+    [
+        ("None", "error: component Mine: expected a function of queries and keys, found None; let what @implements decorates return one"),
+        (
+            "lambda q, k: q.mean(-1, keepdim=True)",
+            r"expected scores \(batch, n_heads, query, key\) = \(\d+, 2, \d+, \d+\), found \(\d+, 2, \d+, 1\)",
+        ),
+        ("lambda q, k: 3.0", r"found float; mend the plugin"),
+        (
+            "lambda q, k: 1 / 0",
+            r"error: plugin mine\.py, line 15: ZeroDivisionError: division by zero; mend the plugin, whose traceback is in",
+        ),
+    ],
+)
+def test_a_score_that_fails_is_the_plugins_mistake(built: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(SCORE.replace("BUILT", built))
+    command = ["train", "copy", *NO_FEED_FORWARD, "--plugin", "mine.py", "--set", "model.attention.score=mine", "--out", "run"]
+    assert re.search(message, refused(transom_outside(tmp_path, *command)))
+
+
+def test_a_fault_beside_a_plugin_names_both(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(SCORE.replace("BUILT", "lambda q: q"))
+    command = ["train", "copy", *NO_FEED_FORWARD, "--plugin", "mine.py", "--set", "model.attention.score=mine", "--out", "run"]
+    done = transom_outside(tmp_path, *command)
+    assert done.returncode == 1 and "this is a fault in transom or plugin mine.py, please report it with" in done.stderr
+
+
 def test_an_interrupt_of_an_import_remains_one(tmp_path: Path) -> None:
     (tmp_path / "slow.py").write_text("raise KeyboardInterrupt")
     with pytest.raises(KeyboardInterrupt):

@@ -74,10 +74,14 @@ def test_pages_and_figures_are_those_of_a_tagger(tagging: Path, transom: Call) -
         (["tag", "RUN", "--tagged", "missing"], "missing: expected a file of tagged sentences, found nothing there"),
         (["tag", "RUN", "a", "--tag-column", "1"], "expected --tag-column with --tagged, found it with texts; leave it out"),
         (["tag", "RUN", "--tagged", "GOOD", "--tag-column", "2"], "names.conll:1: expected at least 3 columns"),
-        (["tag", "RUN", "--tagged", "BAD"], "bad.conll:2: expected 2 columns, as in line 1, found 1"),
+        (["tag", "RUN", "--tagged", "BAD"], "bad.conll:2: expected 2 columns, separated by spaces as in line 1, found 1"),
         (["tag", "RUN", "--tagged", "OTHER"], "other.conll:1: expected one of the tags 'B-PER', 'B-THING', 'I-PER', 'I-THING', 'O', found"),
         (["classify", "RUN", "a"], "expected a run that transom classify can use, found one for transom tag"),
         (["train", "tags", "--tagged", "BAD", "--out", "OUT"], "bad.conll:2: expected 2 columns"),
+        (
+            ["train", "tags", "--tagged", "LONG", "--out", "OUT"],
+            "expected tags whose names have at most 262,144 bytes together, found 300,001",
+        ),
         (["train", "tags", "--out", "OUT"], "name your own files with --tagged"),
         (["train", "tags", "--valid-tagged", "BAD", "--out", "OUT"], "--valid-tagged needs --tagged"),
         (["train", "tags", "--tagged", "GOOD", "--set", "data.train.tag_column=5", "--out", "OUT"], "expected at least 6 columns"),
@@ -86,6 +90,14 @@ def test_pages_and_figures_are_those_of_a_tagger(tagging: Path, transom: Call) -
 )
 def test_mistakes(arguments: list[str], expected: str, transom: Call, tagging: Path, tagged: Path, tmp_path: Path) -> None:
     (tmp_path / "bad.conll").write_text("a O\nb\n")
+    (tmp_path / "long.conll").write_text("".join(f"{word} {tag}\n\n" for word in "abcdefghijklmnop" for tag in ("N", "V" * 300_000)))
     (tmp_path / "other.conll").write_text("a B-LOC\n")
-    files = {"BAD": tmp_path / "bad.conll", "OTHER": tmp_path / "other.conll", "GOOD": tagged, "RUN": tagging, "OUT": tmp_path / "out"}
+    files = {
+        "BAD": tmp_path / "bad.conll",
+        "OTHER": tmp_path / "other.conll",
+        "LONG": tmp_path / "long.conll",
+        "GOOD": tagged,
+        "RUN": tagging,
+        "OUT": tmp_path / "out",
+    }
     assert expected in transom(*(str(files.get(argument, argument)) for argument in arguments)).error

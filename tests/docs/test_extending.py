@@ -63,6 +63,12 @@ def test_a_feed_forward_takes_30_lines_and_a_task_200() -> None:
     assert lines["gated_square.py"] <= 30 and lines["authors.py"] <= 200, lines
 
 
+def test_each_plugin_is_imported_first_into_a_process(tmp_path: Path) -> None:
+    for name, text in plugins().items():
+        (tmp_path / name).write_text(text, encoding="utf-8")
+        python("import sys; from transom.config.plugins import import_plugins; import_plugins([sys.argv[1]])", tmp_path, name)
+
+
 def test_the_page_runs(tmp_path: Path) -> None:
     for name, text in plugins().items():
         (tmp_path / name).write_text(text, encoding="utf-8")

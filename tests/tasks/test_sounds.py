@@ -138,6 +138,13 @@ def test_folders_are_listed_and_mistakes_named(tmp_path: Path) -> None:
     sounds = read_sounds(tmp_path, CONFIG)
     assert (sounds.labels, sounds.n_ignored, len(set(sounds.digests))) == (["a", "b"], 1, 1)
     assert sounds.load([1]).shape == (1, 1, 16, 16) and not sounds.load([0]).any(), "silence is 0"
+    (tmp_path / "c").symlink_to(tmp_path / "a")
+    (tmp_path / "c" / "again").symlink_to(tmp_path)
+    (tmp_path / "b" / "folder.wav").mkdir()
+    assert list_sounds(tmp_path) == (["a/1.wav", "b/2.WAV", "c/1.wav"], 2), "a linked class is one; links in it are not followed"
+    (tmp_path / "a" / "lost.wav").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(DataError, match=r"a/lost\.wav: expected a WAV file, found a file that cannot be read: No such file"):
+        read_sounds(tmp_path, CONFIG)
     (tmp_path / "loose.wav").write_bytes(GOOD)
     with pytest.raises(DataError, match=r"found loose\.wav in none"):
         list_sounds(tmp_path)

@@ -18,7 +18,7 @@ from transom.errors import ConfigError, DataError
 from transom.tasks.tagging.entities import OUTSIDE, Entity, complete_tags, entities_of, entity_scores, first_invalid, to_iob2
 from transom.tasks.tagging.loader import TaggedLoader, inference_batches, labels_of, windows
 from transom.tasks.tagging.phrasebook import enumerate_choices, tagged_words
-from transom.tasks.tagging.tagged_files import Tagged, read_tagged
+from transom.tasks.tagging.tagged_files import Tagged, read_tagged, word_spans
 
 SENTENCES = [["Ana", "Torres", "sees", "Luis", "."], ["it", "rains"], ["Madrid", "sleeps"]]
 TAGS = [["B-PER", "I-PER", "O", "B-PER", "O"], ["O", "O"], ["B-LOC", "O"]]
@@ -56,8 +56,8 @@ def test_iob1_is_read_as_iob2(tmp_path: Path) -> None:
         ("\n\n", "expected words with their tags, one a line, found none"),
         ("-DOCSTART- O\n", "expected words with their tags"),
         ("Ana\nLuis\n", "a.conll:1: expected at least 2 columns, of words and tags, separated by tabs or spaces, found 1"),
-        ("Ana B-PER\n\nit PRP O\n", "a.conll:3: expected 2 columns, as in line 1, found 3"),
-        ("Ana\tB-PER\nit\n", "a.conll:2: expected 2 columns, as in line 1, found 1"),
+        ("Ana B-PER\n\nit PRP O\n", "a.conll:3: expected 2 columns, separated by spaces as in line 1, found 3; correct it"),
+        ("Ana\tB-PER\nit O\n", "a.conll:2: expected 2 columns, separated by tabs as in line 1, found 1; correct it"),
         ("Ana\tB-PER\nit\t\n", "a.conll:2: expected a word and its tag, found no tag"),
         ("Ana\tB-PER\n\tO\n", "a.conll:2: expected a word and its tag, found no word"),
         ("Ana B-PER\nit PRON\n", "a.conll:2: expected O, B-LABEL or I-LABEL as elsewhere, found 'PRON'"),
@@ -70,6 +70,27 @@ def test_what_is_wrong_is_said_in_one_line(tmp_path: Path, text: str | bytes, ex
     with pytest.raises(DataError) as error:
         read(tmp_path, text)
     assert expected in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("Ana's half-past 3, no?", ["Ana's", "half-past", "3", ",", "no", "?"]),
+        ("cafe\u0301s o\u0308ffnen", ["cafe\u0301s", "o\u0308ffnen"]),
+        ("हिन्दी भाषा।", ["हिन्दी", "भाषा", "।"]),
+        ("I \u2764\ufe0f it", ["I", "\u2764\ufe0f", "it"]),
+        ("\u0301a", ["\u0301", "a"]),
+    ],
+)
+def test_marks_belong_to_the_word_before_them(text: str, words: list[str]) -> None:
+    assert [text[start:end] for start, end in word_spans(text, "punctuation")] == words
+    assert [text[start:end] for start, end in word_spans(text, "spaces")] == text.split()
+
+
+@pytest.mark.parametrize(("word", "tag"), [(0, 0), (1, -1), (-2, 0)])
+def test_words_and_tags_are_two_columns(tmp_path: Path, word: int, tag: int) -> None:
+    with pytest.raises(DataError, match=rf"a\.conll:1: expected words and tags in two columns, found both in column {word}; set"):
+        read(tmp_path, TEXT, word_column=word, tag_column=tag)
 
 
 def test_a_tag_that_the_model_does_not_have_is_named_with_its_line(tmp_path: Path) -> None:

@@ -32,8 +32,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command line.
 
     Returns:
-        0 when done; 2 for a user's mistake, after one ``error:`` line; 1 for a fault of ours, after one line that names the saved
-        traceback; 130 or 143 when Ctrl-C or SIGTERM ended it; 141 when the reader of its output went away.
+        0 when done; 2 for a mistake of the user or of a plugin, after one ``error:`` line; 1 for a fault of ours, after one line that
+        names the saved traceback; 130 or 143 when Ctrl-C or SIGTERM ended it; 141 when the reader of its output went away.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
     signal.signal(signal.SIGTERM, _terminated)
@@ -62,7 +62,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 MISTAKE,
             )
         kind = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-        return _say(f"internal error: {kind}; this is a fault in transom, please report it with {_saved(given)}", BUG)
+        from transom.config.plugins import passed_plugin, plugin_names
+
+        if (plugin := passed_plugin(error)) is not None:
+            return _say(f"error: {plugin}: {kind}; mend the plugin, whose traceback is in {_saved(given)}", MISTAKE)
+        at = " or ".join(["transom", *(f"plugin {name}" for name in plugin_names())])
+        return _say(f"internal error: {kind}; this is a fault in {at}, please report it with {_saved(given)}", BUG)
     return code
 
 

@@ -166,6 +166,19 @@ class _Import:
             raise ConfigError(f"plugin {self._named}{f', line {line}' if line else ''}: {told}; mend the plugin") from error
 
 
+def passed_plugin(error: BaseException) -> str | None:
+    """Name the imported plugin whose code an error passed, with the line of its file that is nearest to the error; None for no plugin's."""
+    names = {where if where.endswith(".py") else sys.modules[where].__file__: plugin.record.name for where, plugin in _PLUGINS.items()}
+    frames = traceback.extract_tb(error.__traceback__)
+    at = [f"plugin {names[frame.filename]}, line {frame.lineno}" for frame in frames if frame.filename in names]
+    return at[-1] if at else None
+
+
+def plugin_names() -> list[str]:
+    """List the names of the imported plugins."""
+    return [plugin.record.name for plugin in _PLUGINS.values()]
+
+
 def _registered() -> dict[type[Schema], None]:
     """List the registered components and tasks as keys, in the order of their registration."""
     components = [schema for slot in SLOTS.values() for schema in slot.choices]

@@ -68,6 +68,9 @@ UNPACKED_FREE_BYTES = 2**20
 """Unpacked bytes to which no ratio applies: a small file of repeated lines is no threat, a million empty lines
 take a second."""
 
+MAX_CLASS_NAMES_BYTES = 2**18
+"""Bytes of the names of all classes together: escaped, they fit a run's ``config.json``."""
+
 MAX_CLASSES = 10_000
 """Classes of labelled samples: more than these are something else in their place."""
 

@@ -12,8 +12,10 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from transom.config.architecture import Transformer
+from transom.config.brick import Brick
 from transom.config.bricks import ScaledDotProduct
 from transom.config.components import build, implements
+from transom.errors import ConfigError
 from transom.layers.cache import BlockCache, KeyValueCache, KeyValues, ProjectedMemory, RoutedCache, SumsCache
 from transom.layers.context import AttentionContext
 from transom.layers.dispatch import operation
@@ -46,6 +48,39 @@ Score = Callable[[Tensor, Tensor], Tensor]
 """Compares queries (batch, n_heads, query, d_head) with keys (batch, n_heads, key, d_head): (batch, n_heads, query, key)."""
 
 implements(ScaledDotProduct)(lambda config, d_head: None)  # the product in ``scores``, which kernels compute faster
+
+
+def build_score(config: Brick, d_head: int) -> Score | None:
+    """Build what compares queries with keys; None for the dot product.
+
+    Raises:
+        ConfigError: a plugin built no function.
+    """
+    score: Score | None = build(config, d_head)
+    if not isinstance(config, ScaledDotProduct) and not callable(score):
+        raise ConfigError(
+            f"component {type(config).__name__}: expected a function of queries and keys, found {score!r}; let what @implements decorates"
+            " return one"
+        )
+    return score
+
+
+def custom_scores(
+    q: Float[Tensor, "batch n_heads query d_head"], k: Float[Tensor, "batch n_heads key d_head"], score: Score
+) -> Float[Tensor, "batch n_heads query key"]:
+    """Compute S = score(Q, K) by a plugin's function.
+
+    Raises:
+        ConfigError: it gave something of another shape, which might broadcast unnoticed.
+    """
+    s, expected = score(q, k), (*q.shape[:3], k.shape[2])
+    if not isinstance(s, Tensor) or s.shape != expected:
+        found = f"({', '.join(map(str, s.shape))})" if isinstance(s, Tensor) else type(s).__name__
+        raise ConfigError(
+            f"model.attention.score: expected scores (batch, n_heads, query, key) = ({', '.join(map(str, expected))}), found {found}; mend"
+            " the plugin"
+        )
+    return s
 
 
 class Terms(NamedTuple):
@@ -82,7 +117,7 @@ def scores(
 ) -> Float[Tensor, "batch n_heads query key"]:
     """Compute S = Q K^T / sqrt(d_head) (Vaswani et al. 2017, eq. 1), then c tanh(S / c) with a softcap c, then add the bias."""
     k = per_query_head(k, q.shape[1])
-    s = (q * q.shape[-1] ** -0.5) @ k.transpose(-2, -1) if terms.score is None else terms.score(q, k)
+    s = (q * q.shape[-1] ** -0.5) @ k.transpose(-2, -1) if terms.score is None else custom_scores(q, k, terms.score)
     if terms.softcap is not None:
         s = terms.softcap * torch.tanh(s / terms.softcap)
     return s if terms.bias is None else s + terms.bias
@@ -163,7 +198,7 @@ class Attention(nn.Module):
         normed = options.qk_norm.kind != "none"
         self.q_norm, self.k_norm = (build_norm(options.qk_norm, self.d_head) if normed else None for _ in range(2))
         self.sinks = nn.Parameter(torch.zeros(config.n_heads)) if options.sinks else None
-        self.score: Score | None = build(options.score, self.d_head)  # None for the dot product
+        self.score = build_score(options.score, self.d_head)
 
     @property
     def n_heads(self) -> int:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
 from transom.errors import DataError
-from transom.files.limits import MAX_CLASSES
+from transom.files.limits import MAX_CLASS_NAMES_BYTES, MAX_CLASSES
 
 
 @runtime_checkable
@@ -34,7 +34,27 @@ def classes_of(labels: Sequence[str], where: Samples, known: tuple[str, ...] = (
     if not 2 <= len(found) <= MAX_CLASSES:
         shown = f" ({found[0][:50]!r}{' ...' if len(found) > 1 else ''})" if found else ""
         raise DataError(f"{where.name}: expected 2 to {MAX_CLASSES:,} classes, found {len(found):,}{shown}; is that the class?")
+    refuse_long_names(found, where.name, "classes")
     return found
+
+
+def refuse_long_names(classes: Sequence[str], where: str, noun: str) -> None:
+    """Refuse classes whose names are so long that they must be something else.
+
+    Args:
+        classes: their names.
+        where: the data that have them, for people.
+        noun: what people call them.
+
+    Raises:
+        DataError: a run could not hold them.
+    """
+    if (size := sum(len(name.encode()) for name in classes)) > MAX_CLASS_NAMES_BYTES:
+        longest = max(classes, key=len)
+        raise DataError(
+            f"{where}: expected {noun} whose names have at most {MAX_CLASS_NAMES_BYTES:,} bytes together, found {size:,}; the longest is"
+            f" {longest[:20]!r} and {max(0, len(longest) - 20):,} characters more: are those the {noun}?"
+        )
 
 
 def numbered(labels: Sequence[str], classes: Sequence[str], where: Samples) -> list[int]:

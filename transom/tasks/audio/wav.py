@@ -40,7 +40,8 @@ def list_sounds(folder: Path) -> tuple[list[str], int]:
         raise DataError(
             f"{folder}: expected a folder of sounds as CLASS/NAME.wav, found {'a file' if folder.exists() else 'nothing there'}"
         )
-    paths = [file.relative_to(folder) for file in folder.rglob("*") if file.is_file()]
+    tops = [[top, *top.rglob("*")] for top in folder.iterdir()]  # a class's folder may be a link, and a broken link is no folder
+    paths = [file.relative_to(folder) for top in tops for file in top if not file.is_dir()]
     visible = [path for path in paths if not any(part.startswith(".") for part in path.parts)]
     names = sorted(path.as_posix() for path in visible if path.suffix.lower() == ".wav")
     if not names:

@@ -15,7 +15,7 @@ from transom.tasks.tagging.entities import Entity, EntityScores, entities_of, en
 from transom.tasks.tagging.loader import inference_batches, windows
 from transom.tasks.tagging.model import TokenTagger
 from transom.tasks.tagging.schema import TagReading
-from transom.tasks.tagging.tagged_files import WORD_PATTERNS, Tagged, Words
+from transom.tasks.tagging.tagged_files import Tagged, Words, word_spans
 
 TooLong = Literal["window", "refuse"]
 """Read a text that is longer than the model reads in windows, cut between words, or refuse it."""
@@ -157,7 +157,7 @@ class Tagger(EncoderPredictor[TokenTagger]):
 def _offsets(text: str | Words, split: str) -> list[tuple[int, int]]:
     """Return the start and end of each word in the text, or in the words joined by spaces."""
     if isinstance(text, str):
-        return [match.span() for match in WORD_PATTERNS[split].finditer(text)]
+        return word_spans(text, split)
     offsets, start = list[tuple[int, int]](), 0
     for word in text:
         offsets.append((start, start + len(word)))

@@ -1,6 +1,7 @@
 """Sentences whose words have a tag each, read from files such as those of CoNLL 2003."""
 
 import re
+import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -17,8 +18,12 @@ DOCUMENT = "-DOCSTART-"
 
 Words = Sequence[str]
 
-WORD_PATTERNS = {"punctuation": re.compile(r"\w+(?:['’-]\w+)*|[^\w\s]"), "spaces": re.compile(r"\S+")}
-"""What a word of a text is: letters and digits, joined by apostrophes and hyphens, or a single other character; or anything but spaces."""
+_MARK = "\u0300"
+_LETTERS = rf"\w[\w{_MARK}]*"
+
+WORD_PATTERNS = {"punctuation": re.compile(rf"{_LETTERS}(?:['’-]{_LETTERS})*|[^\w\s]{_MARK}*"), "spaces": re.compile(r"\S+")}
+"""What a word of a text is: letters and digits, joined by apostrophes and hyphens, or a single other character; or anything but spaces.
+Combining marks, such as the vowel signs of Hindi, belong to what is before them; they are given to a pattern as U+0300, all of them."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +81,18 @@ class Tagged:
                     known = ", ".join(map(repr, classes[:10])) + (", ..." if len(classes) > 10 else "")
                     raise DataError(f"{self.place(sample, word)}: expected one of the tags {known}, found {tag[:50]!r}")
         return [[numbers[tag] for tag in tags] for tags in self.tags]
+
+
+def word_spans(text: str, split: str) -> list[tuple[int, int]]:
+    """Return the start and end of each word of a text.
+
+    Args:
+        text: to be split.
+        split: one of ``WORD_PATTERNS``.
+    """
+    if not text.isascii():
+        text = "".join(_MARK if unicodedata.category(character).startswith("M") else character for character in text)
+    return [match.span() for match in WORD_PATTERNS[split].finditer(text)]
 
 
 def fingerprint(*parts: Tagged) -> str:
@@ -136,8 +153,15 @@ def _rows(path: Path, word_column: int, tag_column: int) -> Iterator[_Row | None
                         f"{path}:{line}: expected at least {wanted} columns, of words and tags, separated by tabs or spaces, found"
                         f" {n_columns}; add the tags or set {name}"
                     )
+            if word_column % n_columns == tag_column % n_columns:
+                raise DataError(
+                    f"{path}:{line}: expected words and tags in two columns, found both in column {word_column}; set tag_column"
+                )
         if len(row) != n_columns:
-            raise DataError(f"{path}:{line}: expected {n_columns} columns, as in line {first}, found {len(row)}")
+            kind = "tabs" if separator.pattern == "\t" else "spaces"
+            raise DataError(
+                f"{path}:{line}: expected {n_columns} columns, separated by {kind} as in line {first}, found {len(row)}; correct it"
+            )
         word, tag = row[word_column], row[tag_column]
         if not word or not tag:
             raise DataError(f"{path}:{line}: expected a word and its tag, found no {'tag' if word else 'word'}")

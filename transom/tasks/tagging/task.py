@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Self
 import torch
 
 from transom.config.data import Phrasebook
+from transom.data.labeled.classes import refuse_long_names
 from transom.data.labeled.labelled import VALID_SHARE
 from transom.data.split import Splits, read_splits, split_off
 from transom.data.synthetic.phrasebook.generate import generate
@@ -158,4 +159,5 @@ def _classes_of(splits: Splits[Tagged], recipe: TaggingRecipe) -> tuple[str, ...
             f"{splits.train.name}: expected 2 to {MAX_CLASSES:,} tags, found {len(classes):,} ({classes[0][:50]!r}); is that the column of"
             " tags?"
         )
+    refuse_long_names(classes, splits.train.name, "tags")
     return classes
