@@ -161,6 +161,7 @@ def test_an_interrupt_of_an_import_remains_one(tmp_path: Path) -> None:
     assert not [name for name in sys.modules if name.endswith("_slow")]
 
 
+@pytest.mark.long
 def test_a_run_needs_the_very_plugin_that_it_was_trained_with(tmp_path: Path) -> None:
     plugin = tmp_path / "halved.py"
     plugin.write_text(HALVED)
@@ -206,6 +207,7 @@ else:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.long
 def test_workers_find_a_module_that_only_the_first_process_searches_for(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "__init__.py").write_text(HALVED)
@@ -225,6 +227,7 @@ assert transom.train("copy", out="run", overrides=overrides, plugins=["mine.part
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.long
 def test_a_run_that_starts_from_one_with_a_plugin_needs_it_too(tmp_path: Path) -> None:
     (tmp_path / "halved.py").write_text(HALVED)
     assert transom_outside(tmp_path, "train", "copy", *TINY, "--plugin", "halved.py", "--out", "run").returncode == 0

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.cli.conftest import sets
 from tests.size import ROOT
 
@@ -69,6 +71,7 @@ def test_each_plugin_is_imported_first_into_a_process(tmp_path: Path) -> None:
         python("import sys; from transom.config.plugins import import_plugins; import_plugins([sys.argv[1]])", tmp_path, name)
 
 
+@pytest.mark.long
 def test_the_page_runs(tmp_path: Path) -> None:
     for name, text in plugins().items():
         (tmp_path / name).write_text(text, encoding="utf-8")

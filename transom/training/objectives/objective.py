@@ -21,7 +21,8 @@ class ForwardPass(NamedTuple):
         batch: the slice of a batch that was read.
         hidden: the last vectors, of which the logits are a linear map.
         weight: the matrix of that map.
-        activations: of each observed site, by its address: one tensor per pass through the site.
+        activations: of each observed site, by its address: one tensor per pass through the site; none where a layer has the site in
+            training only, and is not in training.
     """
 
     batch: Batch
@@ -35,7 +36,7 @@ def forward_pass(model: Network, batch: Batch, sites: Sequence[str] = ()) -> For
     recorder = ActivationRecorder(sites)
     hidden, weight = model.output(batch, recorder if sites else None)
     passes = recorder.passes
-    return ForwardPass(batch, hidden, weight, {site: [each[site] for each in passes] for site in sites})
+    return ForwardPass(batch, hidden, weight, {site: [each[site] for each in passes if site in each] for site in sites})
 
 
 class SliceLoss(NamedTuple):
