@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from transom.config.components import build, implements
 from transom.config.model import Causal, Decoder, PrefixLm
 from transom.layers.cache import DecoderCache
-from transom.layers.context import AttentionContext, StackContext, open_observer
+from transom.layers.context import UNMASKED, AttentionContext, StackContext, open_observer
 from transom.layers.embedding import Embedding
 from transom.layers.masks.contexts import build_contexts, build_decode_contexts, of_block
 from transom.layers.masks.rule import BOTH_WAYS_IN_PREFIX, LOOKING_BACK, Places, build_rules
@@ -76,7 +76,8 @@ class DecoderTransformer(LanguageNetwork):
         """
         places = Places(text.positions, text.segments, text.prefix)
         contexts = build_contexts(self.embedding.position, places, places, self.rules, dense or self.decoder.routed)
-        return StackContext(token_mask=text.segments > 0, observer=open_observer(observer, "decoder"), attentions=contexts)
+        token_mask, observed = text.segments > 0, open_observer(observer, "decoder")
+        return StackContext(token_mask, observed, contexts, cross=UNMASKED)  # said, for torch.compile cannot take it from the default
 
     def start(self, prompt: Sequences, n_beams: int, max_length: int) -> DecoderCache:
         """Prefill a new cache with all but the last token of each prompt; the first ``step`` reads the last one.
@@ -123,7 +124,7 @@ class DecoderTransformer(LanguageNetwork):
         n_cached, n_new = cache.length, tokens.shape[1]
         positions = torch.arange(n_cached, n_cached + n_new, device=tokens.device)[None]
         contexts = build_decode_contexts(self.embedding.position, self.rules, n_cached, tokens, cache.n_prefix, self.decoder.routed)
-        ctx = StackContext(observer=open_observer(observer, "decoder"), attentions=contexts, caches=cache.blocks)
+        ctx = StackContext(None, open_observer(observer, "decoder"), contexts, cross=UNMASKED, caches=cache.blocks)
         return self.embedding(tokens, positions, ctx), ctx
 
     def step_until(
