@@ -11,7 +11,7 @@ import torch
 from tests.kernels.test_compiled import LANGUAGE_VARIANTS, VARIANTS, language_model, model_of
 from transom.data.batch import Sequences
 from transom.decoding.backends.compiled import KINDS, CompiledLanguageModel, CompiledSeq2Seq, Tiled
-from transom.kernels import native as natives
+from transom.kernels.native import declared
 
 SHAPES = [
     ([[5, 6, 7, 2]], 1, 4),
@@ -26,10 +26,7 @@ SHAPES = [
 
 def load(path: str) -> ctypes.CDLL:
     """Load a library and tell ctypes about its functions."""
-    library = ctypes.CDLL(path)
-    for name, (arguments, result) in natives._FUNCTIONS.items():
-        getattr(library, name).argtypes, getattr(library, name).restype = arguments, result
-    return library
+    return declared(ctypes.CDLL(path))
 
 
 def run(library: ctypes.CDLL) -> int:

@@ -11,7 +11,8 @@ import torch
 
 from tests.kernels.test_compiled import library, model_of, needs_library
 from transom.data.batch import Sequences
-from transom.decoding.backends.compiled import CompiledCache, CompiledDecoder, CompiledSeq2Seq, _Decoder, _State, check
+from transom.decoding.backends.compiled import CompiledCache, CompiledDecoder, CompiledSeq2Seq
+from transom.kernels.native_structs import Decoder, State, check
 from transom.layers.cache import KeyValues
 from transom.models.seq2seq import Seq2SeqTransformer
 
@@ -54,12 +55,12 @@ def test_the_step_itself_refuses_what_is_out_of_bounds() -> None:
     found, cache = searching([[3, 4, 2], [5, 2]])
     layout = found.decoder._layout
     for field, value in (("length", 4), ("length", -1), ("rows", 5), ("rows", 0), ("longest", -1)):
-        state = _State.from_buffer_copy(cache.state)
+        state = State.from_buffer_copy(cache.state)
         setattr(state, field, value)
         with pytest.raises(IndexError, match="out of bounds"):
             check(library().transom_step(ctypes.byref(layout), ctypes.byref(state), cache.workspace))
     for field, value in (("d_head", 17), ("n_kv_heads", 0), ("n_kv_heads", 2), ("pairs", 9)):
-        wrong = _Decoder.from_buffer_copy(layout)
+        wrong = Decoder.from_buffer_copy(layout)
         setattr(wrong, field, value)
         with pytest.raises(IndexError, match="out of bounds"):
             check(library().transom_step(ctypes.byref(wrong), ctypes.byref(cache.state), cache.workspace))
@@ -69,7 +70,7 @@ def test_the_step_itself_refuses_what_is_out_of_bounds() -> None:
 
 def test_what_cannot_be_allocated_is_a_memory_error() -> None:
     found, cache = searching([[3, 4, 2]])
-    huge = _State.from_buffer_copy(cache.state)
+    huge = State.from_buffer_copy(cache.state)
     huge.rows = huge.capacity = 2**31 - 16
     with pytest.raises(MemoryError):
         check(library().transom_step(ctypes.byref(found.decoder._layout), ctypes.byref(huge), cache.workspace))

@@ -6,6 +6,7 @@ from functools import cache
 from typing import NamedTuple
 
 from transom.files.processor import processor_flags
+from transom.kernels import native_structs
 from transom.kernels.native_build import BuildError, find_compiler, load
 
 SWITCH = "TRANSOM_NATIVE"
@@ -54,13 +55,19 @@ def native() -> Native:
 
 
 def compiled(*flags: str) -> tuple[ctypes.CDLL, str]:
-    """Load the library as compiled with ``flags`` after the usual ones, and tell ctypes what its functions take and return.
+    """Load the library as compiled with ``flags`` after the usual ones, its functions declared.
 
     Raises:
         BuildError: it cannot be built.
     """
     library, where = load(find_compiler(), sorted(processor_flags()), flags)
+    return declared(library), where
+
+
+def declared(library: ctypes.CDLL) -> ctypes.CDLL:
+    """Tell ctypes what the functions of a library take and return; give it, as ``structs``, the structures that they read."""
     for name, (arguments, result) in _FUNCTIONS.items():
         function = getattr(library, name)
         function.argtypes, function.restype = arguments, result
-    return library, where
+    library.structs = native_structs  # type: ignore[attr-defined]
+    return library

@@ -3,7 +3,7 @@
 import ctypes
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float, Int
@@ -86,49 +86,9 @@ def _embedding(model: Seq2SeqTransformer | DecoderTransformer) -> Embedding:
     return model.target_embedding if isinstance(model, Seq2SeqTransformer) else model.embedding
 
 
-class _Linear(ctypes.Structure):
-    _fields_ = [
-        *((name, ctypes.c_void_p) for name in ("weight", "scale", "bias")),
-        *((name, ctypes.c_int32) for name in ("inner", "outer", "after")),
-    ]
-
-
-class _Norm(ctypes.Structure):
-    _fields_ = [("gain", ctypes.c_void_p), ("shift", ctypes.c_void_p), ("eps", ctypes.c_float), ("centred", ctypes.c_int32)]
-
-
-_NORMS = ("attn_before", "attn_after", "cross_before", "cross_after", "ff_before", "ff_after")
-_LINEARS = ("qkv", "o", "q", "cross_o", "gate", "up", "down")
-
-
-class _Block(ctypes.Structure):
-    _fields_ = [(name, _Norm) for name in _NORMS] + [(name, _Linear) for name in _LINEARS]
-
-
-class _Decoder(ctypes.Structure):
-    _fields_ = [
-        *((name, ctypes.c_int32) for name in ("kind", "n_blocks", "d_model", "n_heads", "n_kv_heads", "d_head", "d_value", "pairs")),
-        *((name, ctypes.c_void_p) for name in ("cos", "sin")),
-        ("blocks", ctypes.POINTER(_Block)),
-        ("norm", _Norm),
-        ("unembed", _Linear),
-    ]
-
-
-class _State(ctypes.Structure):
-    _fields_ = [
-        *((name, ctypes.c_int32) for name in ("rows", "length", "capacity", "max_length", "longest")),
-        *((name, ctypes.c_void_p) for name in ("sources", "lengths", "slots", "tokens", "memory")),
-        ("memory_stride", ctypes.c_int64),
-        *((name, ctypes.c_void_p) for name in ("x", "logits")),
-    ]
-
-
-def check(status: int) -> None:
-    """Raise what a function of ``step.cpp`` reported: MemoryError, IndexError or RuntimeError; 0 is success."""
-    if status:
-        kind = {1: MemoryError, 2: IndexError}.get(status, RuntimeError)
-        raise kind(f"the compiled step failed: {({1: 'no memory', 2: 'out of bounds'}).get(status, 'unknown error')} (status {status})")
+def structs_of(library: ctypes.CDLL) -> Any:
+    """Return the structures that the functions of a library read: ``kernels/native_structs.py``, which comes with it."""
+    return library.structs
 
 
 class Tiled:
@@ -153,7 +113,7 @@ class Tiled:
         wide = weight.float().contiguous()
         library.transom_pack(KINDS[kind], wide.data_ptr(), self.inner, self.outer, self.weight.data_ptr(), self.scale.data_ptr())
         self.bias = None if bias is None else bias.float().contiguous()
-        self.layout = _Linear(
+        self.layout = structs_of(library).Linear(
             self.weight.data_ptr(), self.scale.data_ptr(), _pointer(self.bias), self.inner, self.outer, after=AFTER[after]
         )
 
@@ -191,7 +151,7 @@ class CompiledCache:
         self._slots[:, :n_read] = torch.arange(rows)[:, None]
         self._sources = torch.arange(rows, dtype=torch.int32) // n_beams
         self._memory, self._lengths = memory.transpose(1, 2).contiguous(), None if lengths is None else lengths.int()
-        self.state = _State(rows, n_read, rows, max_length, memory.shape[1], memory=self._memory.data_ptr())
+        self.state = structs_of(library).State(rows, n_read, rows, max_length, memory.shape[1], memory=self._memory.data_ptr())
         self.state.memory_stride = self._memory.stride(0)
         self.state.lengths, self.state.tokens = _pointer(self._lengths), self._tokens.data_ptr()
         self.shapes = n_blocks, width, memory.shape[0], memory.shape[3]
@@ -231,16 +191,16 @@ class CompiledDecoder:
 
     def __init__(self, library: ctypes.CDLL, kind: Kind, model: Seq2SeqTransformer | DecoderTransformer) -> None:
         """Lay out the decoder of ``model``, for which ``why_not`` tells nothing."""
-        self.library, self._kind = library, kind
+        self.library, self._kind, self._structs = library, kind, structs_of(library)
         self._held: list[object] = []  # what the layout points to
         stack, embedding = model.decoder, _embedding(model)
         attention, rotary = stack.blocks[0].attn, embedding.position
         assert isinstance(attention, Attention)
         self._embedding, self._crosses = embedding, isinstance(model, Seq2SeqTransformer)
-        self._blocks = (_Block * len(stack.blocks))(*map(self._block, stack.blocks))
+        self._blocks = (self._structs.Block * len(stack.blocks))(*map(self._block, stack.blocks))
         cos, sin = (x.float().contiguous() for x in (rotary.cos, rotary.sin)) if isinstance(rotary, Rotary) else (None, None)
         self._held += [cos, sin]
-        self._layout = _Decoder(
+        self._layout = self._structs.Decoder(
             *(KINDS[kind], len(stack.blocks), model.config.d_model),
             *(attention.n_heads, attention.n_kv_heads, attention.d_head, attention.d_value),
             *(0 if cos is None else cos.shape[1], _pointer(cos), _pointer(sin)),
@@ -266,7 +226,8 @@ class CompiledDecoder:
             raise ValueError(f"expected {state.rows} rows of one token and d_model {self._layout.d_model}, found {tuple(x.shape)}")
         logits = x.new_empty(len(x), 1, self._layout.unembed.outer)
         state.x, state.logits = x.data_ptr(), logits.data_ptr()
-        check(self.library.transom_step(ctypes.byref(self._layout), ctypes.byref(state), cache.workspace))
+        if status := self.library.transom_step(ctypes.byref(self._layout), ctypes.byref(state), cache.workspace):
+            self._structs.check(status)
         return logits
 
     def _shapes(self, cache: CompiledCache) -> tuple[int, int, int, int]:
@@ -275,38 +236,38 @@ class CompiledDecoder:
         width = layout.n_kv_heads * (layout.d_head + layout.d_value)
         return layout.n_blocks, width, *((layout.n_blocks, width) if self._crosses else cache.shapes[2:])
 
-    def _block(self, block: nn.Module) -> _Block:
+    def _block(self, block: nn.Module) -> Any:
         assert isinstance(block, SequentialBlock)
         attn, cross, ff = block.attn, block.cross, block.ff
         residuals = (block.attn_residual, None if cross is None else block.cross_residual, block.ff_residual)
         norms = (norm for residual in residuals for norm in self._wiring(residual, isinstance(block, PostNormBlock)))
         assert isinstance(ff, FeedForward | GatedFeedForward)
         gate = ff.gate if isinstance(ff, GatedFeedForward) else None
-        return _Block(
+        return self._structs.Block(
             *norms,
             *(self._linear(attn.q, attn.k, attn.v), self._linear(attn.o)),
-            *((_Linear(), _Linear()) if cross is None else (self._linear(cross.q), self._linear(cross.o))),
-            _Linear() if gate is None else self._linear(gate, after=ff.activation),
+            *((self._structs.Linear(), self._structs.Linear()) if cross is None else (self._linear(cross.q), self._linear(cross.o))),
+            self._structs.Linear() if gate is None else self._linear(gate, after=ff.activation),
             self._linear(ff.up, after=ff.activation if gate is None else None),
             self._linear(ff.down),
         )
 
-    def _wiring(self, residual: Residual | None, post: bool) -> tuple[_Norm, _Norm]:
+    def _wiring(self, residual: Residual | None, post: bool) -> tuple[Any, Any]:
         """Return what normalizes before a sub-layer and after its sum."""
         if residual is None:
-            return _Norm(), _Norm()
+            return self._structs.Norm(), self._structs.Norm()
         norm = self._norm(residual.norm)
-        return (_Norm(), norm) if post else (norm, _Norm())
+        return (self._structs.Norm(), norm) if post else (norm, self._structs.Norm())
 
-    def _norm(self, norm: Norm | None) -> _Norm:
+    def _norm(self, norm: Norm | None) -> Any:
         if not isinstance(norm, LayerNorm | RmsNorm):
-            return _Norm()
+            return self._structs.Norm()
         parameters = (norm.weight, norm.bias if isinstance(norm, LayerNorm) else None)
         gain, shift = (None if x is None else x.detach().float().contiguous() for x in parameters)
         self._held += [gain, shift]
-        return _Norm(_pointer(gain), _pointer(shift), norm.eps, centred=isinstance(norm, LayerNorm))
+        return self._structs.Norm(_pointer(gain), _pointer(shift), norm.eps, centred=isinstance(norm, LayerNorm))
 
-    def _linear(self, *maps: nn.Module, after: Activation | None = None) -> _Linear:
+    def _linear(self, *maps: nn.Module, after: Activation | None = None) -> Any:
         """Make one map of several of the same input."""
         linears = [linear for linear in maps if isinstance(linear, nn.Linear)]
         if len(linears) != len(maps):
