@@ -2,6 +2,7 @@
 
 import csv
 import json
+import math
 import random
 import shlex
 import shutil
@@ -16,6 +17,7 @@ import pytest
 from PIL import Image
 
 from tests.cli.conftest import Call, sets
+from tests.waves import wav
 from transom.config.packaged import packaged_recipes
 
 SHORT = (
@@ -32,6 +34,7 @@ FOR_TASK = {
     "language": ("training.batch_tokens=512", "training.validate_samples=0", "decoding.max_new_tokens=4"),
     "instruction": ("training.batch_tokens=512", "decoding.max_new_tokens=4"),
     "image-classification": ("training.batch_images=8",),
+    "audio-classification": ("training.batch_sounds=8",),
 }
 """Little to read and to write."""
 
@@ -108,6 +111,12 @@ def write(root: Path) -> None:
         photo.parent.mkdir(parents=True, exist_ok=True)
         photo.write_bytes(image(i, 80))
     (root / "cat.jpg").write_bytes(image(1, 90))
+    for i in range(40):
+        sound = root / "sounds" / ("bark" if i % 2 else "purr") / f"{i}.wav"
+        sound.parent.mkdir(parents=True, exist_ok=True)
+        sound.write_bytes(wav([math.sin(i * place / (3 if i % 2 else 9)) for place in range(400)]))
+    for name in ("bark.wav", "sound.wav"):
+        (root / name).write_bytes(wav([0.5, -0.5] * 300))
     Image.effect_noise((8, 8), 30).save(root / "digit.png")
 
 
