@@ -2,11 +2,14 @@
 
 import hashlib
 import json
+import math
 import platform
 import shutil
 import signal
+import struct
 import sys
 import tempfile
+import wave
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -48,7 +51,7 @@ WORDS = {"kind": "whitespace", "vocab_size": 40}
 def _recipe(task: str, model: Mapping[str, Any], files: Callable[[str], Any], **training: Any) -> dict[str, Any]:
     """Describe a training on the files that ``files`` names for a part of the data; images have no tokens."""
     tables: dict[str, Any] = {"task": task, "data": {part: files(part) for part in ("train", "valid")}, "model": dict(model)}
-    if task == "image-classification":
+    if task in ("image-classification", "audio-classification"):
         return tables | {"training": {name: x for name, x in TRAINING.items() if name != "batch_tokens"} | training}
     return tables | {"tokenizer": WORDS, "training": TRAINING | training}
 
@@ -71,6 +74,14 @@ def _answers(part: str) -> dict[str, str]:
 
 def _photos(part: str) -> dict[str, str]:
     return {"images": f"{part}-images"}
+
+
+def _tagged(part: str) -> dict[str, str]:
+    return {"file": f"{part}.tagged"}
+
+
+def _sounds(part: str) -> dict[str, str]:
+    return {"audio": f"{part}-sounds"}
 
 
 def _language(model: Mapping[str, Any], **training: Any) -> dict[str, Any]:
@@ -123,6 +134,28 @@ RECIPES: dict[str, dict[str, Any]] = {
     "batchnorm": _recipe("classification", ENCODER | {"norm": "batchnorm"}, _labeled),
     "performer": _language(DECODER | {"attention": {"approximation": {"kind": "performer", "n_features": 4}}}),
     "ema": _language(DECODER, average={"kind": "ema", "decay": 0.9}, optimizer="sgd"),
+    "tagging": _recipe("tagging", ENCODER | {"classifier_dropout": 0.1}, _tagged, r_drop=1.0, accumulate=2),
+    "audio-classification": _recipe(
+        "audio-classification",
+        {name: x for name, x in ENCODER.items() if name != "max_seq_len"}
+        | {"image_size": 8, "patch_size": 4, "seconds": 0.128, "sample_rate": 8000, "n_fft": 128},
+        _sounds,
+        batch_sounds=8,
+        augmentation={"bands": 2, "times": 2},
+    ),
+    "rotary": _language(
+        DECODER
+        | {
+            "d_model": 16,
+            "position": {"kind": "rotary", "share": 0.5, "base": 5e3, "scaling": "yarn", "factor": 2.0, "trained_seq_len": 6},
+            "n_kv_heads": 1,
+            "attention": {"pattern": {"kind": "window", "size": 4}},
+        },
+        clip_norm=0.5,
+        schedule={"kind": "cosine", "warmup_steps": 2, "final": 0.2},
+    ),
+    "masked-more": _recipe("masked", ENCODER, _text, mask_share=0.3),
+    "lora-on": _language({}, start_from="language", adapter={"kind": "lora", "rank": 2, "on": ["ff.up", "attn.o"]}),
     "lora": _language({}, start_from="language", adapter={"kind": "lora", "rank": 2, "dropout": 0.1}),
 }
 """A training of each; one that starts from another golden run comes after it."""
@@ -152,6 +185,24 @@ def write_data() -> None:
             image.save(file)
 
 
+def write_tags_and_sounds() -> None:
+    """Write tagged sentences and sounds of two classes, likewise."""
+    tags = {**dict.fromkeys(COLORS, "B-COLOR"), **dict.fromkeys(ANIMALS, "B-ANIMAL")}
+    for part in ("train", "valid"):
+        lines = (DATA / f"{part}.txt").read_text().splitlines()
+        (DATA / f"{part}.tagged").write_text(
+            "\n".join("".join(f"{word} {tags.get(word, 'O')}\n" for word in line.split()) for line in lines)
+        )
+        for number in range(len(lines)):
+            name, pitch = ("high", 1200) if number % 2 else ("low", 300)
+            values = [round(9000 * math.sin(2 * math.pi * (pitch + 20 * number) * n / 8000)) for n in range(1200)]
+            file = DATA / f"{part}-sounds" / name / f"{number}.wav"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            with wave.open(str(file), "wb") as sound:
+                sound.setparams((1, 2, 8000, len(values), "NONE", ""))
+                sound.writeframes(struct.pack(f"<{len(values)}h", *values))
+
+
 def where_from(folder: Path) -> list[str]:
     """Return the override that tells a run where the examples lie by now."""
     return [f"data.root={json.dumps(str(folder))}"]
@@ -174,6 +225,11 @@ def answers(run: Path) -> dict[str, Any]:
     if hasattr(found, "embed"):
         return {"words": [], "numbers": found.embed([source, target]).flatten().tolist()}
     examples = sorted((DATA / "valid-images").rglob("*.png"))[:2] if hasattr(found, "classify_pixels") else [source, "blue bird runs"]
+    if type(found).__name__ == "SoundClassifier":
+        examples = sorted((DATA / "valid-sounds").rglob("*.wav"))[:2]
+    if hasattr(found, "tag"):
+        tagged = found.tag([source, "blue bird runs"])
+        return {"words": [tag for x in tagged for tag in x.tags], "numbers": [p for x in tagged for p in x.p]}
     classes = found.classify(examples)
     return {"words": [x.label for x in classes], "numbers": [p for x in classes for _, p in sorted(x.probabilities.items())]}
 
@@ -254,6 +310,8 @@ def make(name: str) -> None:
 if __name__ == "__main__":
     if not DATA.exists():
         write_data()
+    if not (DATA / "train.tagged").exists():
+        write_tags_and_sounds()
     for each in sys.argv[1:] or [name for name in RECIPES if not (HERE / name).exists()]:
         make(each)
         print(each, flush=True)
