@@ -12,7 +12,7 @@ from transformers.models.nystromformer.modeling_nystromformer import Nystromform
 from transom.config.approximations import Linear, Linformer, Nystrom, Performer
 from transom.layers.approximations import linear_attention
 from transom.layers.approximations.approximate import build_approximation
-from transom.layers.approximations.low_rank import pseudo_inverse
+from transom.layers.approximations.nystrom import pseudo_inverse
 from transom.layers.attention import attend_explicit, pattern, scores
 from transom.layers.context import AttentionContext, SegmentMask
 

@@ -98,7 +98,7 @@ def test_the_cache_appends_reads_and_reorders() -> None:
     k, v = cache.append(second)
     assert torch.equal(k, torch.cat([first.k[[2, 0]], second.k], 2)) and torch.equal(v, torch.cat([first.v[[2, 0]], second.v], 2))
     assert cache.length == 3
-    with pytest.raises(AssertionError, match="the cache holds 5 tokens, asked for 6"):
+    with pytest.raises(AssertionError, match="expected at most 5 tokens in the cache, found 6"):
         cache.append(KeyValues(torch.randn(2, 2, 3, 4), torch.randn(2, 2, 3, 3)))
 
 
