@@ -27,8 +27,8 @@ from transom.layers.position import turn
 from transom.layers.value_residual import FirstValues
 
 
-# Masks for cross-attention (same_segment in training, not_padding in decoding) and for inference backends. The mask of self-attention,
-# causal in a decoder and within segments, is built in layers/masks.
+# Masks for cross-attention (same_segment in training, not_padding in decoding) and for inference backends. The mask of
+# self-attention, causal in a decoder and within segments, is built in layers/masks.
 def same_segment(queries: Int[Tensor, "batch query"], keys: Int[Tensor, "batch key"]) -> Bool[Tensor, "batch 1 query key"]:
     """Let tokens attend within their own segment. Padding, segment 0, attends to padding only, so that no row is empty."""
     return (queries[:, :, None] == keys[:, None, :])[:, None]
@@ -225,8 +225,8 @@ class Attention(nn.Module):
                 cache.
             memory: encoder output for cross-attention, or its keys and values by ``project_memory``; None for self-attention. The n_beams
                 rows of ``x`` that belong to one row of ``memory`` share its keys.
-            first_values: V_1 and the two scalars, learned or fixed, of V' = lambda_1 V_1 + lambda_2 V; None for V' = V. Attention reads V',
-                and the cache stores it. Self-attention only.
+            first_values: V_1 and the two scalars, learned or fixed, of V' = lambda_1 V_1 + lambda_2 V; None for V' = V. Attention
+                reads V', and the cache stores it. Self-attention only.
 
         Returns:
             The output, before residual dropout, and V of ``x`` before the mix, which cross-attention ignores.
@@ -251,7 +251,7 @@ class Attention(nn.Module):
     def project(
         self, x: Float[Tensor, "batch length d_model"], ctx: AttentionContext, first_values: FirstValues | None = None
     ) -> tuple[KeyValues, Float[Tensor, "batch kv_heads length d_value"]]:
-        """Project ``x`` to keys and values per head; return them (keys rotated by RoPE, values mixed with V_1) and the values before the mix.
+        """Project ``x`` to keys and values per head; return them, after RoPE and the mix with V_1, and the values before the mix.
 
         ``length`` counts the tokens of ``x``: the new tokens in self-attention, those of the encoder output in cross-attention.
         """
@@ -272,7 +272,7 @@ class Attention(nn.Module):
 
         With a cache, ``memory`` holds the new tokens only; the KV cache appends them, and the queries attend to all tokens so far.
         ``ctx.visible_keys``, (key,), are the indices of the few keys that are visible to a single new token under a sparse pattern.
-        ``ctx.tiles`` is the block-sparse form of mask and bias for long sequences; it replaces ``ctx.mask`` and ``ctx.bias``.
+        ``ctx.tiles`` is the block-sparse form of mask and bias for long sequences, in place of ``ctx.mask`` and ``ctx.bias``.
         """
         assert isinstance(memory, KeyValues) and not isinstance(ctx.cache, SumsCache)
         k, v = memory if ctx.cache is None else ctx.cache.append(memory)

@@ -1,4 +1,4 @@
-"""Mixture of depths (MoD): a router that selects the tokens a block processes, a reference, and a path that computes selected tokens only."""
+"""Mixture of depths (MoD): a router selects the tokens that a block processes; a reference, and a path on these tokens only."""
 
 from collections.abc import Callable
 from dataclasses import replace

@@ -31,8 +31,8 @@ class Row(NamedTuple):
         when: supported shapes, dtypes and devices, in words.
         condition: returns whether it supports the operation's arguments.
         implementation: function of the same arguments with the same result.
-        error: largest relative error |ours - exact| / |exact| of results and gradients, measured in float32, or in bfloat16 for kernels that
-            support it alone; exact is the reference in float64.
+        error: largest relative error |ours - exact| / |exact| of results and gradients, measured in float32, or in bfloat16 for
+            kernels that support it alone; exact is the reference in float64.
         why: reason for the kernel, and how it differs from the reference where it does.
         missing: returns what this machine lacks for the kernel, in words; None if nothing.
     """

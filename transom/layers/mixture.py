@@ -14,8 +14,8 @@ from transom.layers.context import LayerContext
 from transom.layers.observe import observe
 
 ROUND = 64
-"""Batches of more tokens than this are padded to a multiple of it, so that few matrix shapes occur. On a CPU the first bf16 product of a shape
-compiles its kernel, which takes five times as long as forward and backward of 500 tokens with 384 x 1024 weights."""
+"""Batches of more tokens than this are padded to a multiple of it, so that few matrix shapes occur. On a CPU the first bf16 product of a
+shape compiles its kernel, which takes five times as long as forward and backward of 500 tokens with 384 x 1024 weights."""
 
 
 class Routing(NamedTuple):
@@ -128,7 +128,7 @@ class Mixture(nn.Module):
         return Routing(experts, weights, (place < most) & there[:, None])
 
     def shares(self, logits: Float[Tensor, "*axes n_experts"]) -> Float[Tensor, "*axes n_experts"]:
-        """Return s over its sum: the probability of each expert, P of ``balance_loss`` before the mean (DeepSeek-V3, eq. 19)."""
+        """Return s over its sum: the probability of each expert, whose mean is P_i of ``balance_loss`` (DeepSeek-V3, eq. 19)."""
         s = self.scores(logits)
         return s if self.brick.scores == "softmax" else s / s.sum(-1, keepdim=True).clamp_min(torch.finfo(s.dtype).tiny)
 
@@ -153,7 +153,7 @@ def loads(experts: Int[Tensor, "tokens top_k"], real: Bool[Tensor, "tokens"], n_
 def balance_loss(counts: Float[Tensor, "n_experts"], share_sums: Float[Tensor, "n_experts"], n_tokens: float) -> Float[Tensor, ""]:
     """Compute the load-balancing loss N sum_i f_i P_i (Fedus et al. 2022, eq. 4 to 6, without alpha); it is 1 for a uniform load.
 
-    It is linear in ``share_sums``, so micro-batches sum to the loss of the batch if ``counts`` and ``n_tokens`` are those of the whole batch.
+    It is linear in ``share_sums``: micro-batches add up to the loss of the batch if ``counts`` and ``n_tokens`` are the batch's.
 
     Args:
         counts: tokens routed to each expert; f_i is its fraction of all choices. No gradient.

@@ -115,9 +115,9 @@ class Statistics(NamedTuple):
 class BatchNorm(Norm):
     """Batch normalization: gamma * (x - mean) / sqrt(variance + eps) + beta, statistics over tokens without padding (Ioffe & Szegedy 2015).
 
-    Training uses the statistics of the pass (algorithm 1), so tokens depend on each other; evaluation uses running statistics (algorithm 2).
-    In training ``n_tokens``, ``mean`` and ``variance`` are sites: an objective reads them and updates the running statistics once per step,
-    from all micro-batches together. Statistics are computed in float32 or wider.
+    Training uses the statistics of the pass (algorithm 1), so tokens depend on each other; evaluation uses running statistics (algorithm
+    2). In training ``n_tokens``, ``mean`` and ``variance`` are sites: an objective reads them and updates the running statistics once per
+    step, from all micro-batches together. Statistics are computed in float32 or wider.
     """
 
     def __init__(self, brick: bricks.BatchNorm, width: int) -> None:

@@ -206,9 +206,9 @@ def frequencies(brick: bricks.Rotary, width: int, max_seq_len: int) -> tuple[Flo
 
     - linear: theta / f (Chen et al. 2023, eq. 3).
     - ntk: base times f^(width / (width - 2)); the highest frequency is unchanged, the lowest is divided by f.
-    - yarn (Peng et al. 2023, section 3): theta / f for pairs with less than 1 rotation in the original length, theta for more than 32, and a
-      linear ramp between. The ramp is linear in k, as in the authors' code; in the paper it is linear in the number of rotations. Cosines
-      and sines are multiplied by 0.1 ln f + 1, which sharpens the attention scores.
+    - yarn (Peng et al. 2023, section 3): theta / f for pairs with less than 1 rotation in the original length, theta for more than 32,
+      and a linear ramp between. The ramp is linear in k, as in the authors' code; in the paper it is linear in the number of rotations.
+      Cosines and sines are multiplied by 0.1 ln f + 1, which sharpens the attention scores.
     """
     exponent = torch.arange(0, width, 2, dtype=torch.float64) / width
     f = brick.factor

@@ -175,7 +175,7 @@ def _carried(
 class Linear(KernelAttention):
     """Linear attention with an elementwise feature map: phi(x) = elu(x) + 1 (Katharopoulos et al. 2020, eq. 7) or max(0, x).
 
-    For float32, the features of a query are divided by their maximum, which cancels, and exponents are at least -``BOUND``.
+    For float32, the features of a query are divided by their maximum, which cancels, and exponents are clamped to -``BOUND``.
     """
 
     def __init__(self, brick: approximations.Linear, d_head: int, n_positions: int) -> None:
@@ -202,8 +202,8 @@ class Performer(KernelAttention):
     """Performer (FAVOR+): phi(x)_r = exp(w_r . x' - |x'|^2 / 2), x' = x / d_k^(1/4) (Choromanski et al. 2021, lemma 1).
 
     The expectation of phi(q) . phi(k) over w is exp(q . k / sqrt(d_k)); 1 / sqrt(m) cancels. For float32, the features of a query are
-    divided by their maximum, which cancels too, and a key's exponent is clamped to +-``BOUND``. The paper's code subtracts the maximum over
-    all keys instead, which leaks information from later tokens.
+    divided by their maximum, which cancels too, and a key's exponent is clamped to +-``BOUND``. The paper's code subtracts the
+    maximum over all keys instead, which leaks information from later tokens.
 
     Attributes:
         w: random projections, (features, d_head), Gaussian; orthogonal within each block of d_k rows.
@@ -219,7 +219,7 @@ class Performer(KernelAttention):
 
     @torch.no_grad()
     def draw(self) -> None:
-        """Sample the projections from the default random generator: orthogonal directions by QR, norms of Gaussian vectors (appendix B.2)."""
+        """Sample from the default random generator: orthogonal directions by QR, norms of Gaussian vectors (appendix B.2)."""
         m, d_head = self.w.shape
         w = torch.randn(m, d_head)
         if self.orthogonal:

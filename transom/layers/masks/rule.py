@@ -4,8 +4,8 @@ A rule is evaluated in three ways:
 
 - ``allows``: for given queries and keys, which broadcast, as FlexAttention's mask_mod;
 - ``matrix``: for all of them, as a dense boolean mask;
-- ``judge``: per pair of tiles, whether some or all pairs are visible, from bounds on the positions and without the matrix. The status may
-  be conservative (visible instead of empty, partial instead of full), never the reverse.
+- ``judge``: per pair of tiles, whether some or all pairs are visible, from bounds on the positions and without the matrix. The
+  status may be conservative (visible instead of empty, partial instead of full), never the reverse.
 """
 
 from collections.abc import Callable
@@ -214,7 +214,7 @@ class Distance(Rule):
 
 @dataclass(frozen=True)
 class Near(Rule):
-    """Sliding window on a grid of ``width`` patches per row: fewer than ``size`` rows and columns away (Ramachandran et al. 2019, section 3.1)."""
+    """Sliding window on a grid of ``width`` patches per row: less than ``size`` rows and columns away (Ramachandran et al. 2019)."""
 
     size: int
     width: int

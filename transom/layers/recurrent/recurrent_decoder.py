@@ -1,4 +1,4 @@
-"""Recurrent decoders with the attention of Bahdanau et al. (2015) or Luong et al. (2015), or without. Decoding steps run ``forward`` too."""
+"""Recurrent decoders with the attention of Bahdanau et al. (2015), of Luong et al. (2015), or none. Decoding runs ``forward`` too."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
