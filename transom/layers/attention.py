@@ -148,7 +148,7 @@ def attend_explicit(
 ) -> Float[Tensor, "batch n_heads query d_value"]:
     """Compute Attention(Q, K, V) = Dropout(softmax(Q K^T / sqrt(d_head))) V (Vaswani et al. 2017, eq. 1)."""
     weights = pattern(scores(q, k, terms), terms)  # (batch, n_heads, query, key)
-    weights = dropout(weights, terms.dropout, training=True)  # terms.dropout is 0 in evaluation
+    weights = dropout(weights, terms.dropout, training=True)  # ``terms.dropout`` is 0 in evaluation
     return weights.to(v.dtype) @ per_query_head(v, q.shape[1])
 
 
@@ -241,7 +241,7 @@ class Attention(nn.Module):
         q = q.transpose(1, 2)
         if self.q_norm is not None:
             q = self.q_norm(q, ctx)
-        q = turn(q, ctx.rotation)  # RoPE; unchanged where ctx.rotation is None, as with learned positions
+        q = turn(q, ctx.rotation)  # RoPE; unchanged if ``ctx.rotation`` is None, as with learned positions
         q = observe(ctx, self, "q", q)
         z = self.gather(q, projected, ctx)  # (batch, n_heads, n_beams * query, d_value)
         z = observe(ctx, self, "z", z)

@@ -112,7 +112,8 @@ class Block(nn.Module, ABC):
 class SequentialBlock(Block):
     """A block whose sub-layers follow one another.
 
-    Each sub-layer has a ``Residual``, with ``norm`` and ``add(x, y)`` = x + Dropout(y); a ``SandwichResidual`` also has ``norm_out``.
+    Each sub-layer has a ``Residual`` with ``norm`` and ``add(x, y)`` = x + Dropout(y);
+    a ``SandwichResidual`` also has ``norm_out``.
     """
 
     residual_type: type[Residual] = Residual
