@@ -42,7 +42,7 @@ def built(name: str, **fields: Any) -> Any:
 
 
 def called(model: Any, name: str, tokens: Tensor, mask: Tensor | None = None, **more: Any) -> Tensor:
-    """Call a model of any family with one tensor of tokens, or of pixels."""
+    """Call a model of any family with a tensor of token ids or pixels."""
     if name in ("vit", "convolutional"):
         return model(torch.linspace(0, 1, 2 * 3 * 64, dtype=torch.float64).view(2, 3, 8, 8), **more)
     if name in ("seq2seq", "recurrent", "embedder"):
@@ -90,7 +90,7 @@ def test_tensors_are_what_a_batch_is() -> None:
     real = mask.bool()
     assert torch.equal(model(text.tokens, attention_mask=mask)[real], model(LanguageBatch(text, text.tokens, (0, 1)))[real])
     padding = built("decoder", pad_token_id=0)
-    assert torch.equal(padding(text.tokens), model(text.tokens, attention_mask=mask)), "padding follows from the field"
+    assert torch.equal(padding(text.tokens), model(text.tokens, attention_mask=mask)), "the mask is derived from pad_token_id"
     pairs = built("seq2seq")
     batch = TranslationBatch(text, text, text.tokens, (0, 1))
     assert torch.equal(called(pairs, "seq2seq", text.tokens, mask)[real], pairs(batch)[real])
@@ -202,7 +202,7 @@ def test_a_head_may_have_a_bias(name: str) -> None:
     batch = batch_for(biased.config) if name not in ("vit", "convolutional") else None
     if batch is not None:
         hidden, weight = biased.output(batch)
-        assert torch.allclose(hidden @ weight.T, biased(batch), **CLOSE), "the loss is of the same logits"
+        assert torch.allclose(hidden @ weight.T, biased(batch), **CLOSE), "the product is the logits"
 
 
 @torch.no_grad()
