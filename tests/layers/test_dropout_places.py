@@ -127,7 +127,7 @@ def test_the_fused_kernel_drops_the_weights_after_the_softmax() -> None:
 
 
 def test_a_whole_model_drops_where_the_paper_does_and_nowhere_else(drawn: list[tuple[float, torch.Size]]) -> None:
-    """Embeddings and each sub-layer's output (Vaswani et al. 2017, section 5.4); attention weights and hidden units have their own rates."""
+    """Embeddings and each sub-layer's output (Vaswani et al. 2017, section 5.4); weights and hidden units have their own rates."""
     rates = {"dropout": 0.125, "attention_dropout": 0.25, "feed_forward_dropout": 0.5}
     sizes = {"d_model": 4, "d_ff": 8, "n_encoder_layers": 2, "n_decoder_layers": 3, "max_seq_len": 16}
     model = build_model(seq2seq(**sizes, **rates, source_vocab_size=19, target_vocab_size=19))
