@@ -60,7 +60,7 @@ class RoutedCache(KeyValueCache):
         self._places: Tensor | None = None
 
     def expect(self, chosen: Bool[Tensor, "rows new"], places: Int[Tensor, "rows chosen"]) -> Bool[Tensor, "rows key"]:
-        """Reserve slots for the new tokens; ``append`` fills those at ``places``. Return the selection mask of all tokens so far."""
+        """Reserve slots for the new tokens, of which those at ``places`` are selected; return the selection mask of all tokens so far."""
         begin, self.length = self.length, self.length + chosen.shape[1]
         assert self.length <= self._k.shape[2], f"expected at most {self._k.shape[2]} tokens in the cache, found {self.length}"
         self.chosen[:, begin : self.length] = chosen
@@ -69,7 +69,7 @@ class RoutedCache(KeyValueCache):
 
     def append(self, new: KeyValues) -> KeyValues:
         """Write the keys and values to the reserved slots and return those of all slots."""
-        assert self._places is not None, "call expect first"
+        assert self._places is not None, "slots must be reserved first"
         for buffer, x in zip((self._k, self._v), new, strict=True):
             buffer.scatter_(2, self._places[:, None, :, None].expand_as(x), x)
         return self.read()
