@@ -1,4 +1,4 @@
-"""Approximations of attention against formulas written out, another library's, and what they are to approach, in float64."""
+"""Approximations of attention against explicit formulas, another library, and exact attention, in float64."""
 
 import math
 from typing import Any
@@ -12,7 +12,7 @@ from transformers.models.nystromformer.modeling_nystromformer import Nystromform
 from transom.config.approximations import Linear, Linformer, Nystrom, Performer
 from transom.layers.approximations import linear_attention
 from transom.layers.approximations.approximate import build_approximation
-from transom.layers.approximations.low_rank import pseudo_inverse
+from transom.layers.approximations.nystrom import pseudo_inverse
 from transom.layers.attention import attend_explicit, pattern, scores
 from transom.layers.context import AttentionContext, SegmentMask
 
@@ -22,7 +22,7 @@ D_HEAD = 4
 
 @pytest.fixture(autouse=True)
 def _in_float64() -> Any:
-    """Draw and work in float64."""
+    """Use float64."""
     torch.set_default_dtype(torch.float64)
     torch.manual_seed(1)
     yield
@@ -42,7 +42,7 @@ def performer(d_head: int = D_HEAD, seed: int = 1, **fields: Any) -> linear_atte
 
 
 def by_sums(phi_q: Any, phi_k: Any, q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
-    """Katharopoulos et al. 2020, eq. 4 and 8, number by number."""
+    """Compute eq. 4 and 8 of Katharopoulos et al. 2020, element by element."""
     z = torch.zeros(*q.shape[:3], v.shape[3])
     for b in range(len(q)):
         for h in range(q.shape[1]):
@@ -91,7 +91,7 @@ def test_draws_of_a_block_are_orthogonal_and_as_long_as_normal_ones() -> None:
     for start in (0, 8, 16):
         block = angles[start : start + 8, start : start + 8]
         assert torch.allclose(block, block.diagonal().diag(), **DOUBLE)
-    assert angles[:8, 8:].abs().max() > 0.1, "blocks are drawn apart"
+    assert angles[:8, 8:].abs().max() > 0.1, "blocks are independent"
     many = performer(d_head=8, n_features=8000).w
     assert many.square().sum(1).mean() == pytest.approx(8, rel=0.02)
     assert many.square().sum(1).var() == pytest.approx(16, rel=0.1), "chi-square of 8 degrees"
@@ -169,7 +169,7 @@ def test_nystrom_with_a_landmark_a_token_is_attention() -> None:
     ours = build_approximation(Nystrom(n_landmarks=20, n_iterations=30), D_HEAD, 9)
     assert torch.allclose(ours(q, k, v), attend_explicit(q, k, v), rtol=0, atol=1e-8)
     rough = build_approximation(Nystrom(n_landmarks=20), D_HEAD, 9)(q, k, v)
-    assert 1e-8 < (rough - attend_explicit(q, k, v)).abs().max() < 1, "six iterations are not yet there"
+    assert 1e-8 < (rough - attend_explicit(q, k, v)).abs().max() < 1, "six iterations have not converged"
 
 
 def test_the_iterated_inverse_is_linear_algebra_s() -> None:

@@ -1,4 +1,4 @@
-"""Bricks against other people's: the transformers library's, torch's own, and formulas written out."""
+"""Components against the transformers library, PyTorch, and explicit formulas."""
 
 import math
 from typing import Any
@@ -42,7 +42,7 @@ def config(**fields: Any) -> Seq2Seq:
 
 @pytest.fixture(autouse=True)
 def _in_float64() -> Any:
-    """Compute tables of positions in float64 too."""
+    """Compute position tables in float64 too."""
     torch.set_default_dtype(torch.float64)
     torch.manual_seed(1)
     yield
@@ -102,7 +102,7 @@ def test_a_swiglu_network_is_llamas() -> None:
 
 
 def give_experts(ours: Mixture, theirs: nn.Module) -> None:
-    """Copy our experts into another library's, which stacks them and joins gate and up."""
+    """Copy our experts into transformers' layer, which stacks them and concatenates gate and up."""
     theirs.gate.weight.data = ours.router.weight.data
     theirs.experts.gate_up_proj.data = torch.stack([torch.cat([each.gate.weight, each.up.weight]) for each in ours.experts])
     theirs.experts.down_proj.data = torch.stack([each.down.weight for each in ours.experts])
@@ -186,7 +186,7 @@ def test_products_of_turned_vectors_depend_on_distance_only(share: float) -> Non
 
 @pytest.mark.parametrize("n_heads", [1, 2, 4, 6, 8, 12])
 def test_alibi_is_blooms(n_heads: int) -> None:
-    """Bloom adds slope * key position, which differs from slope * (key - query) by a number a row, to which the softmax is blind."""
+    """Bloom adds slope * key position, which differs from slope * (key - query) by a constant per row, which the softmax cancels."""
     position = build_position(config(n_heads=n_heads, d_head=8, position="alibi"), causal=True)
     theirs = build_alibi_tensor(torch.ones(1, 7), n_heads, torch.float64).view(1, n_heads, 1, 7)
     places = torch.arange(7)[None]
@@ -216,7 +216,7 @@ def test_relative_biases_stand_at_their_offsets() -> None:
 
 
 def theirs_of(attention: Any, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, **options: Any) -> Tensor:
-    """Call another library's explicit attention, which takes an additive mask and gives tokens before heads."""
+    """Call transformers' eager attention, which takes an additive mask and returns (batch, length, heads, width)."""
     bias = torch.zeros(mask.shape).masked_fill(~mask, -1e300)
     return attention(module.eval(), q, k, v, bias, scaling=q.shape[-1] ** -0.5, **options)[0].transpose(1, 2)
 
@@ -272,7 +272,7 @@ def test_sinks_are_those_of_gpt_oss(n_heads: int, kv_heads: int) -> None:
     module.num_key_value_groups, module.sinks = n_heads // kv_heads, nn.Parameter(draw(n_heads))
     theirs = theirs_of(gpt_oss_attention, module, q, k, v, mask)
     assert torch.allclose(attend(q, k, v, Terms(mask, sinks=module.sinks)), theirs, **DOUBLE)
-    zero_key = [torch.cat([torch.zeros(2, kv_heads, 1, 8), x], 2) for x in (k, v)]  # a key that no query likes or dislikes, worth nothing
+    zero_key = [torch.cat([torch.zeros(2, kv_heads, 1, 8), x], 2) for x in (k, v)]  # a key with score 0 and value 0
     seen = torch.cat([torch.ones(1, 1, 5, 1, dtype=torch.bool), mask], -1)
     nowhere = attend_explicit(q, *zero_key, Terms(seen))
     assert torch.allclose(attend(q, k, v, Terms(mask, sinks=torch.zeros(n_heads))), nowhere, **DOUBLE)

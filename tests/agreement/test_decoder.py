@@ -88,7 +88,7 @@ def llama() -> nn.Module:
 
 
 class RotaryAngles(nn.Module):
-    """Cosines and sines of Su et al. 2021, equation 15, in the type of the model."""
+    """Cosines and sines of Su et al. 2021, eq. 15, in the dtype of the model."""
 
     def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
         theta = torch.tensor([10000 ** (-2 * k / 6) for k in range(3)], dtype=torch.float64)
@@ -97,7 +97,7 @@ class RotaryAngles(nn.Module):
 
 
 def from_gpt2(theirs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Name GPT-2's weights as ours: its maps are stored transposed, W_Q, W_K and W_V joined."""
+    """Convert GPT-2's weights to our names: its layers are stored transposed, with W_Q, W_K and W_V concatenated."""
     ours = {
         "embedding.tokens.weight": theirs["transformer.wte.weight"],
         "embedding.position.table.weight": theirs["transformer.wpe.weight"],
@@ -117,7 +117,7 @@ def from_gpt2(theirs: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def from_llama(theirs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Name Llama's weights as ours."""
+    """Convert Llama's weights to our names."""
     ours = {
         "embedding.tokens.weight": theirs["model.embed_tokens.weight"],
         "unembedding.weight": theirs["lm_head.weight"],
@@ -138,7 +138,7 @@ def from_llama(theirs: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 @pytest.fixture(params=["gpt2", "llama"])
 def both(request: pytest.FixtureRequest) -> tuple[Network, nn.Module]:
-    """Give ours and theirs with the same random weights, norms and biases included."""
+    """Return our model and theirs with the same random weights, norms and biases included."""
     torch.set_default_dtype(torch.float64)  # tables of positions too
     try:
         torch.manual_seed(1)

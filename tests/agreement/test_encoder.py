@@ -43,7 +43,7 @@ def config() -> BertConfig:
 
 
 def renamed(theirs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Name BERT's weights as ours; the vector of the first token type, which every token gets, goes into the positions."""
+    """Convert BERT's weights to our names; the embedding of token type 0, which every token gets, is added to the positions."""
     ours = {
         "embedding.tokens.weight": theirs["bert.embeddings.word_embeddings.weight"],
         "embedding.position.table.weight": theirs["bert.embeddings.position_embeddings.weight"]
@@ -73,7 +73,7 @@ def renamed(theirs: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 @pytest.fixture(params=["masked", "class"])
 def both(request: pytest.FixtureRequest) -> tuple[Network, nn.Module]:
-    """Give ours and theirs with the same random weights, norms and biases included, but none on the logits."""
+    """Return our model and theirs with the same random weights, norms and biases included, without a bias on the logits."""
     torch.manual_seed(1)
     theirs: nn.Module = BertForMaskedLM(config()) if request.param == "masked" else BertForSequenceClassification(config())
     theirs = theirs.double().eval()
@@ -96,7 +96,7 @@ def batch(ours: Network) -> MaskedBatch | LabelledBatch:
 
 
 def logits_of(ours: Network, theirs: nn.Module) -> tuple[Tensor, Tensor]:
-    """Run both on the same texts and give the logits that count."""
+    """Run both on the same texts and return the logits without padding."""
     texts = batch(ours)
     expected = theirs(TEXT.tokens, attention_mask=(TEXT.segments > 0).long()).logits
     return ours(texts)[texts.counted], expected[texts.counted]

@@ -1,4 +1,4 @@
-"""Bricks that others compute in float32, against their formulas written out: exactly in float64, and nearly in float32."""
+"""Components that other libraries compute in float32, against explicit formulas: exactly in float64, nearly in float32."""
 
 import math
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ SEEN = torch.ones(5, 5, dtype=torch.bool).tril()
 
 @pytest.fixture(params=[(torch.float64, 1e-10), (torch.float32, 1e-5)], ids=["float64", "float32"])
 def close(request: pytest.FixtureRequest) -> Iterator[float]:
-    """Compute weights, tables and layers in each type; give how near all elements must come, as a share of the largest."""
+    """Set the default dtype; return the tolerance of all elements relative to the largest."""
     dtype, tolerance = request.param
     torch.set_default_dtype(dtype)
     torch.manual_seed(1)
@@ -43,7 +43,7 @@ def test_sinusoids(close: float) -> None:
 
 
 def slope(h: int, n_heads: int) -> float:
-    """Give head h's slope, from 1: for powers of two the paper's, between them every other one of twice as many heads."""
+    """Return the slope of head h, from 1: the paper's for powers of two; for further heads, every other slope of twice as many heads."""
     whole = 1 << (n_heads.bit_length() - 1)
     return 2 ** (-8 * h / whole) if h <= whole else 2 ** (-4 * (2 * (h - whole) - 1) / whole)
 
@@ -75,7 +75,7 @@ THETA: dict[str, Any] = {
     "ntk": lambda k, d, base, f: (base * f ** (d / (d - 2))) ** (-2 * k / d),
     "yarn": lambda k, d, base, f: yarn(k, d, base, f, 16),
 }
-"""The angle a position of pair k of d columns, by the scaling (Su et al. 2021; Chen et al. 2023; for ntk see ``frequencies``)."""
+"""Frequency of pair k of d dimensions, per scaling (Su et al. 2021; Chen et al. 2023; for ntk see ``frequencies``)."""
 
 
 @pytest.mark.parametrize("scaling", THETA)
@@ -103,7 +103,7 @@ NORMED: dict[str, Any] = {
 @pytest.mark.parametrize("kind", NORMED)
 @torch.no_grad()
 def test_queries_and_keys_are_normed_a_head_and_then_turned(kind: str, close: float) -> None:
-    """Dehghani et al. 2023, section 2, with rotary positions as a product of complex numbers, head by head."""
+    """Dehghani et al. 2023, section 2, with RoPE as a product of complex numbers, head by head."""
     c = config(n_kv_heads=2, attention={"qk_norm": kind}, position="rotary")
     layer, position, places = (
         Attention(c),
@@ -136,7 +136,7 @@ def test_queries_and_keys_are_normed_a_head_and_then_turned(kind: str, close: fl
 @pytest.mark.parametrize("softcap", [None, 0.7])
 @pytest.mark.parametrize("sunk", [False, True])
 def test_scores_are_bounded_and_sunk(softcap: float | None, sunk: bool, close: float) -> None:
-    """Gemma Team 2024, section 2: c tanh(S / c); Agarwal et al. 2025: a head's sink takes its share of the softmax. Pair by pair."""
+    """Softcap (Gemma Team 2024, section 2): c tanh(S / c); sinks (Agarwal et al. 2025): an extra term of the softmax. Pair by pair."""
     q, k, v, sinks = torch.randn(1, 2, 5, 4), torch.randn(1, 1, 5, 4), torch.randn(1, 1, 5, 3), torch.randn(2)
     expected = torch.zeros(1, 2, 5, 3, dtype=torch.float64)
     for h in range(2):

@@ -1,4 +1,4 @@
-"""Recurrent networks against the papers' equations, written out a step at a time and a sentence at a time, and against torch's modules."""
+"""Recurrent networks against the papers' equations, sentence by sentence and step by step, and against PyTorch's modules."""
 
 from typing import Any
 
@@ -34,7 +34,7 @@ def sigmoid(x: Tensor) -> Tensor:
 
 
 def cell(kind: str, w: Weights, name: str, x: Tensor, state: Tensor) -> Tensor:
-    """Take one step of one sentence; an LSTM's state is h and c one behind the other."""
+    """Compute one step of one sentence; an LSTM's state is h and c, concatenated."""
     of_x, of_h = w[f"{name}.weight_ih_l0"], w[f"{name}.weight_hh_l0"]
     b, b_h = w[f"{name}.bias_ih_l0"], w[f"{name}.bias_hh_l0"]
     n = of_h.shape[1]
@@ -52,7 +52,7 @@ def cell(kind: str, w: Weights, name: str, x: Tensor, state: Tensor) -> Tensor:
 
 
 def read(kind: str, w: Weights, name: str, xs: list[Tensor]) -> list[Tensor]:
-    """Read a sentence from left to right; give h at each token."""
+    """Run a sentence from left to right; return h at each token."""
     n = w[f"{name}.weight_hh_l0"].shape[1]
     state, found = xs[0].new_zeros(2 * n if kind == "lstm" else n), []
     for x in xs:
@@ -67,7 +67,7 @@ def softmax(scores: list[Tensor]) -> list[Tensor]:
 
 
 def context(c: RecurrentSeq2Seq, w: Weights, s: Tensor, annotations: list[Tensor]) -> Tensor:
-    """Compare one state with each annotation and gather."""
+    """Attend from one state to all annotations."""
     name = "decoder.cross"
     if c.attention.kind == "additive" or getattr(c.attention, "score", "") == "concat":
         v, of_s, of_h, b = (w[f"{name}.{part}"] for part in ("score.weight", "q.weight", "k.weight", "k.bias"))
@@ -78,7 +78,7 @@ def context(c: RecurrentSeq2Seq, w: Weights, s: Tensor, annotations: list[Tensor
 
 
 def by_the_equations(c: RecurrentSeq2Seq, w: Weights, source: list[int], target: list[int]) -> Tensor:
-    """Return the logits of one pair; ``source`` with its end symbol, ``target`` with its start symbol."""
+    """Return the logits of one pair; ``source`` ends with the end-of-sequence token, ``target`` begins with the start token."""
     kind, scale, d = c.cell.kind, c.width_of_embedding**0.5, c.d_model
     xs, ends = [scale * w["source_embedding.tokens.weight"][token] for token in source], []
     for i in range(c.n_encoder_layers):
@@ -121,7 +121,7 @@ def config(**fields: Any) -> RecurrentSeq2Seq:
 
 
 def compared(c: RecurrentSeq2Seq, dtype: torch.dtype) -> tuple[Tensor, Tensor, list[tuple[str, Tensor, Tensor]]]:
-    """Give both sides' logits of all real places, and both sides' gradients of every weight."""
+    """Return the logits at all tokens, and the gradients of every weight, of both implementations."""
     torch.manual_seed(1)
     model = build_model(c).to(dtype).eval()
     for parameter in model.parameters():

@@ -1,4 +1,4 @@
-"""The whole encoder-decoder beside torch.nn.Transformer with the same weights: outputs and gradients, every element."""
+"""The encoder-decoder against torch.nn.Transformer with the same weights: outputs and gradients, every element."""
 
 import math
 
@@ -16,7 +16,7 @@ VOCAB, D_MODEL = 19, 16
 
 
 class Reference(nn.Module):
-    """torch.nn.Transformer with embeddings, sinusoids and a tied output map."""
+    """torch.nn.Transformer with embeddings, sinusoidal positions and a tied output projection."""
 
     def __init__(self, norm_first: bool) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""PyTorch's encoder-decoder and ours are the same numbers under other names."""
+"""Conversion of weights between torch.nn.Transformer and our encoder-decoder."""
 
 import pytest
 import torch

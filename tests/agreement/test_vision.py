@@ -1,4 +1,4 @@
-"""The Vision Transformer against the transformers library's and against equations written out; channel attention against its papers."""
+"""The Vision Transformer against the transformers library and explicit equations; channel attention against its papers."""
 
 import math
 from collections.abc import Mapping
@@ -25,7 +25,7 @@ CLASSES = ("a", "b", "c")
 
 
 def renamed(theirs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Name ViT's weights as ours; their patches are cut by a convolution, whose kernels are our rows."""
+    """Convert ViT's weights to our names; their patch embedding is a convolution, whose flattened kernels are our rows."""
     vit = "vit.embeddings."
     ours = {
         "embedding.cls": theirs[f"{vit}cls_token"][0, 0],
@@ -50,7 +50,7 @@ def renamed(theirs: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 @pytest.fixture
 def both() -> tuple[nn.Module, nn.Module]:
-    """Give ours and theirs with the same random weights, biases included, but none on the logits."""
+    """Return our model and theirs with the same random weights, biases included, without a bias on the logits."""
     torch.manual_seed(1)
     config = ViTConfig(
         hidden_size=24, num_hidden_layers=3, num_attention_heads=4, intermediate_size=40, image_size=12, patch_size=3, num_labels=3,
@@ -94,7 +94,7 @@ def test_gradients_of_every_weight_are_theirs(both: tuple[nn.Module, nn.Module])
 
 @pytest.mark.parametrize("pool", ["cls", "mean"])
 def test_a_sketch_of_the_paper_gives_the_same(pool: str) -> None:
-    """Dosovitskiy et al. 2021, eq. 1-4, for one block, written out element by element."""
+    """Compute eq. 1-4 of Dosovitskiy et al. 2021 for one block, element by element."""
     torch.manual_seed(1)
     sizes = {"d_model": 6, "n_layers": 1, "n_heads": 1, "d_ff": 5, "image_size": 4, "patch_size": 2, "channels": 1, "dropout": 0.0}
     model = build_model(VisionTransformer.model_validate(sizes | {"classes": CLASSES, "pool": pool})).double().eval()
@@ -193,7 +193,7 @@ def test_presets_have_their_size(preset: str, n_classes: int, counted: int) -> N
 
 
 def test_the_example_reads_an_image_of_its_size() -> None:
-    """224 pixels a side, patches of 16, twelve layers of width 64 with the norm behind: the article's own."""
+    """The article's model: 224 x 224 pixels, patches of 16 x 16, twelve post-norm layers of width 64."""
     fields = parse_toml(packaged_presets()["vit-small-example"], "vit-small-example")
     config = VisionTransformer.model_validate(fields | {"classes": [str(i) for i in range(10)]})
     model = build_model(config).eval()
@@ -205,7 +205,7 @@ def test_the_example_reads_an_image_of_its_size() -> None:
 
 
 def test_the_example_counts_as_its_keras_layers_do() -> None:
-    """196 patches of 768 numbers, width 64, 128 hidden units, 12 layers, 10 classes; theirs has 10 biases on the logits more."""
+    """196 patches of 768 values, width 64, 128 hidden units, 12 layers, 10 classes; theirs also has 10 biases on the logits."""
     dense = {"tokens": 768 * 64 + 64, "positions": 196 * 64, "logits": 64 * 10}
     layer = 4 * (64 * 64 + 64) + 64 * 128 + 128 + 128 * 64 + 64 + 2 * 2 * 64
     assert sum(dense.values()) + 12 * layer == 464_064

@@ -1,4 +1,4 @@
-"""The weights of ``torch.nn.Transformer`` under our names, and back.
+"""Convert weights of ``torch.nn.Transformer`` to our names, and back.
 
 PyTorch ends each stack with a norm of its own in post-norm too, which the paper does not have: build it with
 ``custom_encoder=nn.TransformerEncoder(layer, n, norm=None)`` and likewise the decoder. Embeddings and the output map are not part of it.
@@ -30,7 +30,7 @@ _PARTS = {
         "norm3": "ff_residual.norm",
     },
 }
-"""A PyTorch block's modules and ours, by stack."""
+"""Modules of a PyTorch block and ours, per stack."""
 
 _THEIRS = re.compile(r"(encoder|decoder)\.layers\.(\d+)\.(\w+)\.(in_proj_|out_proj\.)?(weight|bias)")
 _OURS = re.compile(r"(encoder|decoder)\.blocks\.(\d+)\.(attn|cross|\w+\.\w+)(?:\.([qkvo]))?\.(weight|bias)")
@@ -38,7 +38,7 @@ _FINAL = re.compile(r"(encoder|decoder)\.norm\.(weight|bias)")
 
 
 def from_torch(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Rename the state of a ``torch.nn.Transformer``; its fused W_Q, W_K and W_V are taken apart.
+    """Rename the state dict of a ``torch.nn.Transformer``; its fused W_Q, W_K and W_V are split.
 
     Raises:
         CheckpointError: a tensor that no such module has.
@@ -61,7 +61,7 @@ def from_torch(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def to_torch(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Rename the blocks of an encoder-decoder's state as ``torch.nn.Transformer`` has them; embeddings and output map are left out.
+    """Rename the blocks of an encoder-decoder's state dict for ``torch.nn.Transformer``; embeddings and output projection are omitted.
 
     Raises:
         CheckpointError: W_Q, W_K and W_V have different heights or one is missing, a norm has no shift, or there is any other part that

@@ -134,7 +134,7 @@ NO_FEED_FORWARD = TINY[:-2]
             "lambda q, k: q.mean(-1, keepdim=True)",
             r"expected scores \(batch, n_heads, query, key\) = \(\d+, 2, \d+, \d+\), found \(\d+, 2, \d+, 1\)",
         ),
-        ("lambda q, k: 3.0", r"found float; mend the plugin"),
+        ("lambda q, k: 3.0", r"found float; fix the plugin"),
         (
             "lambda q, k: 1 / 0",
             r"error: plugin mine\.py, line 15: ZeroDivisionError: division by zero; mend the plugin, whose traceback is in",

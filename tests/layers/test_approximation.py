@@ -1,4 +1,4 @@
-"""Approximations of attention: the fast paths against the weights written out, over packed and padded rows, chunks and steps."""
+"""Approximations of attention: fast paths against the explicit weights, with packed and padded rows, chunks and decoding steps."""
 
 from dataclasses import replace
 from typing import Any
@@ -38,7 +38,7 @@ def draws(n_queries: int, n_keys: int | None = None, rows: int = 2) -> list[Tens
 
 
 def segments(*rows: list[int]) -> Tensor:
-    """Number the tokens of texts of given lengths, one row after another, padding behind them."""
+    """Return segment ids of texts with given lengths per row, followed by padding."""
     length = max(map(sum, rows))
     numbered = [[number for number, n in enumerate(row, 1) for _ in range(n)] for row in rows]
     return torch.tensor([each + [0] * (length - len(each)) for each in numbered])
@@ -52,7 +52,7 @@ def written_out(reach: SegmentMask) -> AttentionContext:
 
 
 def assert_equal_to_weights(layer: Approximation, q: Tensor, k: Tensor, v: Tensor, reach: SegmentMask) -> None:
-    """Compare outputs and all gradients of the fast path with those of the weights written out."""
+    """Compare outputs and all gradients of the fast path with those of the explicit weights."""
     results = []
     for z in (layer(q, k, v, reach), layer.implied_weights(q, k, written_out(reach)) @ per_query_head(v, q.shape[1])):
         learned = [q, k, v, *layer.parameters()]
@@ -60,7 +60,7 @@ def assert_equal_to_weights(layer: Approximation, q: Tensor, k: Tensor, v: Tenso
         results.append([z, *torch.autograd.grad((z * torch.randn(z.shape, dtype=z.dtype)).sum(), learned)])
     for fast, slow in zip(*results, strict=True):
         assert torch.allclose(fast, slow, **CLOSE)
-    assert (results[0][0].abs().amax((1, 3)) > 0).equal((reach.queries > 0).expand(len(q), -1)), "padding gathers nothing, tokens do"
+    assert (results[0][0].abs().amax((1, 3)) > 0).equal((reach.queries > 0).expand(len(q), -1)), "padding outputs 0, tokens do not"
 
 
 PACKED = {
@@ -76,7 +76,7 @@ PACKED = {
 @pytest.mark.parametrize("brick", LOOKING_BACK, ids=str)
 def test_chunks_equal_the_weights_written_out(brick: ApproximationBrick, rows: str) -> None:
     place = PACKED[rows]
-    layer = built(brick if brick.kind == "performer" else Linear())  # of relu, some query sees nothing: the next test
+    layer = built(brick if brick.kind == "performer" else Linear())  # with relu, some queries have no visible key: see the next test
     assert_equal_to_weights(layer, *draws(place.shape[1]), SegmentMask(place, place, causal=True))
 
 
@@ -142,7 +142,7 @@ def test_beams_share_their_source_s_sums() -> None:
     torch.manual_seed(1)
     c = Decoder.model_validate({"d_model": 6, "n_heads": 2, "attention": {"approximation": "linear"}})
     layer = ApproximateAttention(c).double()
-    memory, x = torch.randn(2, 4, 6).double(), torch.randn(6, 1, 6).double()  # three beams a source
+    memory, x = torch.randn(2, 4, 6).double(), torch.randn(6, 1, 6).double()  # three beams per source
     place = segments([4], [2])
     shared = layer(x, AttentionContext(mask=torch.ones(1, 1, 1, 4, dtype=torch.bool)), layer.project_memory(memory, place))[0]
     reach = SegmentMask(torch.ones(6, 1, dtype=torch.long), place.repeat_interleave(3, 0), causal=False)
@@ -159,7 +159,7 @@ def test_no_query_or_key_is_too_long_for_it(brick: ApproximationBrick, size: flo
     z = layer(q, k, v, SegmentMask(place, place, causal))
     z.sum().backward()
     assert z.isfinite().all() and all(x.grad is not None and x.grad.isfinite().all() for x in (q, k, v))
-    assert z.abs().max() <= v.abs().max() * 1.01, "means of values stay among them"
+    assert z.abs().max() <= v.abs().max() * 1.01, "averages of values are bounded by them"
 
 
 def test_a_query_that_sees_nothing_gathers_nothing() -> None:
@@ -216,7 +216,7 @@ def test_draws_are_the_seed_s_and_saved() -> None:
     assert not torch.equal(models[0][names[0]], models[2][names[0]]) and not torch.equal(models[0][names[0]], models[0][names[1]])
     state = torch.get_rng_state()
     build_empty(c)
-    assert torch.equal(torch.get_rng_state(), state), "what is loaded draws nothing"
+    assert torch.equal(torch.get_rng_state(), state), "a model built for loading draws no random numbers"
 
 
 def test_exact_attention_is_built_where_nothing_is_approximated() -> None:

@@ -1,4 +1,4 @@
-"""Attention against the equation written out, its fused path against the reference, and gradients."""
+"""Attention against its equation, fused kernels against the reference, and gradients."""
 
 import math
 
@@ -24,7 +24,7 @@ def draw(*shape: int, grad: bool = False) -> Tensor:
 
 
 def equation(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, bias: Tensor) -> Tensor:
-    """Attention element by element, in Python floats."""
+    """Compute attention element by element, in Python floats."""
     out = torch.zeros(*q.shape[:-1], v.shape[-1], dtype=torch.float64)
     for b, h, i in torch.cartesian_prod(*(torch.arange(n) for n in q.shape[:3])).tolist():
         seen = [j for j in range(k.shape[2]) if mask[b, h, i, j]]
@@ -83,7 +83,7 @@ def test_the_article_s_hand_calculation() -> None:
 def test_beams_share_their_source_s_keys() -> None:
     torch.manual_seed(1)
     layer = Attention(Seq2Seq(d_model=6, n_heads=2)).double()
-    memory, x = draw(2, 4, 6), draw(6, 1, 6)  # three beams a source
+    memory, x = draw(2, 4, 6), draw(6, 1, 6)  # three beams per source
     mask = torch.tensor([[True] * 4, [True, True, False, False]])[:, None, None]
     shared = layer(x, AttentionContext(mask=mask), layer.project(memory, AttentionContext())[0])[0]
     apart = layer(x, AttentionContext(mask=mask.repeat_interleave(3, 0)), memory.repeat_interleave(3, 0))[0]
@@ -98,7 +98,7 @@ def test_the_cache_appends_reads_and_reorders() -> None:
     k, v = cache.append(second)
     assert torch.equal(k, torch.cat([first.k[[2, 0]], second.k], 2)) and torch.equal(v, torch.cat([first.v[[2, 0]], second.v], 2))
     assert cache.length == 3
-    with pytest.raises(AssertionError, match="the cache holds 5 tokens, asked for 6"):
+    with pytest.raises(AssertionError, match="expected at most 5 tokens in the cache, found 6"):
         cache.append(KeyValues(torch.randn(2, 2, 3, 4), torch.randn(2, 2, 3, 3)))
 
 
@@ -151,7 +151,7 @@ def test_bf16_stays_near_float32(path) -> None:  # type: ignore[no-untyped-def]
 @pytest.mark.kernels
 @pytest.mark.parametrize("softcap, sinks", [(None, False), (1.5, False), (None, True), (1.5, True)])
 def test_bounded_scores_and_sinks_keep_the_fast_paths_that_the_schema_names(softcap: float | None, sinks: bool) -> None:
-    """Which path each case takes; the descriptions and costs in ``config/bricks.py`` say the same."""
+    """Each case uses the kernel that the costs in ``config/bricks.py`` describe."""
     terms = Terms(softcap=softcap, sinks=torch.zeros(2) if sinks else None)
     q, bias, long = torch.randn(1, 2, 4, 4), torch.zeros(1, 2, 4, 4, requires_grad=True), torch.randn(1, 2, SHORT + 1, 4)
     places = Places.of_text(4)

@@ -1,4 +1,4 @@
-"""Batch normalisation: PyTorch's own over true tokens, statistics that move once a step, and the leak that it is the example of."""
+"""Batch normalization: agreement with PyTorch on unpadded tokens, running statistics updated once per step, and its leak between tokens."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ CLOSE = {"rtol": 0, "atol": 1e-10}
 
 
 def norms() -> tuple[BatchNorm, nn.BatchNorm1d]:
-    """Ours and PyTorch's, of the same gain and shift."""
+    """Return our layer and PyTorch's with the same gain and bias."""
     torch.manual_seed(1)
     ours, theirs = BatchNorm(Brick(eps=1e-3, momentum=0.3), 6).double(), nn.BatchNorm1d(6, eps=1e-3, momentum=0.3).double()
     for parameter, other in zip(ours.parameters(), theirs.parameters(), strict=True):
@@ -30,7 +30,7 @@ def norms() -> tuple[BatchNorm, nn.BatchNorm1d]:
 
 
 def observed(norm: BatchNorm, x: Tensor, token_mask: Tensor) -> tuple[Tensor, Statistics]:
-    """Normalize, and return the statistics that an objective would read."""
+    """Normalize, and return the statistics that an objective reads."""
     norm.address = "norm"
     recorder = ActivationRecorder(["norm.*"])
     y: Tensor = norm(x, LayerContext(token_mask, recorder.open("")))
@@ -56,7 +56,7 @@ def test_it_is_torchs_over_true_tokens_in_training_and_after_some_steps_in_evalu
         ours.move_statistics([statistics])
     x = draw(9)
     assert torch.allclose(ours.eval()(x, LayerContext(token_mask=REAL)), theirs.eval()(x.flatten(0, 1)).view_as(x), **CLOSE)
-    assert torch.allclose(ours(x[:1, :1]), ours(x)[:1, :1], **CLOSE), "in evaluation a token is on its own"
+    assert torch.allclose(ours(x[:1, :1]), ours(x)[:1, :1], **CLOSE), "in evaluation tokens are independent"
 
 
 def test_padding_counts_in_nothing_and_one_token_alone_gives_the_shift() -> None:
@@ -65,7 +65,7 @@ def test_padding_counts_in_nothing_and_one_token_alone_gives_the_shift() -> None
     assert torch.equal(ours(noisy, LayerContext(token_mask=REAL))[REAL], ours(x, LayerContext(token_mask=REAL))[REAL])
     assert not torch.allclose(ours(noisy)[REAL], ours(x)[REAL], **CLOSE)
     assert torch.allclose(ours(x[:1, :1])[0, 0], ours.bias, **CLOSE)
-    assert ours(x, LayerContext(token_mask=torch.zeros_like(REAL))).isfinite().all(), "a slice may have no token at all"
+    assert ours(x, LayerContext(token_mask=torch.zeros_like(REAL))).isfinite().all(), "a micro-batch may have no token"
 
 
 def test_a_step_moves_the_statistics_once_by_all_of_its_passes_together() -> None:
@@ -77,7 +77,7 @@ def test_a_step_moves_the_statistics_once_by_all_of_its_passes_together() -> Non
     still.move_statistics([])
     assert torch.allclose(whole.mean, sliced.mean, **CLOSE) and torch.allclose(whole.variance, sliced.variance, **CLOSE)
     assert whole.mean.any() and not still.mean.any() and torch.equal(still.variance, torch.ones_like(still.variance))
-    assert not torch.allclose(sliced(x[:1])[0], whole(x)[0], rtol=0, atol=1e-3), "slices are normalised apart"
+    assert not torch.allclose(sliced(x[:1])[0], whole(x)[0], rtol=0, atol=1e-3), "micro-batches are normalized separately"
 
 
 def test_a_pass_that_is_computed_again_counts_once() -> None:

@@ -1,4 +1,4 @@
-"""Mixture of depths: two paths of one function, who is chosen, and what is skipped."""
+"""Mixture of depths: both paths agree; which tokens are selected and skipped."""
 
 import math
 from typing import Any
@@ -89,11 +89,11 @@ def test_it_is_the_formula_token_by_token(capacity: float) -> None:
             n = math.ceil(capacity * sum(there))
             best = sorted((i for i in range(6) if there[i]), key=lambda i: -r[i])[:n]
             expected = best if training else [i for i in range(6) if there[i] and r[i] > 0]
-            assert chosen[row].nonzero()[:, 0].tolist() == sorted(expected), "and padding is never chosen"
+            assert chosen[row].nonzero()[:, 0].tolist() == sorted(expected), "padding is never selected"
         shapes.clear()
         found, gate = layer(x, block, BlockContext(token_mask=REAL)), torch.tensor(scores, dtype=torch.float64) * chosen
         assert torch.allclose(found, x + gate[..., None] * x.sin(), rtol=0, atol=1e-10)
-        assert shapes == [(3, int(chosen.sum(1).max()), 4)], "the block has no more rows than the most chosen"
+        assert shapes == [(3, int(chosen.sum(1).max()), 4)], "the block runs on selected tokens only"
 
 
 @torch.no_grad()

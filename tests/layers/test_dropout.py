@@ -1,4 +1,4 @@
-"""Dropout by random bytes and the rectifier: expectation, independence, gradients, agreement with torch's own."""
+"""Dropout by random bytes, and ReLU: expectation, independence, gradients, agreement with PyTorch."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Where dropout acts: the layers with a known mask against their formulas, and every draw of a whole model."""
+"""Where dropout is applied: layers with a known mask against their formulas, and every mask drawn by a whole model."""
 
 import math
 from collections import Counter
@@ -23,17 +23,17 @@ from transom.layers.position import Sinusoidal, sinusoids
 from transom.models.build import build_model
 
 P = 0.25
-"""A multiple of 1/256, so that it is not rounded."""
+"""A multiple of 1/256, which is not rounded."""
 
 
 def mask(x: Tensor, p: float = P) -> Tensor:
-    """A mask that depends on nothing but shape and probability, so that the formula and the layer know the same."""
+    """Return a mask that depends on shape and probability only, so that formula and layer use the same one."""
     return (torch.arange(x.numel()) % 3 != 1).to(x.dtype).view(x.shape) / (1 - p)
 
 
 @pytest.fixture
 def drawn(monkeypatch: pytest.MonkeyPatch) -> list[tuple[float, torch.Size]]:
-    """Make every layer draw ``mask``; give the list of the draws, by probability and shape."""
+    """Make every layer draw ``mask``; return the list of drawn (probability, shape)."""
     draws: list[tuple[float, torch.Size]] = []
 
     def known(x: Tensor, p: float) -> Tensor:
@@ -108,7 +108,7 @@ def test_feed_forward_networks_drop_the_hidden_units() -> None:
 @pytest.mark.usefixtures("drawn")
 @pytest.mark.parametrize("softcap", [None, 1e6])
 def test_attention_drops_the_weights_after_the_softmax(softcap: float | None) -> None:
-    """Both ways of training: the written-out gradient and, where scores are bounded (here as good as not), the equation."""
+    """Both training paths: the custom gradient and, with a softcap (here so large that it has no effect), the equation."""
     brick = bricks.MultiHead(softcap=softcap)
     layer = Attention(Seq2Seq(d_model=4, n_heads=2, attention_dropout=P, attention=brick)).double()
     x = random(2, 5, 4)
@@ -127,7 +127,7 @@ def test_the_fused_kernel_drops_the_weights_after_the_softmax() -> None:
 
 
 def test_a_whole_model_drops_where_the_paper_does_and_nowhere_else(drawn: list[tuple[float, torch.Size]]) -> None:
-    """Embeddings and each sub-layer's output (Vaswani et al. 2017, section 5.4); weights and hidden units have rates of their own."""
+    """Embeddings and each sub-layer's output (Vaswani et al. 2017, section 5.4); weights and hidden units have their own rates."""
     rates = {"dropout": 0.125, "attention_dropout": 0.25, "feed_forward_dropout": 0.5}
     sizes = {"d_model": 4, "d_ff": 8, "n_encoder_layers": 2, "n_decoder_layers": 3, "max_seq_len": 16}
     model = build_model(seq2seq(**sizes, **rates, source_vocab_size=19, target_vocab_size=19))

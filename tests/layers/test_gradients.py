@@ -1,6 +1,6 @@
-"""Every layer's gradient, to its inputs and to its weights, by finite differences in float64; dropout with its draws held.
+"""Gradients of every layer with respect to inputs and weights, by finite differences in float64 with fixed dropout masks.
 
-And every layer in float32 beside itself in float64, in which others' layers and formulas are matched.
+Every layer in float32 is also compared with itself in float64, the precision of the agreement tests.
 """
 
 import pkgutil
@@ -57,7 +57,7 @@ BLOCK, STACK = BlockContext(attention=CAUSAL, cross=MEMORY), StackContext(attent
 
 
 def config(placement: str = "post", **fields: Any) -> Seq2Seq:
-    """Describe small blocks with every dropout on."""
+    """Configure small blocks with every kind of dropout."""
     dropouts = {"dropout": 0.2, "attention_dropout": 0.2, "feed_forward_dropout": 0.2}
     sizes = {"d_model": D_MODEL, "n_heads": 2, "d_ff": 5, "d_value": 3, "max_seq_len": 6, "norm_placement": placement}
     return Seq2Seq.model_validate(sizes | dropouts | fields)
@@ -68,12 +68,12 @@ def embedding(position: str) -> Embedding:
 
 
 def image(x: Tensor) -> Tensor:
-    """Make two images of one channel and 4 x 4 pixels of an input."""
+    """Reshape an input to two images of one channel and 4 x 4 pixels."""
     return torch.cat([x.flatten(1), x.flatten(1)[:, :4].cos()], 1).reshape(2, 1, 4, 4)
 
 
 def maps(x: Tensor) -> Tensor:
-    """Make two maps of four channels and 2 x 3 places of an input."""
+    """Reshape an input to two feature maps of four channels and 2 x 3 positions."""
     return torch.cat([x, x.sin()], 1).reshape(2, 4, 2, 3)
 
 
@@ -91,7 +91,7 @@ def attention(brick: dict[str, Any] | None = None, **fields: Any) -> Attention:
 
 
 class Placed(nn.Module):
-    """Attention with a position brick."""
+    """Build attention with a position encoding."""
 
     def __init__(self, kind: str) -> None:
         super().__init__()
@@ -110,7 +110,7 @@ ACROSS = SegmentMask(torch.tensor([[1, 1, 1], [1, 1, 0]]), SEGMENTS, causal=Fals
 
 
 def approximate(kind: str) -> Attention:
-    """Build attention that is approximated, its random features drawn."""
+    """Build approximate attention and sample its random features."""
     bricks = {
         "linformer": {"kind": kind, "rank": 2},
         "nystrom": {"kind": kind, "n_landmarks": 2},
@@ -125,12 +125,12 @@ def approximate(kind: str) -> Attention:
 
 
 def recurrent(**fields: Any) -> RecurrentSeq2Seq:
-    """Describe a small recurrent network with dropout."""
+    """Configure a small recurrent network with dropout."""
     return RecurrentSeq2Seq.model_validate({"d_model": D_MODEL, "n_encoder_layers": 2, "n_decoder_layers": 2, "dropout": 0.2} | fields)
 
 
 def decoded(layer: PlainDecoder, x: Tensor, memory: Tensor) -> Tensor:
-    """Decode ``x`` from a source that is padded."""
+    """Decode ``x`` from a padded source."""
     return layer(x, layer.begin([memory[:, 0], memory[:, 1]]), layer.keys(memory, SEGMENTS))[0]
 
 
@@ -307,7 +307,7 @@ def test_gradients_by_finite_differences(name: str) -> None:
 @pytest.mark.parametrize("name", LAYERS)
 @torch.no_grad()
 def test_float32_is_near_float64_in_all_elements(name: str, training: bool) -> None:
-    """Tables are made in each type too."""
+    """Tables are computed in each dtype too."""
     build, call = LAYERS[name]
     results: list[Tensor] = []
     torch.manual_seed(2)
@@ -330,7 +330,7 @@ def test_float32_is_near_float64_in_all_elements(name: str, training: bool) -> N
 
 
 COMMON = {TabulatedPosition, Block, SequentialBlock, SourceAttention, AttendingDecoder, Approximation, KernelAttention}
-"""What other layers have in common."""
+"""Base classes, which other layers test."""
 
 
 def test_no_layer_is_forgotten() -> None:

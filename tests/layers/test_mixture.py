@@ -1,4 +1,4 @@
-"""The mixture of experts: two paths of one function, capacity, padding, and what balances the experts."""
+"""Mixture of experts: both paths agree; capacity, padding and load balancing."""
 
 import math
 from typing import Any
@@ -24,7 +24,7 @@ CASES: list[dict[str, Any]] = [
 
 
 def mixture(fields: dict[str, Any], dtype: torch.dtype = torch.float64) -> Mixture:
-    """Build a layer of width 6 in training, its bias, where it has one, not 0."""
+    """Build a layer of width 6 in training mode; a balancing bias is not 0."""
     torch.manual_seed(1)
     layer = build_feed_forward(Brick.model_validate(fields), 6, 7, 0.0).to(dtype).train()
     assert isinstance(layer, Mixture)
@@ -73,7 +73,7 @@ def test_it_is_the_formula_token_by_token(fields: dict[str, Any]) -> None:
 
 
 def by_hand(layer: Mixture, experts: Tensor, real: Tensor) -> Tensor:
-    """Tell who is taken, one choice after another."""
+    """Return which choices are kept, computed choice by choice."""
     most = math.ceil(layer.brick.capacity * int(real.sum()) * layer.brick.top_k / layer.brick.n_experts)
     held = [0] * layer.brick.n_experts
     taken = torch.zeros_like(experts, dtype=torch.bool)
@@ -97,8 +97,8 @@ def test_an_expert_takes_what_comes_first_and_no_padding(capacity: float) -> Non
     noisy = torch.where(REAL[:, :, None], logits, 9.0 * logits.flip(1))
     assert torch.equal(layer.route(noisy, REAL).taken, routing.taken)
     x = draw(3, 7, 6)
-    assert not layer(x, LayerContext(token_mask=REAL))[~REAL].any(), "padding is computed by no expert"
-    assert layer.eval().route(logits, REAL).taken is None, "nothing is dropped in answering"
+    assert not layer(x, LayerContext(token_mask=REAL))[~REAL].any(), "no expert computes padding"
+    assert layer.eval().route(logits, REAL).taken is None, "evaluation drops no token"
 
 
 @torch.no_grad()
@@ -109,9 +109,9 @@ def test_with_a_capacity_a_token_depends_on_what_stands_before_it_and_on_the_row
     later[1, 3:] = -later[1, 3:]
     changed = layer(later)
     assert torch.allclose(changed[0], whole[0], rtol=0, atol=1e-12) and torch.allclose(changed[1, :3], whole[1, :3], rtol=0, atol=1e-12)
-    assert not torch.allclose(changed[2], whole[2], rtol=0, atol=1e-6), "the row below lost or won places"
+    assert not torch.allclose(changed[2], whole[2], rtol=0, atol=1e-6), "a later row competes for capacity"
     layer.eval()
-    assert torch.allclose(layer(later)[[0, 2]], layer(x)[[0, 2]], rtol=0, atol=1e-12), "without a capacity rows never meet"
+    assert torch.allclose(layer(later)[[0, 2]], layer(x)[[0, 2]], rtol=0, atol=1e-12), "without a capacity rows are independent"
     assert torch.allclose(layer(x[1:2])[0], layer(x)[1], rtol=0, atol=1e-12)
 
 
@@ -121,7 +121,7 @@ def test_a_bias_chooses_and_does_not_weigh() -> None:
     before = layer(x)
     assert layer.bias is not None
     layer.bias.copy_(torch.tensor([3.0, -2.0, 0.0, 1.0]))
-    assert torch.allclose(layer(x), before, rtol=0, atol=1e-12), "all are chosen, whatever the bias"
+    assert torch.allclose(layer(x), before, rtol=0, atol=1e-12), "all experts are selected, for any bias"
     only = mixture({"n_experts": 4, "top_k": 2, "balance": "bias"})
     only.bias.copy_(torch.tensor([5.0, 0.0, 0.0, 5.0]))
     assert {*only.route(draw(9, 4)).experts.flatten().tolist()} == {0, 3}

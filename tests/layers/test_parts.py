@@ -1,4 +1,4 @@
-"""Norm, positions, embeddings, feed-forward, masks and wiring against their equations."""
+"""Norms, position encodings, embeddings, feed-forward networks, masks and blocks against their equations."""
 
 import copy
 import math

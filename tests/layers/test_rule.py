@@ -1,4 +1,4 @@
-"""Rules of attention against their definitions word by word, and what is judged of tiles against the whole matrix."""
+"""Mask rules against their definitions, and tile statuses against the dense mask."""
 
 import math
 from collections.abc import Callable
@@ -30,9 +30,9 @@ LEAVES: list[dict[str, Any]] = [
 
 
 WIDTH = 12
-"""Patches a row, where an image's rows and columns count."""
+"""Patches per row of an image."""
 FAMILIES = [SAME_SEGMENT, LOOKING_BACK, BOTH_WAYS_IN_PREFIX]
-"""What an encoder, a decoder and a prefix-LM let a token see."""
+"""Mask rules of an encoder, a decoder and a prefix-LM."""
 
 
 def pattern(drawn: Any) -> Rule:
@@ -40,7 +40,7 @@ def pattern(drawn: Any) -> Rule:
 
 
 def patterns(small: bool = False) -> st.SearchStrategy[dict[str, Any]]:
-    """Draw a pattern, joined of others or not."""
+    """Draw a pattern, simple or combined."""
     leaves = st.sampled_from(
         [leaf for leaf in LEAVES if not small or max((v for v in leaf.values() if isinstance(v, int)), default=0) < 10]
     )
@@ -54,7 +54,7 @@ def patterns(small: bool = False) -> st.SearchStrategy[dict[str, Any]]:
 
 
 def packed(lengths: list[int], padding: int, rows: int = 1) -> Places:
-    """Lay sequences one behind another, a third of each a prefix, and padding behind them."""
+    """Pack sequences, the first third of each a prefix, followed by padding."""
     positions = torch.cat([*(torch.arange(n) for n in lengths), torch.arange(padding)])[None].expand(rows, -1)
     segments = torch.cat([*(torch.full((n,), i + 1) for i, n in enumerate(lengths)), torch.zeros(padding, dtype=torch.long)])[None]
     prefix = torch.cat([*(torch.arange(n) < n // 3 for n in lengths), torch.zeros(padding, dtype=torch.bool)])[None]
@@ -83,7 +83,7 @@ def test_a_rule_is_its_definition(fields: dict[str, Any]) -> None:
 
 
 def test_the_figures_of_the_papers() -> None:
-    """A decoder's patterns as Child et al. (2019, figure 3) and Li et al. (2019, figure 3) draw them, row by row."""
+    """Causal patterns match rows of the figures of Child et al. (2019, figure 3) and Li et al. (2019, figure 3)."""
     places = packed([10], 0)
 
     def row(fields: dict[str, Any], i: int) -> list[int]:

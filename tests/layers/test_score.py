@@ -1,4 +1,4 @@
-"""A score of one's own: with the dot product as one, every model gives what it gave; the paths that know only dot products give way."""
+"""Custom score functions: with the dot product as one, model outputs are unchanged; kernels for the dot product are not used."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Random combinations of bricks in every family, a few set ones in which each brick occurs, and a batch that each of them reads."""
+"""Random combinations of components in every family, fixed ones that cover each component, and a batch for each."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
@@ -37,7 +37,7 @@ FAMILIES: list[dict[str, Any]] = [
     *({"kind": "decoder", "n_layers": 2, "vocab_size": VOCAB, "tie": tie, "head_bias": not tie} for tie in (True, False)),
     {"kind": "decoder", "n_layers": 2, "vocab_size": VOCAB, "mask": "prefix"},
 ]
-"""Those that write text."""
+"""Families that generate text."""
 
 ENCODERS: list[dict[str, Any]] = [
     *({"kind": "encoder", "n_layers": 2, "vocab_size": VOCAB, "tie": tie, "head_bias": tie} for tie in (True, False)),
@@ -75,7 +75,7 @@ PATTERNS: list[Any] = [
     [{"kind": "not", "of": {"kind": "strided", "stride": 2}}, "full"],
     [{"kind": "window", "size": 2}, {"kind": "logarithmic", "local": 1}, "full"],
 ]
-"""Of texts of five tokens, none so narrow that a token sees itself alone, since then queries and keys learn nothing."""
+"""For texts of five tokens; none so narrow that a token attends to itself alone, since queries and keys would have no gradient."""
 
 ATTENTION: dict[str, list[Any]] = {
     "pattern": PATTERNS,
@@ -98,7 +98,7 @@ APPROXIMATIONS = [
     *({"kind": "linformer", "rank": rank} for rank in (2, 7)),
     *({"kind": "nystrom", "n_landmarks": n} for n in (2, 8)),
 ]
-"""Those that decoders may have, and all: of texts of five tokens, some with more landmarks and some with fewer."""
+"""Approximations for decoders, and all; for texts of five tokens, some with more landmarks than tokens and some with fewer."""
 
 NETWORKS = ["relu", "gelu", "gelu-tanh", "silu", "squared-relu", "glu", "reglu", "geglu", "swiglu"]
 NETWORK = st.tuples(st.sampled_from(NETWORKS), st.booleans()).map(lambda drawn: {"kind": drawn[0], "bias": drawn[1]})
@@ -115,12 +115,12 @@ EXPERTS: dict[str, list[Any]] = {
 
 
 def mixture(fields: dict[str, Any]) -> dict[str, Any]:
-    """Describe a mixture of experts, the weights of a single one as they are."""
+    """Configure a mixture of experts; the gate of a single expert is not normalized."""
     return {"kind": "mixture"} | fields | {"normalise": fields["normalise"] and fields["top_k"] > 1}
 
 
 def each(lists: dict[str, list[Any]]) -> dict[str, st.SearchStrategy[Any]]:
-    """Draw a value of every list."""
+    """Draw one value of every list."""
     return {name: st.sampled_from(values) for name, values in lists.items()}
 
 
@@ -135,13 +135,13 @@ SOURCE_ATTENTION: list[Any] = [
     {"kind": "luong", "score": "concat", "d_attention": 5},
 ]
 WIDTHS: list[dict[str, Any]] = [{"tie": "all"}, {"tie": "decoder"}, {"tie": "none"}, {"tie": "none", "d_embedding": 7}]
-"""Tables that may be shared, and those that may not."""
+"""Position encodings whose tables may be shared, and others."""
 
 DEPTHS: list[Any] = ["full", *({"kind": "mixture", "capacity": 0.5, "every": every} for every in (1, 2))]
 
 
 def fitting(fields: dict[str, Any]) -> dict[str, Any]:
-    """Leave out what the schema does not let stand beside a mixture of depths or heads that nothing mixes."""
+    """Remove what the schema rejects together with a mixture of depths or without an output projection."""
     if not fields["attention"].get("output", True) and "d_value" in fields:
         fields = fields | {"d_value": 2}
     if fields["depth"] == "full":
@@ -166,7 +166,7 @@ BRICKS: dict[str, list[Any]] = {
     "attention_dropout": [0.0, 0.1],
     "feed_forward_dropout": [0.0, 0.0, 0.1],
 }
-"""What all families share beside attention and the feed-forward network."""
+"""Fields that all families share, without attention and feed-forward."""
 
 
 def bricks() -> st.SearchStrategy[dict[str, Any]]:
@@ -176,12 +176,12 @@ def bricks() -> st.SearchStrategy[dict[str, Any]]:
 
 
 def turns(lists: dict[str, list[Any]]) -> Iterator[dict[str, Any]]:
-    """Take the first value of every list, then the second, and so on; a list that ends begins again."""
+    """Yield the i-th value of every list for i = 0, 1, ...; shorter lists are cycled."""
     return (dict(zip(lists, values, strict=True)) for values in zip(*map(cycle, lists.values()), strict=True))
 
 
 def set_bricks(lists: dict[str, list[Any]], attention: dict[str, list[Any]], n: int) -> list[dict[str, Any]]:
-    """Give ``n`` combinations of bricks: the i-th takes the i-th value of every list; every third has a mixture of experts."""
+    """Return ``n`` combinations: the i-th has the i-th value of every list; every third has a mixture of experts."""
     experts = (
         mixture({"expert": {"kind": kind}, **fields}) for kind, fields in zip(cycle(reversed(NETWORKS)), turns(EXPERTS), strict=False)
     )
@@ -192,13 +192,13 @@ def set_bricks(lists: dict[str, list[Any]], attention: dict[str, list[Any]], n: 
 
 
 def set_texts(families: list[dict[str, Any]], approximations: list[Any]) -> list[dict[str, Any]]:
-    """Combine bricks and families in turn, so that every value of every list is there, then each approximation with some of them."""
+    """Combine components and families so that every value of every list occurs, then each approximation with some of them."""
     rows = [SIZES | fields | family for fields, family in zip(set_bricks(BRICKS, ATTENTION, 13), cycle(families), strict=False)]
     return rows + [with_approximation(fields, kind) for fields, kind in zip(cycle(rows), approximations, strict=False)]
 
 
 def recurrent(*kinds: str) -> st.SearchStrategy[dict[str, Any]]:
-    """Draw a recurrent network: an encoder-decoder or a language model, where no kind is named."""
+    """Draw a recurrent model: an encoder-decoder or a language model, unless a kind is given."""
     shared = {
         "max_seq_len": st.just(16),
         "d_model": st.just(12),
@@ -227,26 +227,26 @@ def recurrent(*kinds: str) -> st.SearchStrategy[dict[str, Any]]:
 
 
 def combinations(families: list[dict[str, Any]] = FAMILIES) -> st.SearchStrategy[dict[str, Any]]:
-    """Draw a family and its bricks, a quarter of them with attention approximated."""
+    """Draw a family and its components, a quarter of them with approximate attention."""
     exact = st.tuples(bricks(), st.sampled_from(families)).map(lambda drawn: drawn[0] | drawn[1])
     return exact | exact | exact | exact.flatmap(approximated)
 
 
 def approximated(fields: dict[str, Any]) -> st.SearchStrategy[dict[str, Any]]:
-    """Draw an approximation in place of a combination's exact attention."""
+    """Draw an approximation to replace the exact attention of a combination."""
     kinds = LOOKING_BACK if fields["kind"] in ("seq2seq", "decoder") else APPROXIMATIONS
     return st.sampled_from(kinds).map(lambda kind: with_approximation(fields, kind))
 
 
 def with_approximation(fields: dict[str, Any], kind: Any) -> dict[str, Any]:
-    """Put an approximation in place of a combination's exact attention, and of what does not go with it something else."""
+    """Replace the exact attention of a combination by an approximation, and replace what is incompatible with it."""
     biased = (fields["position"] if isinstance(fields["position"], str) else fields["position"]["kind"]) in ("alibi", "relative")
     others: dict[str, Any] = {"depth": "full", "attention_dropout": 0.0} | ({"position": "rotary"} if biased else {})
     return fields | others | ({"mask": "causal"} if "mask" in fields else {}) | {"attention": approximating(fields["attention"], kind)}
 
 
 def approximating(attention: dict[str, Any], kind: Any) -> dict[str, Any]:
-    """Put an approximation into a drawn attention, and leave out what does not go with it."""
+    """Add an approximation to a drawn attention, and remove what is incompatible with it."""
     return {name: attention[name] for name in ("bias", "output", "output_bias", "qk_norm", "value_residual")} | {"approximation": kind}
 
 
@@ -276,13 +276,13 @@ SET_RECURRENT: list[dict[str, Any]] = [
 SET_WRITERS = set_texts(FAMILIES, LOOKING_BACK) + SET_RECURRENT
 SET_ENCODERS = set_texts(ENCODERS, APPROXIMATIONS)
 SET_TEXTS = SET_WRITERS[:7] + SET_ENCODERS[7:] + SET_RECURRENT
-"""Set combinations in which every brick occurs: of the families that write text, of the others, and of all, with fewer of each."""
+"""Fixed combinations that cover every component: of families that generate text, of the others, and a smaller set of all."""
 
 Test = TypeVar("Test", bound=Callable[..., Any])
 
 
 def also(combined: Iterable[dict[str, Any]], *more: Any) -> Callable[[Test], Test]:
-    """Hold a property of random combinations to these too."""
+    """Test a property of random combinations on these too."""
 
     def with_examples(test: Test) -> Test:
         for fields in combined:
@@ -293,11 +293,11 @@ def also(combined: Iterable[dict[str, Any]], *more: Any) -> Callable[[Test], Tes
 
 
 WITHIN = {"of": "pattern", "expert": "feed_forward"}
-"""Fields that hold the same bricks as another, which need not all be in both."""
+"""Fields with the same components as another field; a component need only occur in one."""
 
 
 def choices(*kinds: type[Schema]) -> set[tuple[str, Any]]:
-    """List what may be chosen in schemas and in all within: each field's bricks by their kind, its words, yes and no."""
+    """List all options of schemas and nested schemas: kinds of components, literals, booleans."""
     found: set[tuple[str, Any]] = set()
     waiting, known = list(kinds), set(kinds)
     while waiting:
@@ -314,7 +314,7 @@ def choices(*kinds: type[Schema]) -> set[tuple[str, Any]]:
 
 
 def chosen(config: Schema) -> set[tuple[str, Any]]:
-    """List what was chosen in a configuration."""
+    """List the options chosen in a configuration."""
     found: set[tuple[str, Any]] = set()
     for field_name, value in config:
         name = WITHIN.get(field_name, field_name)
@@ -327,13 +327,13 @@ def chosen(config: Schema) -> set[tuple[str, Any]]:
 
 
 def described(fields: dict[str, Any]) -> TextNetwork:
-    """Check a combination against the schema."""
+    """Validate a combination against the schema."""
     config: TextNetwork = TypeAdapter(Model).validate_python(fields)
     return config
 
 
 def batch_for(config: TextNetwork, target: Sequences = TARGET, source: Sequences = SOURCE) -> Batch:
-    """Make the batch that the family reads."""
+    """Build a batch for the family."""
     match config:
         case TwoSided():
             return TranslationBatch(source, target, LABELS, (0, 1))
@@ -349,20 +349,20 @@ def batch_for(config: TextNetwork, target: Sequences = TARGET, source: Sequences
 
 
 def passing_first(fields: dict[str, Any]) -> dict[str, Any]:
-    """Let every token pass the first block, so that each sees what the family lets it see."""
+    """Make the router select every token, so that each attends to all that the family's mask allows."""
     return fields if fields["depth"] == "full" else fields | {"depth": fields["depth"] | {"every": 2}}
 
 
 def prompt_for(config: TextNetwork) -> Sequences:
-    """Give what ``encode`` reads before the first step: the source, or of a text the first token, which the first step reads."""
+    """Return the input of ``encode``: the source, or the first token of a text, which the first step reads."""
     return SOURCE if isinstance(config, TwoSided) else Sequences.pad(TARGET.tokens[:, :1].tolist())
 
 
 def noisy(side: Sequences, token: int) -> Sequences:
-    """Put another token into the padding."""
+    """Replace the token ids at padding."""
     return with_tokens(side, torch.where(side.segments > 0, side.tokens, token))
 
 
 def with_tokens(side: Sequences, tokens: Tensor) -> Sequences:
-    """Put other tokens in the same places."""
+    """Replace all tokens."""
     return replace(side, tokens=tokens)

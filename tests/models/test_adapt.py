@@ -1,4 +1,4 @@
-"""Whatever bricks are adapted: the model starts as it was, only what is new learns, and it amounts to a plain model."""
+"""LoRA with any components: the model starts unchanged, only new parameters train, and merging gives a model without LoRA."""
 
 import copy
 from dataclasses import replace
@@ -35,7 +35,7 @@ EVERY = st.one_of(combinations(FAMILIES + ENCODERS), VISION).filter(lambda field
 
 
 def read(fields: dict[str, Any]) -> tuple[Architecture, Batch]:
-    """Describe a model of any family, and a batch for it."""
+    """Return the configuration of a model of any family, and a batch for it."""
     if fields["kind"] == "vision-transformer":
         config = described_images(fields)
         return config, batch_of(config)
@@ -44,7 +44,7 @@ def read(fields: dict[str, Any]) -> tuple[Architecture, Batch]:
 
 
 def brick_for(config: Architecture, seed: int, dropout: float = 0.0) -> Lora:
-    """Name some of the maps that a model has."""
+    """Draw some linear layers of a model."""
     names = list(adaptable(config))
     chosen = [name for i, name in enumerate(names) if (seed >> i) & 1] or names[:1]
     return Lora.model_validate({"rank": 1 + seed % 3, "alpha": 5.0, "on": chosen, "dropout": dropout})
@@ -94,7 +94,7 @@ def test_only_low_rank_maps_learn_and_they_are_counted(fields: dict[str, Any], s
     stepper.step([batch], 3e-3)
     model.eval()
     losses = [stepper.step([batch], 3e-3).loss for _ in range(8)]
-    assert losses[-1] < losses[0] or set(brick.on) <= {"attn.q", "attn.k", "cross.q", "cross.k"}, "which may have nothing to say here"
+    assert losses[-1] < losses[0] or set(brick.on) <= {"attn.q", "attn.k", "cross.q", "cross.k"}, "queries and keys may have no effect here"
     for name, x in model.state_dict().items():
         assert torch.equal(x, before[name]) or name in learning, name
     assert {name.rpartition(".")[0] for name in optimizer_tensors(model, chosen)} <= learning.keys()

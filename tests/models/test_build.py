@@ -1,4 +1,4 @@
-"""Fresh weights have the spread that they are documented to have; a model to be loaded draws nothing and is otherwise the same."""
+"""Initial weights have the documented standard deviations; a model built for loading draws no random numbers and is otherwise equal."""
 
 import math
 

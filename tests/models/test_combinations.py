@@ -1,4 +1,4 @@
-"""Whatever bricks are combined: the model builds, learns, looks back only, ignores padding, decodes step by step, and is saved whole."""
+"""Any combination of components builds, learns, is causal, ignores padding, decodes step by step, and is saved completely."""
 
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -62,7 +62,7 @@ CLOSE = {"rtol": 0, "atol": 1e-10}
 
 
 def _of_the_lstm_kernel(x: torch.Size, of_x: torch.Size, of_h: torch.Size, *_: Any, **__: Any) -> int:
-    """Count the operations of oneDNN's LSTM, which PyTorch's counter does not know: its two maps of every token."""
+    """Count the FLOPs of oneDNN's LSTM, which PyTorch's counter does not support: two matrix products per token."""
     return 2 * x[0] * x[1] * (of_x.numel() + of_h.numel())
 
 
@@ -70,7 +70,7 @@ KERNELS = {torch.ops.aten.mkldnn_rnn_layer: _of_the_lstm_kernel}
 
 
 def built(config: Architecture) -> Network:
-    """Build in float64 with weights of which none is 0 or 1 by default."""
+    """Build in float64 and randomize all weights, so that none is 0 or 1 by default."""
     torch.manual_seed(1)
     model = build_model(config)
     for parameter in model.parameters():
@@ -84,15 +84,15 @@ def built(config: Architecture) -> Network:
 
 
 def routed_blocks(model: Network) -> tuple[str, ...]:
-    """Give the addresses of the blocks that only chosen tokens pass."""
+    """Return the addresses of blocks with a depth router."""
     return tuple(f"{name}." for name, module in model.named_modules() if getattr(module, "depth", None) is not None)
 
 
 def may_be_idle(model: Network, name: str) -> bool:
-    """Tell whether a weight may have no part in what is learnt of a batch.
+    """Return whether a weight may have a zero gradient for a batch.
 
-    A bias of all keys changes no softmax; an expert may be chosen by no token. Of a routed block the chosen tokens may see themselves
-    alone, where its pattern is narrow, and the one token that is classified may pass it by.
+    A bias of the keys does not change the softmax; no token may be routed to an expert. In a block with a depth router, selected tokens may
+    attend to themselves alone under a narrow pattern, and the token that is classified may skip the block.
     """
     if name.endswith((".k.bias", ".k_norm.bias")) or ".experts." in name:
         return True
@@ -104,7 +104,7 @@ def may_be_idle(model: Network, name: str) -> bool:
 
 
 def may_rest(model: Network, address: str) -> bool:
-    """Tell whether a site may see nothing of a batch: of an expert, or of a block that no token may choose."""
+    """Return whether a site may record nothing: that of an expert, or of a block with a depth router, that no token reaches."""
     return ".experts." in address or (address.startswith(routed_blocks(model)) and not address.endswith(".depth.score"))
 
 
@@ -191,7 +191,7 @@ def test_it_learns_and_is_counted_right(fields: dict[str, Any]) -> None:
     losses = [stepper.step([batch], 1e-3).loss for _ in range(6)]
     assert losses[-1] < losses[0]
     without = {name for name, parameter in model.named_parameters() if torch.equal(parameter, before[name])}
-    assert all(may_be_idle(model, name) for name in without), "every other weight has a part in what is learnt"
+    assert all(may_be_idle(model, name) for name in without), "every other weight has a gradient"
 
 
 @also(SET_TEXTS)
@@ -247,7 +247,7 @@ ROWS = [[2, 5, 8, 4], [2, 7], [2, 3, 3, 6, 5]]
 
 
 def reading(config: TextNetwork, text: Sequences) -> Batch:
-    """Give a network that says something of each token a text to read."""
+    """Build a batch of one text for a model with logits per token."""
     if isinstance(config, MaskedEncoder):
         return MaskedBatch(text, text.tokens, text.segments > 0, (0,))
     return LanguageBatch(text, text.tokens, (0,))

@@ -8,10 +8,10 @@ from transom.data.batch import Sequences, TranslationBatch
 from transom.models.build import build_model
 
 TRACER = "ignore:.*torch.autograd.function.Function.* should not be instantiated:DeprecationWarning"
-"""PyTorch's tracer makes such an instance for each of our functions with a gradient of its own; nothing of ours does."""
+"""PyTorch's tracer creates such an instance for each custom autograd function; our code does not."""
 
 INDUCTOR = "ignore:`torch.jit.script_method` is deprecated:DeprecationWarning"
-"""PyTorch's compiler uses it when it is imported; nothing of ours does."""
+"""PyTorch's compiler uses it at import; our code does not."""
 
 
 @pytest.mark.compile

@@ -42,7 +42,7 @@ def built(name: str, **fields: Any) -> Any:
 
 
 def called(model: Any, name: str, tokens: Tensor, mask: Tensor | None = None, **more: Any) -> Tensor:
-    """Call a model of any family with one tensor of tokens, or of pixels."""
+    """Call a model of any family with a tensor of token ids or pixels."""
     if name in ("vit", "convolutional"):
         return model(torch.linspace(0, 1, 2 * 3 * 64, dtype=torch.float64).view(2, 3, 8, 8), **more)
     if name in ("seq2seq", "recurrent", "embedder"):
@@ -90,7 +90,7 @@ def test_tensors_are_what_a_batch_is() -> None:
     real = mask.bool()
     assert torch.equal(model(text.tokens, attention_mask=mask)[real], model(LanguageBatch(text, text.tokens, (0, 1)))[real])
     padding = built("decoder", pad_token_id=0)
-    assert torch.equal(padding(text.tokens), model(text.tokens, attention_mask=mask)), "padding follows from the field"
+    assert torch.equal(padding(text.tokens), model(text.tokens, attention_mask=mask)), "the mask is derived from pad_token_id"
     pairs = built("seq2seq")
     batch = TranslationBatch(text, text, text.tokens, (0, 1))
     assert torch.equal(called(pairs, "seq2seq", text.tokens, mask)[real], pairs(batch)[real])
@@ -111,8 +111,8 @@ def test_the_call_compiles_as_a_whole() -> None:
     [
         ({"kind": "decodr"}, "kind: expected a kind of model or a preset, found 'decodr'; did you mean decoder"),
         ({}, "kind: expected a kind of model or a preset, found None"),
-        ({"kind": "decoder"}, "vocab_size: expected its value, found none"),
-        ({"kind": "text-classifier", "vocab_size": 9}, "classes: expected its value, found none"),
+        ({"kind": "decoder"}, "vocab_size: expected a value, found none"),
+        ({"kind": "text-classifier", "vocab_size": 9}, "classes: expected a value, found none"),
         ({"kind": "decoder", "vocab_size": 9, "d_modle": 8}, "d_modle: unknown field d_modle; did you mean d_model"),
         ({"kind": "decoder", "vocab_size": 9, "d_model": 10, "n_heads": 3}, "d_model 10 is not a multiple of n_heads 3"),
         ({"preset": "gpt3"}, "expected a preset, found 'gpt3'"),
@@ -130,12 +130,12 @@ def test_tensors_that_do_not_fit_are_named() -> None:
     model, tokens = built("seq2seq"), torch.ones(2, 3, dtype=torch.long)
     with pytest.raises(TransomError, match=r"attention_mask: expected the shape of the tokens, \(2, 3\), found \(2, 2\)"):
         model(tokens, attention_mask=torch.ones(2, 2), decoder_tokens=tokens)
-    with pytest.raises(TransomError, match=r"decoder_tokens: expected the target's tokens.*found none"):
+    with pytest.raises(TransomError, match=r"decoder_tokens: expected the target's token ids.*found none"):
         model(tokens)
     text = Sequences.pad([[1, 5]])
-    with pytest.raises(TransomError, match="attention_mask: expected beside tokens, found beside a batch"):
+    with pytest.raises(TransomError, match="attention_mask: expected with token ids, found with a batch"):
         model(TranslationBatch(text, text, text.tokens, (0,)), attention_mask=torch.ones(1, 2))
-    with pytest.raises(TransomError, match=r"tokens: expected whole numbers of shape \(batch, length\), found torch.float32"):
+    with pytest.raises(TransomError, match=r"tokens: expected integers of shape \(batch, length\), found torch.float32"):
         model(tokens.float(), decoder_tokens=tokens)
 
 
@@ -202,7 +202,7 @@ def test_a_head_may_have_a_bias(name: str) -> None:
     batch = batch_for(biased.config) if name not in ("vit", "convolutional") else None
     if batch is not None:
         hidden, weight = biased.output(batch)
-        assert torch.allclose(hidden @ weight.T, biased(batch), **CLOSE), "the loss is of the same logits"
+        assert torch.allclose(hidden @ weight.T, biased(batch), **CLOSE), "the product is the logits"
 
 
 @torch.no_grad()

@@ -1,4 +1,4 @@
-"""Sites are observed in the real, fast model: compiled, checkpointed, threaded, decoding with a cache."""
+"""Observers with torch.compile, activation checkpointing, threads, and cached decoding."""
 
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -17,7 +17,7 @@ from transom.models.build import build_model
 from transom.models.decoder import DecoderTransformer
 
 NON_LEAF = "ignore:The .grad attribute of a Tensor that is not a leaf Tensor is being accessed:UserWarning"
-"""PyTorch's compiler looks at it on what it is given."""
+"""PyTorch's compiler reads it on its inputs."""
 
 RECOMPILE_LIMIT = 8
 """PyTorch's default."""
@@ -136,7 +136,7 @@ def test_decoding_with_a_cache_is_observed_a_pass_per_step(position: str) -> Non
 
 
 def shard(module: nn.Linear, first: int, last: int, rows: bool) -> None:
-    """Keep the outputs of a map (``rows``), or its inputs, from ``first`` to ``last``."""
+    """Keep the outputs of a linear layer (``rows``), or its inputs, from ``first`` to ``last``."""
     with torch.no_grad():
         module.weight = nn.Parameter(module.weight[first:last] if rows else module.weight[:, first:last])
         if module.bias is not None:
@@ -147,7 +147,7 @@ def shard(module: nn.Linear, first: int, last: int, rows: bool) -> None:
 @pytest.mark.parametrize("n_kv_heads", [6, 3])
 @torch.no_grad()
 def test_layers_that_hold_a_shard_of_the_heads_add_up_to_the_whole(position: str, n_kv_heads: int) -> None:
-    """Each shard has its rows of W_Q, W_K, W_V and its columns of W_O, sinks, slopes and table of relative biases."""
+    """Each shard has rows of W_Q, W_K, W_V, and columns of W_O, sinks, slopes and the table of relative biases."""
     attention = {"sinks": True, "qk_norm": "rmsnorm", "softcap": 9.0}
     fields = {
         "n_layers": 1,

@@ -1,4 +1,4 @@
-"""Models whose long rows are attended to by tiles: the same logits, gradients, weights and counts as with masks written out."""
+"""Block-sparse attention in models with long rows: same logits, gradients, attention weights and FLOPs as with dense masks."""
 
 from typing import Any
 
@@ -29,7 +29,7 @@ PATTERNS: dict[str, Any] = {
 
 @pytest.fixture(autouse=True)
 def _long_at_once(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Take rows for long that are not, and masks for sparse; forget what was counted of others."""
+    """Lower the thresholds of block-sparse attention, and clear cached counts."""
     monkeypatch.setattr(tiles_planning, "LONG", 128)
     monkeypatch.setattr(tiles_planning, "MOST", 0.9)
     monkeypatch.setattr(tiles_planning, "JOINED", 1.0)
@@ -58,7 +58,7 @@ def fields(kind: str, pattern: Any, **more: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("position", ["rotary", "alibi", "relative"])
 def test_prompts_are_read_side_by_side_as_alone(position: str) -> None:
-    """Several prompts, or several answers to one, share their places; each row has tiles of its own."""
+    """Several prompts, or several continuations of one, share positions; each row has its own tiles."""
     torch.manual_seed(1)
     model = build_model(described(fields("decoder", PATTERNS["bigbird"], position=position))).double().eval()
     assert isinstance(model, DecoderTransformer)

@@ -1,4 +1,4 @@
-"""Decoders that read a prefix both ways: by a mask written out, causal behind it, packed as alone, step by step as at once, by tiles."""
+"""Prefix-LM decoders: agreement with a dense mask, causality after the prefix, packing, cached decoding, and block-sparse attention."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -29,14 +29,14 @@ PREFIXES = [4, 2]
 
 
 def batch_of(rows: Sequence[Sequence[int]], prefixes: Sequence[int]) -> LanguageBatch:
-    """Lay sequences with a prefix one a row."""
+    """Build a batch of one sequence with a prefix per row."""
     whole = Sequences.pad(rows)
     prefix = torch.arange(whole.tokens.shape[1]) < torch.tensor(prefixes)[:, None]
     return LanguageBatch(replace(whole, prefix=prefix), whole.tokens, tuple(range(len(rows))))
 
 
 def changed(batch: LanguageBatch, row: int, place: int) -> LanguageBatch:
-    """Put another token in a place."""
+    """Replace one token."""
     tokens = batch.target.tokens.clone()
     tokens[row, place] = tokens[row, place] % 7 + 1
     return replace(batch, target=replace(batch.target, tokens=tokens))

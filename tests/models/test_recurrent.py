@@ -1,4 +1,4 @@
-"""Recurrent language models: documents packed in one window are as alone, bit for bit; what is grouped and what is not."""
+"""Recurrent language models: packed documents give the same results as separate ones, bit for bit; grouping by length."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Whatever bricks a network for images has: an image's logits hang on itself, all of it is seen, learnt from, counted, named and saved."""
+"""Image models with any components: logits depend on their own image and all of it; training, FLOPs, sites and saving work."""
 
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -95,7 +95,7 @@ SET_NETWORKS: list[dict[str, Any]] = [
     *map(with_approximation, SET_TRANSFORMERS, APPROXIMATIONS),
     *({"kind": "convolutional", "channels": 1, "stem": stem, "head_bias": True} for stem in STEMS[1:]),
 ]
-"""Set combinations in which every brick occurs."""
+"""Fixed combinations that cover every component."""
 
 
 def described(fields: dict[str, Any]) -> ImageClassifier:
@@ -106,7 +106,7 @@ def described(fields: dict[str, Any]) -> ImageClassifier:
 
 
 def seeing_all(fields: dict[str, Any]) -> dict[str, Any]:
-    """Let all patches see each other, so that every one has a part in the logits of a narrow network, whatever is pooled."""
+    """Make all patches attend to each other, so that each influences the logits of a narrow network with any pooling."""
     if fields["kind"] == "convolutional":
         return fields
     return passing_first(fields | {"attention": fields["attention"] | {"pattern": "full"}})
@@ -221,7 +221,7 @@ def test_positions_of_a_grid_are_sinusoids_of_row_and_column() -> None:
     config = described({"kind": "vision-transformer", "patch_size": 2, "n_heads": 4, "position": "sinusoidal-2d"})
     table = build_position(config, causal=False)(torch.arange(17)[None])  # type: ignore[arg-type]
     line = sinusoids(4, 6)
-    assert table is not None and (table[0, 0] == 0).all(), "the classification token has no place"
+    assert table is not None and (table[0, 0] == 0).all(), "the class token has a zero encoding"
     for row in range(4):
         for column in range(4):
             assert torch.equal(table[0, 1 + 4 * row + column], torch.cat([line[row], line[column]]))
@@ -267,7 +267,7 @@ def test_pixels_are_normalised_by_the_statistics_of_the_data() -> None:
 
 
 def explicit(pattern: str, pool: str) -> Tensor:
-    """Write the mask of a grid of 4 x 4 patches out by hand, place by place."""
+    """Return the mask of a 4 x 4 grid of patches, computed patch by patch."""
     rules: dict[str, Any] = {
         "window": lambda a, b: abs(a - b) < 3,
         "window-2d": lambda a, b: abs(a // 4 - b // 4) < 2 and abs(a % 4 - b % 4) < 2,
@@ -290,7 +290,7 @@ BY_HAND: dict[str, Any] = {
 @pytest.mark.parametrize("name", BY_HAND)
 @torch.no_grad()
 def test_patterns_are_explicit_masks_over_the_grid(name: str, pool: str) -> None:
-    """Each block's attention from its tapped queries and keys, by the equation and a mask written by hand."""
+    """The attention of each block, from its recorded queries and keys, by the equation and an explicit mask."""
     fields = {"kind": "vision-transformer", "patch_size": 2, "n_layers": 2, "n_heads": 4, "d_ff": 9, "pool": pool}
     config = described(fields | {"attention": {"pattern": [BY_HAND[name], "full"]}})
     model, recorder, batch = built(config), ActivationRecorder(["*"]), batch_of(config)

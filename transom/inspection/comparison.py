@@ -16,8 +16,8 @@ from transom.errors import ConfigError
 from transom.layers.approximations.approximate import build_approximation
 from transom.layers.approximations.approximation import Approximation
 from transom.layers.approximations.linear_attention import Performer as PerformerLayer
-from transom.layers.approximations.low_rank import Linformer as LinformerLayer
-from transom.layers.approximations.low_rank import runs
+from transom.layers.approximations.linformer import Linformer as LinformerLayer
+from transom.layers.approximations.nystrom import runs
 from transom.layers.attention import Attention, Terms, attend, attend_explicit, attend_visible, pattern, scores
 from transom.layers.block import Block
 from transom.layers.context import AttentionContext, SegmentMask

@@ -1,1 +1,1 @@
-"""The parts of a Transformer: one device, no input or output, shapes in every signature."""
+"""Layers of Transformers and recurrent baselines in plain PyTorch: no data, disk or distributed code."""

@@ -1,4 +1,4 @@
-"""Activations of the feed-forward network."""
+"""Activation functions of the feed-forward network."""
 
 from collections.abc import Callable
 
@@ -12,17 +12,17 @@ from transom.layers.dispatch import operation
 
 @operation("relu")
 def relu(x: Float[Tensor, "*axes"]) -> Float[Tensor, "*axes"]:
-    """Rectify: max(0, x)."""
+    """Compute max(0, x)."""
     return F.relu(x)
 
 
 def squared_relu(x: Float[Tensor, "*axes"]) -> Float[Tensor, "*axes"]:
-    """Rectify and square: max(0, x)^2 (So et al. 2021)."""
+    """Compute max(0, x)^2 (So et al. 2021)."""
     return relu(x).square()
 
 
 def gelu_tanh(x: Float[Tensor, "*axes"]) -> Float[Tensor, "*axes"]:
-    """Gaussian error linear unit by its approximation: x / 2 (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) (Hendrycks & Gimpel 2016)."""
+    """Compute GELU's tanh approximation: x / 2 (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) (Hendrycks & Gimpel 2016)."""
     return F.gelu(x, approximate="tanh")
 
 
@@ -33,7 +33,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
     "squared-relu": squared_relu,
 }
-"""The plain feed-forward networks' activations by their ``kind`` in a recipe."""
+"""Activation per ``kind`` of a feed-forward network without a gate."""
 
 GATES: dict[str, Callable[[Tensor], Tensor]] = {"glu": torch.sigmoid, "reglu": relu, "geglu": F.gelu, "swiglu": F.silu}
-"""The gated ones'."""
+"""Activation of the gate per ``kind`` of a gated feed-forward network."""

@@ -1,7 +1,7 @@
 """Attention: masks, scores, softmax weights, the weighted sum of values, and the multi-head module with its projections.
 
 In shapes, ``#axis`` may be 1 and broadcast. ``query`` counts the tokens of this pass, ``key`` all tokens that are attended to, cached ones
-included. ``rows`` is ``batch``, except in the cross-attention of beam search: there each of ``batch`` sources has n_beams rows.
+included. ``rows`` equals ``batch``, except in the cross-attention of beam search, where each of ``batch`` sources has n_beams rows.
 """
 
 from collections.abc import Callable
@@ -27,10 +27,10 @@ from transom.layers.position import turn
 from transom.layers.value_residual import FirstValues
 
 
-# Masks for cross-attention (same_segment in training, not_padding in decoding) and for inference backends. The mask of a decoder's
-# self-attention, causal and within segments, is built in layers/masks.
+# Masks for cross-attention (same_segment in training, not_padding in decoding) and for inference backends. The mask of
+# self-attention, causal in a decoder and within segments, is built in layers/masks.
 def same_segment(queries: Int[Tensor, "batch query"], keys: Int[Tensor, "batch key"]) -> Bool[Tensor, "batch 1 query key"]:
-    """Let tokens attend within their own segment. Padding, segment 0, sees only padding, so that no row is empty."""
+    """Let tokens attend within their own segment. Padding, segment 0, attends to padding only, so that no row is empty."""
     return (queries[:, :, None] == keys[:, None, :])[:, None]
 
 
@@ -40,27 +40,27 @@ def not_padding(keys: Int[Tensor, "batch key"]) -> Bool[Tensor, "batch 1 1 key"]
 
 
 def causal(n_queries: int, n_keys: int, device: torch.device | None = None) -> Bool[Tensor, "1 1 query key"]:
-    """Let each query attend to itself and to what came before; the last query sits at the last key."""
+    """Let each query attend to itself and earlier keys; the last query is aligned with the last key."""
     return torch.ones(n_queries, n_keys, dtype=torch.bool, device=device).tril(n_keys - n_queries)[None, None]
 
 
 Score = Callable[[Tensor, Tensor], Tensor]
-"""Compares queries (batch, n_heads, query, d_head) with keys (batch, n_heads, key, d_head): (batch, n_heads, query, key)."""
+"""Maps queries (batch, n_heads, query, d_head) and keys (batch, n_heads, key, d_head) to scores (batch, n_heads, query, key)."""
 
 implements(ScaledDotProduct)(lambda config, d_head: None)  # the product in ``scores``, which kernels compute faster
 
 
 def build_score(config: Brick, d_head: int) -> Score | None:
-    """Build what compares queries with keys; None for the dot product.
+    """Build the score function of a plugin; return None for the scaled dot product.
 
     Raises:
-        ConfigError: a plugin built no function.
+        ConfigError: the plugin built no function.
     """
     score: Score | None = build(config, d_head)
     if not isinstance(config, ScaledDotProduct) and not callable(score):
         raise ConfigError(
-            f"component {type(config).__name__}: expected a function of queries and keys, found {score!r}; let what @implements decorates"
-            " return one"
+            f"component {type(config).__name__}: expected a function of queries and keys, found {score!r}; return one from the"
+            " function that @implements decorates"
         )
     return score
 
@@ -71,13 +71,13 @@ def custom_scores(
     """Compute S = score(Q, K) by a plugin's function.
 
     Raises:
-        ConfigError: it gave something of another shape, which might broadcast unnoticed.
+        ConfigError: the result has another shape, which could broadcast silently.
     """
     s, expected = score(q, k), (*q.shape[:3], k.shape[2])
     if not isinstance(s, Tensor) or s.shape != expected:
         found = f"({', '.join(map(str, s.shape))})" if isinstance(s, Tensor) else type(s).__name__
         raise ConfigError(
-            f"model.attention.score: expected scores (batch, n_heads, query, key) = ({', '.join(map(str, expected))}), found {found}; mend"
+            f"model.attention.score: expected scores (batch, n_heads, query, key) = ({', '.join(map(str, expected))}), found {found}; fix"
             " the plugin"
         )
     return s
@@ -87,12 +87,12 @@ class Terms(NamedTuple):
     """Arguments of attention besides queries, keys and values.
 
     Attributes:
-        mask: True where a query may attend to a key (causality, packing and padding in one mask); None for everywhere.
-        bias: added to the scores, as by ALiBi or relative positions.
+        mask: True where a query may attend to a key (causality, packing and padding in one mask); None for no mask.
+        bias: added to the scores, for ALiBi and relative positions.
         dropout: probability of dropping an attention weight; 0 in evaluation.
         softcap: c of c tanh(S / c), which bounds the scores (Gemma Team 2024, section 2).
-        sinks: one learned logit per head: an extra column of the softmax whose value is 0 (Agarwal et al. 2025).
-        score: replaces Q K^T / sqrt(d_head), from a plugin; no kernel computes it.
+        sinks: one learned logit per head, an extra column of the softmax with value 0 (Agarwal et al. 2025).
+        score: a plugin's score function in place of Q K^T / sqrt(d_head); no kernel supports it.
     """
 
     mask: Bool[Tensor, "#batch #n_heads #query #key"] | None = None
@@ -104,7 +104,7 @@ class Terms(NamedTuple):
 
 
 PLAIN = Terms()
-"""The dot product alone: no mask, bias, dropout, softcap or sinks."""
+"""Scaled dot product without mask, bias, dropout, softcap or sinks."""
 
 
 def per_query_head(x: Float[Tensor, "batch kv_heads *places width"], n_heads: int) -> Float[Tensor, "batch n_heads *places width"]:
@@ -126,7 +126,7 @@ def scores(
 def pattern(s: Float[Tensor, "batch n_heads query key"], terms: Terms = PLAIN) -> Float[Tensor, "batch n_heads query key"]:
     """Compute attention weights: the softmax of the scores over the visible keys and the sink, in float32 or wider.
 
-    A query that sees no key has weights 0, not NaN. With a sink, the weights of a query sum to less than 1.
+    A query with no visible key has weights 0, not NaN. With a sink, the weights of a query sum to less than 1.
     """
     s = s.to(torch.promote_types(s.dtype, torch.float32))
     mask = terms.mask
@@ -148,7 +148,7 @@ def attend_explicit(
 ) -> Float[Tensor, "batch n_heads query d_value"]:
     """Compute Attention(Q, K, V) = Dropout(softmax(Q K^T / sqrt(d_head))) V (Vaswani et al. 2017, eq. 1)."""
     weights = pattern(scores(q, k, terms), terms)  # (batch, n_heads, query, key)
-    weights = dropout(weights, terms.dropout, training=True)  # terms.dropout is 0 in evaluation
+    weights = dropout(weights, terms.dropout, training=True)  # ``terms.dropout`` is 0 in evaluation
     return weights.to(v.dtype) @ per_query_head(v, q.shape[1])
 
 
@@ -159,7 +159,7 @@ def attend(
     v: Float[Tensor, "batch kv_heads key d_value"],
     terms: Terms = PLAIN,
 ) -> Float[Tensor, "batch n_heads query d_value"]:
-    """Compute ``attend_explicit``; ``operation`` calls a fused kernel instead where one applies (``layers/dispatch.py``)."""
+    """Compute ``attend_explicit``, by a fused kernel where one applies (``layers/dispatch.py``)."""
     return attend_explicit(q, k, v, terms)
 
 
@@ -171,7 +171,7 @@ def attend_visible(
     tiles: VisibleTiles,
     terms: Terms = PLAIN,
 ) -> Float[Tensor, "batch n_heads query d_value"]:
-    """Compute the same with a block-sparse mask: kernels skip tiles without a visible key; this reference makes the mask dense."""
+    """Compute attention with a block-sparse mask. Kernels skip tiles without a visible pair; this reference uses the dense mask."""
     mask, bias = tiles.written_out()
     return attend(q, k, v, terms._replace(mask=mask, bias=bias))
 
@@ -186,7 +186,7 @@ class Attention(nn.Module):
     """
 
     def __init__(self, config: Transformer) -> None:
-        """Make the projections: d_model to n_heads * d_head (queries), to n_kv_heads times d_head (keys) and d_value (values), and back."""
+        """Initialize W_Q (d_model to n_heads * d_head), W_K and W_V (to n_kv_heads * d_head and n_kv_heads * d_value), and W_O."""
         super().__init__()
         options = config.attention
         self.d_head, self.d_value = config.width_of_head, config.width_of_value  # d_model / n_heads by default
@@ -202,12 +202,12 @@ class Attention(nn.Module):
 
     @property
     def n_heads(self) -> int:
-        """Heads of queries."""
+        """Number of query heads."""
         return self.q.weight.shape[0] // self.d_head
 
     @property
     def n_kv_heads(self) -> int:
-        """Heads of keys and values."""
+        """Number of key and value heads."""
         return self.k.weight.shape[0] // self.d_head
 
     def forward(
@@ -220,16 +220,16 @@ class Attention(nn.Module):
         """Attend from ``x`` to itself and the cached tokens, or to a memory.
 
         Args:
-            x: input of the queries, and without a memory of keys and values.
-            ctx: the mask, dense or as tiles, score bias, rotary tables, cache and observer. Cross-attention has no bias,
-                rotation or cache.
+            x: input of the queries, and in self-attention of keys and values.
+            ctx: mask (dense or block-sparse), score bias, rotary tables, cache and observer. Cross-attention has no bias, rotary tables or
+                cache.
             memory: encoder output for cross-attention, or its keys and values by ``project_memory``; None for self-attention. The n_beams
                 rows of ``x`` that belong to one row of ``memory`` share its keys.
-            first_values: V_1 and this block's two scalars, learned or fixed, of V' = lambda_1 V_1 + lambda_2 V; None for V' = V. Attention
+            first_values: V_1 and the two scalars, learned or fixed, of V' = lambda_1 V_1 + lambda_2 V; None for V' = V. Attention
                 reads V', and the cache stores it. Self-attention only.
 
         Returns:
-            The output, before residual dropout, and V of ``x`` before the mix; in cross-attention the second is not used.
+            The output, before residual dropout, and V of ``x`` before the mix, which cross-attention ignores.
         """
         projected: ProjectedMemory
         if memory is None or isinstance(memory, Tensor):
@@ -241,7 +241,7 @@ class Attention(nn.Module):
         q = q.transpose(1, 2)
         if self.q_norm is not None:
             q = self.q_norm(q, ctx)
-        q = turn(q, ctx.rotation)  # rotary positions; q itself where rotation is None, as with learned positions
+        q = turn(q, ctx.rotation)  # RoPE; unchanged if ``ctx.rotation`` is None, as with learned positions
         q = observe(ctx, self, "q", q)
         z = self.gather(q, projected, ctx)  # (batch, n_heads, n_beams * query, d_value)
         z = observe(ctx, self, "z", z)
@@ -251,9 +251,9 @@ class Attention(nn.Module):
     def project(
         self, x: Float[Tensor, "batch length d_model"], ctx: AttentionContext, first_values: FirstValues | None = None
     ) -> tuple[KeyValues, Float[Tensor, "batch kv_heads length d_value"]]:
-        """Project ``x`` to keys and values per head; return them, keys rotated and values mixed with V_1, and the values before the mix.
+        """Project ``x`` to keys and values per head; return them, after RoPE and the mix with V_1, and the values before the mix.
 
-        ``length`` counts the tokens of ``x``: those of this pass without the cached ones, or those of the memory.
+        ``length`` counts the tokens of ``x``: the new tokens in self-attention, those of the encoder output in cross-attention.
         """
         k = self.k(x).unflatten(-1, (-1, self.d_head)).transpose(1, 2)  # (batch, kv_heads, length, d_head)
         own = self.v(x).unflatten(-1, (-1, self.d_value)).transpose(1, 2)  # (batch, kv_heads, length, d_value)
@@ -270,9 +270,9 @@ class Attention(nn.Module):
     ) -> Float[Tensor, "batch n_heads query d_value"]:
         """Compute softmax(Q K^T / sqrt(d_head)) V over the projected and the cached keys (Vaswani et al. 2017, eq. 1).
 
-        With a cache, ``memory`` has the new tokens only; it is appended to the cache, and the queries attend to all tokens so far.
-        ``ctx.visible_keys``, (key,), are the indices of the few keys that a sparse pattern leaves one new token to see. ``ctx.tiles`` is
-        the block-sparse form of mask and bias for long sequences, in place of ``ctx.mask`` and ``ctx.bias``.
+        With a cache, ``memory`` holds the new tokens only; the KV cache appends them, and the queries attend to all tokens so far.
+        ``ctx.visible_keys``, (key,), are the indices of the few keys that are visible to a single new token under a sparse pattern.
+        ``ctx.tiles`` is the block-sparse form of mask and bias for long sequences, in place of ``ctx.mask`` and ``ctx.bias``.
         """
         assert isinstance(memory, KeyValues) and not isinstance(ctx.cache, SumsCache)
         k, v = memory if ctx.cache is None else ctx.cache.append(memory)
@@ -282,13 +282,13 @@ class Attention(nn.Module):
         return attend(q, k, v, terms) if ctx.tiles is None else attend_visible(q, k, v, ctx.tiles, terms)
 
     def terms(self, ctx: AttentionContext) -> Terms:
-        """Collect mask, bias, dropout (0 in evaluation), softcap, sinks and score."""
+        """Return mask, bias, dropout (0 in evaluation), softcap, sinks and score function."""
         return Terms(ctx.mask, ctx.bias, self.dropout if self.training else 0.0, self.softcap, self.sinks, self.score)
 
     def project_memory(self, memory: Float[Tensor, "batch key d_model"], segments: Int[Tensor, "batch key"]) -> ProjectedMemory:
-        """Project the encoder's output once, for all decoding steps.
+        """Project the encoder output to keys and values, once for all decoding steps.
 
-        ``segments`` is 0 at padding. It is unused here, where ``ctx.mask`` hides padding; linear attention, which keeps sums, needs it.
+        ``segments`` is 0 at padding. Linear attention needs it for its sums; here ``ctx.mask`` hides padding.
         """
         return self.project(memory, AttentionContext())[0]
 
@@ -298,8 +298,8 @@ class Attention(nn.Module):
         Args:
             n_rows: batch size, times n_beams.
             max_length: capacity in tokens per row.
-            like: tensor whose dtype and device the cache gets.
-            routed: whether the block has a mixture-of-depths router; its cache also records which tokens were selected.
+            like: tensor whose dtype and device the cache takes.
+            routed: whether the block has a mixture-of-depths router; its cache also records the selected tokens.
         """
         return (RoutedCache if routed else KeyValueCache)(n_rows, self.n_kv_heads, max_length, self.d_head, self.d_value, like)
 
@@ -318,10 +318,10 @@ class Attention(nn.Module):
 
 @runtime_checkable
 class Attends(Protocol):
-    """An attention layer whose weights inspection can recompute from recorded ``q`` and ``k``; no forward pass calls this."""
+    """An attention layer whose weights can be recomputed from recorded ``q`` and ``k``, for inspection; no forward pass calls it."""
 
     def weights(
         self, q: Float[Tensor, "batch n_heads query d_head"], k: Float[Tensor, "batch kv_heads key d_head"], ctx: AttentionContext
     ) -> Float[Tensor, "batch n_heads query key"]:
-        """Return the attention weights; keys that a query may not see have 0."""
+        """Return the attention weights; masked keys have weight 0."""
         ...

@@ -6,7 +6,7 @@ may record or replace, so a first reading may skip these lines. Norm and feed-fo
 with a capacity and the depth router also skip padding.
 
 Feed-forward acts on each token alone: W_2 Dropout(f(W_1 x + b_1)) + b_2 with the recipe's ``feed_forward_dropout``, f = GELU (tanh form) in
-GPT-2. The recipe may choose a gated one, W_2 Dropout(f(W_g x) * (W_1 x)), as SwiGLU, or a mixture of experts.
+GPT-2. A recipe may choose a gated one, W_2 Dropout(f(W_g x) * (W_1 x)), such as SwiGLU, or a mixture of experts (MoE).
 """
 
 from abc import ABC, abstractmethod
@@ -34,23 +34,23 @@ Values = Float[Tensor, "rows kv_heads query d_value"]
 """Self-attention's values V of this pass's tokens, before the value residual; cached tokens are not among them."""
 
 Memory = Float[Tensor, "batch key d_model"] | ProjectedMemory
-"""The encoder's output, or this block's keys and values of it (linear attention: sums over them)."""
+"""Encoder output, or its projection to this block's keys and values (linear attention: sums over them)."""
 
 
 class Residual(nn.Module):
-    """Holds what surrounds a sub-layer: its norm, and ``add(x, y)`` = x + Dropout(y).
+    """Residual connection of a sub-layer: its norm, and ``add(x, y)`` = x + Dropout(y).
 
     The block decides whether the norm comes before the sub-layer or after the sum.
     """
 
     def __init__(self, config: Transformer) -> None:
-        """Make norm and dropout."""
+        """Initialize norm and dropout."""
         super().__init__()
         self.norm = build_norm(config.norm, config.d_model)
         self.dropout = Dropout(config.dropout)
 
     def add(self, x: Float[Tensor, "rows query d_model"], y: Float[Tensor, "rows query d_model"]) -> Float[Tensor, "rows query d_model"]:
-        """Return x + Dropout(y). On a CPU all dropout rounds its probability: 0.1 to 26/256."""
+        """Return x + Dropout(y). On a CPU the dropout probability is rounded to a multiple of 1/256: 0.1 to 26/256."""
         return self.dropout.add(x, y)
 
 
@@ -58,7 +58,7 @@ class SandwichResidual(Residual):
     """A ``Residual`` with a second norm, ``norm_out``, which the block applies to the sub-layer's output before ``add``."""
 
     def __init__(self, config: Transformer) -> None:
-        """Make both norms and the dropout."""
+        """Initialize both norms and dropout."""
         super().__init__(config)
         self.norm_out = build_norm(config.norm, config.d_model)
 
@@ -79,7 +79,7 @@ class Block(nn.Module, ABC):
     cross: Attention | None
 
     def __init__(self) -> None:
-        """Start without a router."""
+        """Initialize without a depth router."""
         super().__init__()
         self.depth: DepthRouter | None = None
 
@@ -93,7 +93,7 @@ class Block(nn.Module, ABC):
             x: the stream.
             ctx: context of the pass; ``ctx.attention`` is self-attention's part, ``ctx.cross`` cross-attention's.
             memory: keys and values of cross-attention; None without it.
-            first_values: V_1 of the stack's first block with this block's mixing weights; None in the first block and without value
+            first_values: V_1 of the stack's first block and this block's mixing weights; None in the first block and without value
                 residuals.
 
         Returns:
@@ -112,7 +112,8 @@ class Block(nn.Module, ABC):
 class SequentialBlock(Block):
     """A block whose sub-layers follow one another.
 
-    Each sub-layer has a ``Residual``: ``norm``, and ``add(x, y)`` = x + Dropout(y); a ``SandwichResidual`` has ``norm_out`` too.
+    Each sub-layer has a ``Residual`` with ``norm`` and ``add(x, y)`` = x + Dropout(y);
+    a ``SandwichResidual`` also has ``norm_out``.
     """
 
     residual_type: type[Residual] = Residual
@@ -121,7 +122,7 @@ class SequentialBlock(Block):
     ff_residual: Residual
 
     def __init__(self, config: Transformer, cross: bool) -> None:
-        """Make the sub-layers; ``cross`` adds attention to a memory between self-attention and feed-forward."""
+        """Initialize the sub-layers; ``cross`` adds cross-attention between self-attention and feed-forward."""
         super().__init__()
         self.attn, self.attn_residual = build_attention(config), self.residual_type(config)
         self.cross = build_attention(config) if cross else None
@@ -206,7 +207,7 @@ class ParallelBlock(Block):
     """
 
     def __init__(self, config: Transformer, cross: bool) -> None:
-        """Make the sub-layers and their norm; ``cross`` adds attention to a memory."""
+        """Initialize the sub-layers and their norm; ``cross`` adds cross-attention."""
         super().__init__()
         self.norm = build_norm(config.norm, config.d_model)
         self.attn = build_attention(config)
@@ -239,11 +240,11 @@ BLOCKS: dict[str, type[SequentialBlock] | type[ParallelBlock]] = {
     "sandwich": SandwichBlock,
     "parallel": ParallelBlock,
 }
-"""The blocks by their ``norm_placement`` in a recipe."""
+"""Block class per ``norm_placement`` of a recipe."""
 
 
 def build_block(config: Transformer, cross: bool, place: int = 0) -> SequentialBlock | ParallelBlock:
-    """Build block number ``place`` of a stack, from 0; with mixture of depths, blocks 1, 3, 5, ... (by default) get a router."""
+    """Build block ``place`` of a stack, counted from 0; with mixture of depths, blocks 1, 3, 5, ... (by default) get a router."""
     block = BLOCKS[config.norm_placement](config, cross)
     if isinstance(config.depth, MixtureOfDepths) and config.depth.routed(place):
         block.depth = DepthRouter(config.depth, config.d_model)

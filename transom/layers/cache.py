@@ -1,4 +1,4 @@
-"""The incremental decoder's memory: keys and values of what was already read, so that each token is computed once."""
+"""Caches of incremental decoding: the KV cache of self-attention, the state of linear attention, and the projected encoder output."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -9,50 +9,50 @@ from torch import Tensor
 
 
 class KeyValues(NamedTuple):
-    """Keys and values in heads, ready for attention."""
+    """Keys and values, split into heads."""
 
     k: Float[Tensor, "batch kv_heads key d_head"]
     v: Float[Tensor, "batch kv_heads key d_value"]
 
 
 class KeyValueCache:
-    """One layer's self-attention keys and values, preallocated, with three verbs: append, read, reorder."""
+    """Preallocated KV cache of one self-attention layer."""
 
     def __init__(self, n_rows: int, kv_heads: int, max_length: int, d_head: int, d_value: int, like: Tensor) -> None:
-        """Reserve room for ``max_length`` tokens in ``n_rows`` rows, in the type and on the device of ``like``."""
+        """Allocate ``max_length`` tokens for each of ``n_rows`` rows, with the dtype and device of ``like``."""
         self._k = like.new_empty(n_rows, kv_heads, max_length, d_head)
         self._v = like.new_empty(n_rows, kv_heads, max_length, d_value)
         self.length = 0
 
     def append(self, new: KeyValues) -> KeyValues:
-        """Store the next tokens' keys and values behind the others and return all."""
+        """Append the keys and values of the new tokens and return those of all tokens so far."""
         end = self.length + new.k.shape[2]
-        assert end <= self._k.shape[2], f"the cache holds {self._k.shape[2]} tokens, asked for {end}"
+        assert end <= self._k.shape[2], f"expected at most {self._k.shape[2]} tokens in the cache, found {end}"
         self._k[:, :, self.length : end] = new.k
         self._v[:, :, self.length : end] = new.v
         self.length = end
         return self.read()
 
     def read(self) -> KeyValues:
-        """Return everything stored, as views."""
+        """Return views of all keys and values so far."""
         return KeyValues(self._k[:, :, : self.length], self._v[:, :, : self.length])
 
     def reorder(self, rows: Int[Tensor, "rows"]) -> None:
-        """Let row i continue from old row ``rows[i]``; fewer rows than before drop the rest."""
+        """Set row i to old row ``rows[i]``; the batch shrinks to ``len(rows)``."""
         for buffer in (self._k, self._v):
             buffer[: len(rows), :, : self.length] = buffer[rows, :, : self.length]
         self._k, self._v = self._k[: len(rows)], self._v[: len(rows)]
 
 
 class RoutedCache(KeyValueCache):
-    """That of a block which only chosen tokens pass: a place for every token, of which those of the others are not to be seen.
+    """KV cache of a mixture-of-depths block: one slot per token; slots of tokens that skipped the block are masked.
 
     Attributes:
-        chosen: True at the places of chosen tokens.
+        chosen: True at tokens that the router selected, (rows, max_length).
     """
 
     def __init__(self, n_rows: int, kv_heads: int, max_length: int, d_head: int, d_value: int, like: Tensor) -> None:
-        """Reserve room; places that stay empty hold zeros, so that a weight of 0 makes nothing of them."""
+        """Allocate zeros: an unused slot has attention weight 0, and 0 times an uninitialized value could be NaN."""
         super().__init__(n_rows, kv_heads, max_length, d_head, d_value, like)
         self._k.zero_()
         self._v.zero_()
@@ -60,43 +60,43 @@ class RoutedCache(KeyValueCache):
         self._places: Tensor | None = None
 
     def expect(self, chosen: Bool[Tensor, "rows new"], places: Int[Tensor, "rows chosen"]) -> Bool[Tensor, "rows key"]:
-        """Make room for the next tokens, of which those at ``places`` are to be appended; tell for all tokens whether they were chosen."""
+        """Reserve slots for the new tokens, of which those at ``places`` are selected; return the selection mask of all tokens so far."""
         begin, self.length = self.length, self.length + chosen.shape[1]
-        assert self.length <= self._k.shape[2], f"the cache holds {self._k.shape[2]} tokens, asked for {self.length}"
+        assert self.length <= self._k.shape[2], f"expected at most {self._k.shape[2]} tokens in the cache, found {self.length}"
         self.chosen[:, begin : self.length] = chosen
         self._places = begin + places
         return self.chosen[:, : self.length]
 
     def append(self, new: KeyValues) -> KeyValues:
-        """Store keys and values at the expected places and return those of all places."""
-        assert self._places is not None, "places are told before"
+        """Write the keys and values to the reserved slots and return those of all slots."""
+        assert self._places is not None, "slots must be reserved first"
         for buffer, x in zip((self._k, self._v), new, strict=True):
             buffer.scatter_(2, self._places[:, None, :, None].expand_as(x), x)
         return self.read()
 
     def reorder(self, rows: Int[Tensor, "rows"]) -> None:
-        """Let row i continue from old row ``rows[i]``; fewer rows than before drop the rest."""
+        """Set row i to old row ``rows[i]``; the batch shrinks to ``len(rows)``."""
         super().reorder(rows)
         self.chosen = self.chosen[rows]
 
 
 class Sums(NamedTuple):
-    """What linear attention keeps of keys and values: sum_j phi(k_j) [v_j, 1]^T a head, of one size however many there are."""
+    """State of linear attention: sum_j phi(k_j) [v_j, 1]^T per head. Its size does not depend on the number of tokens."""
 
     sums: Float[Tensor, "batch kv_heads features width"]
 
 
 class SumsCache:
-    """One layer's self-attention sums, with three verbs: write, read, reorder."""
+    """State of one linear self-attention layer during decoding."""
 
     def __init__(self, n_rows: int, kv_heads: int, features: int, d_value: int, like: Tensor) -> None:
-        """Begin with sums of nothing in ``n_rows`` rows, in float32 at least and on the device of ``like``."""
+        """Allocate zero sums for ``n_rows`` rows, in float32 or wider, on the device of ``like``."""
         dtype = torch.promote_types(like.dtype, torch.float32)
         self._sums = like.new_zeros(n_rows, kv_heads, features, d_value + 1, dtype=dtype)
         self.length = 0
 
     def write(self, sums: Sums, n_new: int) -> None:
-        """Put the sums with ``n_new`` more tokens in place of the old ones."""
+        """Replace the sums by those that include ``n_new`` more tokens."""
         self._sums, self.length = sums.sums, self.length + n_new
 
     def read(self) -> Sums:
@@ -104,29 +104,29 @@ class SumsCache:
         return Sums(self._sums)
 
     def reorder(self, rows: Int[Tensor, "rows"]) -> None:
-        """Let row i continue from old row ``rows[i]``; fewer rows than before drop the rest."""
+        """Set row i to old row ``rows[i]``; the batch shrinks to ``len(rows)``."""
         self._sums = self._sums[rows]
 
 
 BlockCache = KeyValueCache | SumsCache
-"""What one layer's self-attention remembers."""
+"""Cache of one self-attention layer."""
 
 ProjectedMemory = KeyValues | Sums
-"""What one layer's cross-attention keeps of the source."""
+"""Encoder output projected for the cross-attention of one layer."""
 
 
 class DecoderCache:
-    """What a decoder remembers between steps.
+    """Caches of all blocks of a decoder between decoding steps.
 
     Attributes:
-        blocks: one self-attention cache a block; rows are source-major, ``n_beams`` a source.
-        memories: what each block's cross-attention remembers, kept once a source and never copied a beam; none where there is no source.
-        memory_mask: True where a memory key is not padding.
-        n_prefix: tokens that were read first and in one piece, as the prefix of what follows.
+        blocks: one self-attention cache per block; rows are source-major, ``n_beams`` rows per source.
+        memories: projected encoder output per block, one row per source, shared by its beams; empty without an encoder.
+        memory_mask: True where a key of the encoder output is not padding.
+        n_prefix: number of tokens prefilled in one pass; a prefix-LM attends to them bidirectionally.
     """
 
     def __init__(self, blocks: Sequence[BlockCache], memories: Sequence[ProjectedMemory] = (), memory_mask: Tensor | None = None) -> None:
-        """Gather the blocks' caches."""
+        """Combine the caches of the blocks."""
         self.blocks = blocks
         self.memories = list(memories)
         self.memory_mask = memory_mask
@@ -134,16 +134,16 @@ class DecoderCache:
 
     @property
     def length(self) -> int:
-        """Tokens read so far."""
+        """Number of cached tokens."""
         return self.blocks[0].length
 
     def reorder(self, rows: Int[Tensor, "rows"]) -> None:
-        """Let row i continue from old row ``rows[i]``. A row's source must stay the same."""
+        """Set row i to old row ``rows[i]``, which must belong to the same source."""
         for block in self.blocks:
             block.reorder(rows)
 
     def keep_sources(self, sources: Int[Tensor, "kept"]) -> None:
-        """Go on with these sources only; their rows must be chosen by ``reorder`` in the same order."""
+        """Keep only these sources; select their rows with ``reorder``, in the same order."""
         self.memories = [type(memory)(*(x[sources] for x in memory)) for memory in self.memories]
         if self.memory_mask is not None:
             self.memory_mask = self.memory_mask[sources]

@@ -1,6 +1,7 @@
-"""Contexts: what layers need of a pass beside the tensors they transform. A model builds them once per pass; layers only read them.
+"""Context objects: masks, biases, rotary tables, caches and the observer of a forward pass.
 
-What a layer transforms (the residual stream, the memory) is an argument of its own, so that a parallel plan can shard it.
+A model builds them once per pass; layers only read them. Tensors that a layer transforms (residual stream, encoder output) are separate
+arguments, so that a parallel plan can shard them.
 """
 
 from collections.abc import Sequence
@@ -17,12 +18,12 @@ from transom.layers.position import Rotation
 
 
 class SegmentMask(NamedTuple):
-    """A mask without a matrix: tokens see those of their own sequence, all of them or those up to themselves. Padding sees nothing.
+    """Mask given by segment ids instead of a matrix: a query attends to keys of its own segment. Padding attends to nothing.
 
     Attributes:
-        queries: number of each query's sequence in its row; 0 is padding.
-        keys: the same of each key.
-        causal: whether tokens, which are both, see only themselves and those before them.
+        queries: segment id per query; 0 is padding.
+        keys: segment id per key; 0 is padding.
+        causal: restrict each token to itself and earlier tokens; queries and keys are then the same tokens.
     """
 
     queries: Int[Tensor, "#batch query"]
@@ -32,11 +33,11 @@ class SegmentMask(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class LayerContext:
-    """What any layer may need.
+    """Context of any layer.
 
     Attributes:
-        token_mask: True at tokens, False at padding; None where all are tokens.
-        observer: reads and edits sites; None for none.
+        token_mask: True at tokens, False at padding; None without padding.
+        observer: records and edits activations; None in normal use.
     """
 
     token_mask: Bool[Tensor, "#batch query"] | None = None
@@ -45,16 +46,16 @@ class LayerContext:
 
 @dataclass(frozen=True, eq=False)
 class AttentionContext(LayerContext):
-    """What one attention needs.
+    """Context of one attention layer.
 
     Attributes:
-        mask: True where a query may attend to a key, broadcastable to (batch, n_heads, query, key); None for everywhere.
-        bias: added to the scores.
-        rotation: rotary tables of the queries and of those keys that are new in this pass.
-        tiles: mask and bias by visible tiles, in place of both.
-        visible_keys: numbers of the only keys that any query sees; None for all.
-        segments: in place of a mask, for attention that needs no matrix; None for everywhere.
-        cache: keys and values of earlier tokens, to which the new ones are appended; the only thing that a layer writes to.
+        mask: True where a query may attend to a key, broadcastable to (batch, n_heads, query, key); None for no mask.
+        bias: added to the attention scores, broadcastable to (batch, n_heads, query, key).
+        rotation: rotary cosines and sines at the positions of this pass's tokens.
+        tiles: block-sparse form of mask and bias, replaces both.
+        visible_keys: indices of the only keys that any query attends to; None for all keys.
+        segments: replaces the mask in linear and low-rank attention, which build no matrix; None for no mask.
+        cache: keys and values of earlier tokens, updated in place: the only field that a layer writes to.
     """
 
     mask: Bool[Tensor, "..."] | None = None
@@ -67,16 +68,16 @@ class AttentionContext(LayerContext):
 
 
 UNMASKED = AttentionContext()
-"""All queries see all keys, without order."""
+"""No mask, no positions: every query attends to every key."""
 
 
 @dataclass(frozen=True, eq=False)
 class BlockContext(LayerContext):
-    """What one block needs.
+    """Context of one block.
 
     Attributes:
-        attention: for self-attention.
-        cross: for attention to the memory.
+        attention: context of self-attention.
+        cross: context of cross-attention.
     """
 
     attention: AttentionContext = UNMASKED
@@ -85,12 +86,12 @@ class BlockContext(LayerContext):
 
 @dataclass(frozen=True, eq=False)
 class StackContext(LayerContext):
-    """What a stack, and what precedes and follows it, needs in one pass.
+    """Context of a stack, its embedding and its output map in one pass.
 
     Attributes:
-        attentions: for self-attention in the first, second, ... block, and again from the first.
-        cross: for attention to the memory, in every block.
-        caches: of self-attention, block by block; None where nothing is cached.
+        attentions: contexts of self-attention; block i uses ``attentions[i % len(attentions)]``.
+        cross: context of cross-attention, the same in every block.
+        caches: self-attention cache per block; None without caching.
     """
 
     attentions: Sequence[AttentionContext] = (UNMASKED,)
@@ -98,7 +99,7 @@ class StackContext(LayerContext):
     caches: Sequence[BlockCache] | None = None
 
     def block(self, index: int) -> BlockContext:
-        """Return the context of a block."""
+        """Return the context of block ``index``."""
         observer = None if self.observer is None else self.observer.block(index)
         attention = self.attentions[index % len(self.attentions)]
         if observer is None and self.caches is None:
@@ -108,5 +109,5 @@ class StackContext(LayerContext):
 
 
 def open_observer(recorder: ActivationRecorder | None, stack: str) -> ActivationObserver | None:
-    """Begin to observe a pass through a stack, if there is a recorder."""
+    """Return an observer of one pass through ``stack``; None without a recorder."""
     return None if recorder is None else recorder.open(stack)

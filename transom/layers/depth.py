@@ -1,4 +1,4 @@
-"""Mixture of depths: a router in front of a block, a readable reference, and a path on which only chosen tokens are computed."""
+"""Mixture of depths (MoD): a router selects the tokens that a block processes; a reference, and a path on these tokens only."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,15 +17,15 @@ from transom.layers.position import Rotation
 from transom.layers.value_residual import FirstValues
 
 PassBlock = Callable[..., tuple[Tensor, Any]]
-"""A block, called with the stream, its context, the memory and the first block's values."""
+"""A block as a function of (residual stream, context, encoder output, value residual)."""
 
 
 class Chosen(NamedTuple):
-    """The chosen tokens of each row, gathered in their order.
+    """Selected tokens of each row, in order, padded to the row with the most.
 
     Attributes:
-        places: where they stand in their row.
-        real: False where a row has fewer than another.
+        places: indices of the tokens in their row.
+        real: False at padding: rows with fewer selected tokens.
     """
 
     places: Int[Tensor, "batch chosen"]
@@ -33,21 +33,21 @@ class Chosen(NamedTuple):
 
 
 def gather_chosen(chosen: Bool[Tensor, "batch length"]) -> Chosen:
-    """Give the places of the chosen tokens, as many a row as the row with the most of them has."""
+    """Return the indices of the selected tokens of each row."""
     most = int(chosen.sum(1).max())
     places = chosen.int().argsort(dim=1, descending=True, stable=True)[:, :most]
     return Chosen(places, chosen.gather(1, places))
 
 
 def select_tokens(ctx: AttentionContext, chosen: Chosen, keys: Bool[Tensor, "batch key"] | None = None) -> AttentionContext:
-    """Restrict self-attention to chosen tokens.
+    """Restrict self-attention to selected tokens.
 
     Args:
-        ctx: of all tokens; masks and biases dense.
-        chosen: the tokens that ask.
-        keys: True at the keys that were chosen, of a cache; None where the keys are the tokens that ask.
+        ctx: context of all tokens, with dense masks and biases.
+        chosen: selected tokens of this pass: the queries.
+        keys: True at selected keys of the cache; None without a cache, where the keys are the queries.
     """
-    assert ctx.tiles is None and ctx.segments is None, "masks are dense where tokens are chosen"
+    assert ctx.tiles is None and ctx.segments is None, "a mixture-of-depths block needs dense masks"
     mask, bias = (x if x is None else _rows(x, chosen.places) for x in (ctx.mask, ctx.bias))
     if keys is None:
         mask, bias = (x if x is None else _columns(x, chosen.places) for x in (mask, bias))
@@ -60,19 +60,19 @@ def select_tokens(ctx: AttentionContext, chosen: Chosen, keys: Bool[Tensor, "bat
 
 
 def select_queries(ctx: AttentionContext, chosen: Chosen) -> AttentionContext:
-    """Restrict attention to a memory to the queries that were chosen."""
+    """Restrict cross-attention to selected queries."""
     return replace(ctx, mask=None if ctx.mask is None else _rows(ctx.mask, chosen.places))
 
 
 def _rows(x: Tensor, places: Tensor) -> Tensor:
-    """Gather along the last axis but one of (batch, heads, length, width), unless that is broadcast."""
+    """Gather along the query axis of (batch, heads, length, width), unless it is broadcast."""
     if x.shape[2] == 1:
         return x
     return x.expand(len(places), -1, -1, -1).gather(2, places[:, None, :, None].expand(-1, x.shape[1], -1, x.shape[3]))
 
 
 def _columns(x: Tensor, places: Tensor) -> Tensor:
-    """Gather along the last axis, unless that is broadcast."""
+    """Gather along the last axis, unless it is broadcast."""
     if x.shape[3] == 1:
         return x
     return x.expand(len(places), -1, -1, -1).gather(3, places[:, None, None].expand(-1, x.shape[1], x.shape[2], -1))
@@ -81,8 +81,8 @@ def _columns(x: Tensor, places: Tensor) -> Tensor:
 def every_token(
     block: PassBlock, x: Tensor, chosen: Tensor, ctx: BlockContext, memory: Any, first_values: FirstValues | None
 ) -> Float[Tensor, "batch length d_model"]:
-    """Compute by the equation: the block on all tokens, the keys of which are masked where they were not chosen; no cache."""
-    assert ctx.attention.cache is None, "a cache is for answering, which need not be slow"
+    """Compute Block(x) - x of selected tokens by running the block on all tokens with other keys masked: the reference, without a cache."""
+    assert ctx.attention.cache is None, "the reference has no cache"
     taken, attention = chosen[:, None, None], ctx.attention
     mask = taken if attention.mask is None else attention.mask & taken
     here = replace(ctx, token_mask=chosen, attention=replace(attention, mask=mask, token_mask=chosen))
@@ -92,11 +92,11 @@ def every_token(
 def only_chosen(
     block: PassBlock, x: Tensor, chosen: Tensor, ctx: BlockContext, memory: Any, first_values: FirstValues | None
 ) -> Float[Tensor, "batch length d_model"]:
-    """Compute the same on the chosen tokens alone, gathered side by side."""
+    """Compute the same on the selected tokens only, gathered into a shorter batch."""
     here, cache = gather_chosen(chosen), ctx.attention.cache
     keys = None
     if cache is not None:
-        assert isinstance(cache, RoutedCache), "a routed block's cache knows who was chosen"
+        assert isinstance(cache, RoutedCache), "a block with a depth router needs a RoutedCache"
         keys = cache.expect(chosen, here.places)
     if not here.places.shape[1]:
         return torch.zeros_like(x)
@@ -111,16 +111,16 @@ def only_chosen(
 
 
 class DepthRouter(nn.Module):
-    """Chooses the tokens that pass a block: x' = x + r (Block(x) - x) for these, x' = x for the others (Raposo et al. 2024, eq. 1).
+    """Selects the tokens that a block processes: x' = x + r (Block(x) - x) for these, x' = x for others (Raposo et al. 2024, eq. 1).
 
-    r = w x + b, in float32 at least. Training chooses the largest of each row, evaluation those above 0.
+    r = w x + b, in float32 or wider. Training selects the top scores of each row (expert-choice routing), evaluation the scores above 0.
 
     Attributes:
-        path: ``only_chosen``, or its reference ``every_token``, whose shapes depend on no data.
+        path: ``only_chosen``, or its reference ``every_token``, whose shapes do not depend on data.
     """
 
     def __init__(self, brick: MixtureOfDepths, d_model: int) -> None:
-        """Make w and b."""
+        """Initialize w and b (``map``)."""
         super().__init__()
         self.brick = brick
         self.map = nn.Linear(d_model, 1)
@@ -134,7 +134,7 @@ class DepthRouter(nn.Module):
         memory: Any = None,
         first_values: FirstValues | None = None,
     ) -> Float[Tensor, "batch length d_model"]:
-        """Let the chosen tokens pass the block; the other arguments are the block's."""
+        """Apply ``block`` to the selected tokens; the other arguments are the block's."""
         exact = torch.promote_types(x.dtype, torch.float32)
         with torch.autocast(x.device.type, enabled=False):
             r = F.linear(x.to(exact), self.map.weight.to(exact), self.map.bias.to(exact))[:, :, 0]
@@ -143,7 +143,7 @@ class DepthRouter(nn.Module):
         return x + r[:, :, None].to(x.dtype) * y.to(x.dtype)
 
     def choose(self, r: Float[Tensor, "batch length"], token_mask: Bool[Tensor, "#batch length"] | None) -> Bool[Tensor, "batch length"]:
-        """Choose tokens by their scores; padding is never chosen."""
+        """Select tokens by their scores r: the top fraction ``capacity`` of each row in training, r > 0 in evaluation; never padding."""
         there = torch.ones_like(r, dtype=torch.bool) if token_mask is None else token_mask.expand_as(r)
         if not self.training:
             return (r > 0) & there
@@ -154,11 +154,11 @@ class DepthRouter(nn.Module):
     def attention_context(
         self, r: Float[Tensor, "batch length"], token_mask: Bool[Tensor, "#batch length"] | None, ctx: AttentionContext, cross: bool
     ) -> AttentionContext:
-        """Restrict an attention of the block to the tokens that were chosen by these scores; with ``cross``, that to the memory."""
+        """Restrict self-attention of the block, or with ``cross`` its cross-attention, to the tokens selected by scores ``r``."""
         chosen = gather_chosen(self.choose(r, token_mask))
         return select_queries(ctx, chosen) if cross else select_tokens(ctx, chosen)
 
 
 def agreement_loss_sum(r: Float[Tensor, "tokens"], chosen: Bool[Tensor, "tokens"]) -> Float[Tensor, ""]:
-    """Sum over tokens the cross-entropy between sigmoid(r) and whether a token was chosen (Raposo et al. 2024, section 3.5)."""
+    """Compute the summed binary cross-entropy between sigmoid(r) and whether a token was selected (Raposo et al. 2024, section 3.5)."""
     return F.binary_cross_entropy_with_logits(r, chosen.to(r), reduction="sum")

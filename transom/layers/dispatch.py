@@ -1,7 +1,7 @@
-"""The dispatch table: which path computes an operation, and the only door to ``kernels/``.
+"""The dispatch table: selects the kernel that computes an operation. It is the only module that loads ``kernels/``.
 
-An operation is a function in plain PyTorch, its reference. ``kernels/`` adds rows to the table: faster paths, each for some arguments.
-Where no row applies, or ``kernels/`` is absent, the reference computes.
+An operation is a function in plain PyTorch, the reference. ``kernels/`` registers faster implementations, each for some arguments. The
+reference runs where none applies or ``kernels/`` is absent.
 """
 
 from collections import defaultdict
@@ -19,22 +19,22 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 PLAIN_TYPES = frozenset((Tensor, Parameter))
-"""The types of tensors that rows serve; any other, such as a sharded tensor, takes the reference."""
+"""Tensor types that kernels support; any other type, such as a sharded tensor, uses the reference."""
 
 
 class Row(NamedTuple):
-    """A fast path of an operation.
+    """A fast implementation of an operation.
 
     Attributes:
-        operation: the operation's name.
-        path: the path's name.
-        when: shapes, types and devices for which it serves, in words.
-        condition: the same as a function of the operation's arguments.
-        implementation: a function of the same arguments with the same result.
-        error: largest relative error |ours - exact| / |exact| of results and gradients, measured in float32, or in bfloat16 for paths that
-            serve it alone; exact is the reference in float64.
-        why: the reason for the path, and how it differs from the reference where it does.
-        missing: returns what this machine lacks for the path, in words; None where it lacks nothing.
+        operation: name of the operation.
+        path: name of the implementation.
+        when: supported shapes, dtypes and devices, in words.
+        condition: returns whether it supports the operation's arguments.
+        implementation: function of the same arguments with the same result.
+        error: largest relative error |ours - exact| / |exact| of results and gradients, measured in float32, or in bfloat16 for
+            kernels that support it alone; exact is the reference in float64.
+        why: reason for the kernel, and how it differs from the reference where it does.
+        missing: returns what this machine lacks for the kernel, in words; None if nothing.
     """
 
     operation: str
@@ -48,7 +48,7 @@ class Row(NamedTuple):
 
 
 def always(*_: object) -> bool:
-    """Return True: the condition of a path that serves everywhere."""
+    """Return True: the condition of a kernel without restrictions."""
     return True
 
 
@@ -58,17 +58,17 @@ def on_cpu(x: Tensor, *_: object) -> bool:
 
 
 REFERENCES: dict[str, Callable[..., Any]] = {}
-"""The operations' references by name, each registered when its module is imported."""
+"""Reference function per operation, registered when its module is imported."""
 
 ROWS: defaultdict[str, list[Row]] = defaultdict(list)
-"""Rows by operation, in the order in which they are tried. Read it through ``rows_of``, which fills it."""
+"""Kernels per operation, in the order in which they are tried. Read it through ``rows_of``, which fills it."""
 
 _lock = Lock()
 _filled = list[bool]()
 
 
 def _find_transforms() -> Callable[[], bool]:
-    """Return the test for an active function transform; without it a hand-written function refuses a transform in words."""
+    """Return PyTorch's private test for an active function transform; without it, a custom autograd function raises under a transform."""
     return getattr(import_module("torch._C"), "_are_functorch_transforms_active", lambda: False)
 
 
@@ -76,7 +76,7 @@ _transforms_active = _find_transforms()
 
 
 def _fill() -> bool:
-    """Add the rows of ``kernels/``, where it exists, once per process."""
+    """Register the kernels of ``kernels/``, if it exists, once per process."""
     if not _filled:
         rows: list[Row] = import_module("transom.kernels.rows").selected_rows() if find_spec("transom.kernels") else []
         with _lock:
@@ -91,9 +91,9 @@ vars(_fill)["_dynamo_marked_constant"] = True  # torch.compiler.assume_constant_
 
 
 def operation(name: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Make a function the reference of an operation: a call takes the first row that applies, else the function itself.
+    """Decorate the reference of an operation: a call runs the first kernel whose condition holds, else the reference.
 
-    Arguments are passed by position.
+    Arguments are positional.
     """
 
     def decorate(reference: Callable[P, R]) -> Callable[P, R]:
@@ -114,7 +114,7 @@ def operation(name: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
 
 
 def _is_plain(args: tuple[Any, ...]) -> bool:
-    """Return whether all tensors among the arguments, or in tuples of them, are plain ones and no function transform is active."""
+    """Return whether all tensors among the arguments, tuples included, are of ``PLAIN_TYPES`` and no function transform is active."""
     for x in args:
         if isinstance(x, tuple):
             for y in x:
@@ -126,13 +126,13 @@ def _is_plain(args: tuple[Any, ...]) -> bool:
 
 
 def path_of(name: str, *args: Any) -> str:
-    """Return the name of the path that a call of an operation with these arguments would take."""
+    """Return the name of the implementation that a call with these arguments would run; ``reference`` if no kernel applies."""
     _fill()
     taken = (row.path for row in ROWS[name] if _is_plain(args) and row.condition(*args))
     return next(taken, "reference")
 
 
 def rows_of(name: str) -> list[Row]:
-    """Return the rows of an operation, in the order in which they are tried."""
+    """Return the kernels of an operation, in the order in which they are tried."""
     _fill()
     return ROWS[name]

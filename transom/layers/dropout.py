@@ -1,4 +1,4 @@
-"""Dropout from random bytes: on a CPU, drawing the numbers is otherwise what costs."""
+"""Dropout from random bytes: on a CPU, generating random floats dominates the cost of dropout."""
 
 import torch
 from jaxtyping import Float
@@ -8,19 +8,19 @@ from torch.nn import functional as F
 from transom.layers.dispatch import operation
 
 BYTE, WORD = 2**8, 2**32
-"""Number of values of a random byte, and of the four bytes that probabilities too small for one byte take."""
+"""Number of values of one random byte, and of four bytes, which very small probabilities need."""
 
 
 def rounded(p: float) -> float:
-    """Round a probability below 1 to the multiple of 1/256 that random bytes can follow; up to 1/512, of 2^-32."""
+    """Round a probability below 1 to a multiple of 1/256, the resolution of a random byte; up to 1/512, to a multiple of 2^-32."""
     levels = BYTE if round(p * BYTE) else WORD
     return min(round(p * levels), levels - 1) / levels
 
 
 def keep_mask(x: Float[Tensor, "*axes"], p: float) -> Float[Tensor, "*axes"]:
-    """Draw 1 / (1 - p) with probability 1 - p, else 0, per element of ``x`` and in its type.
+    """Draw a dropout mask: 1 / (1 - p) with probability 1 - p, else 0, with the shape and dtype of ``x``.
 
-    A random number of 64 bits serves eight elements, or two where ``p`` is below 1/256.
+    One 64-bit random number yields eight elements, or two if ``p`` is below 1/256.
     """
     n = x.numel()
     levels, dtype = (BYTE, torch.int8) if p >= 1 / BYTE else (WORD, torch.int32)
@@ -38,7 +38,7 @@ def masked_add(residual: Float[Tensor, "*axes"], x: Float[Tensor, "*axes"], mask
 def dropout(x: Float[Tensor, "*axes"], p: float, training: bool) -> Float[Tensor, "*axes"]:
     """Zero elements with probability ``p`` and scale the others by 1 / (1 - p), in training only (Srivastava et al. 2014).
 
-    On a CPU ``p`` is rounded as by ``rounded``, and the scale is that of the rounded value.
+    On a CPU ``p`` is first rounded by ``rounded``.
     """
     if not training or rounded(p) == 0:
         return x
@@ -58,14 +58,14 @@ class Dropout(nn.Module):
     """``dropout`` with a fixed probability."""
 
     def __init__(self, p: float) -> None:
-        """Drop with probability ``p``."""
+        """Set the dropout probability ``p``."""
         super().__init__()
         self.p = p
 
     def forward(self, x: Float[Tensor, "*axes"]) -> Float[Tensor, "*axes"]:
-        """Drop in training, pass through in evaluation."""
+        """Apply dropout in training; return ``x`` in evaluation."""
         return dropout(x, self.p, self.training)
 
     def add(self, residual: Float[Tensor, "*axes"], x: Float[Tensor, "*axes"]) -> Float[Tensor, "*axes"]:
-        """Add ``x``, dropped in training, to the residual stream."""
+        """Return ``residual + dropout(x)``."""
         return dropout_add(residual, x, self.p, self.training)

@@ -1,4 +1,4 @@
-"""Embeddings: tokens to vectors."""
+"""Token embeddings with position embeddings."""
 
 import math
 
@@ -17,14 +17,14 @@ class Embedding(nn.Module):
     """Token embeddings with positions: h = sqrt(d_model) E[x] + p (Vaswani et al. 2017, section 3.4)."""
 
     def __init__(self, tokens: nn.Embedding, position: Position, scale: bool, dropout: float, norm: Norm | None = None) -> None:
-        """Join a table of vectors, which may be shared, and a position brick.
+        """Combine an embedding table, which may be shared, and a position encoding.
 
         Args:
-            tokens: table of (vocab, d_model).
-            position: positions to vectors, or to nothing.
-            scale: multiply the embeddings by sqrt(d_model).
-            dropout: probability of zeroing an element of the sum.
-            norm: of the sum, where there is one (Devlin et al. 2019).
+            tokens: embedding table, (vocab, d_model).
+            position: position encoding.
+            scale: whether to multiply token embeddings by sqrt(d_model).
+            dropout: dropout probability of the sum.
+            norm: norm of the sum, as in BERT (Devlin et al. 2019); None for no norm.
         """
         super().__init__()
         self.tokens = tokens
@@ -36,7 +36,7 @@ class Embedding(nn.Module):
     def forward(
         self, tokens: Int[Tensor, "batch length"], positions: Int[Tensor, "#batch length"], ctx: LayerContext = LayerContext()
     ) -> Float[Tensor, "batch length d_model"]:
-        """Embed tokens at their positions."""
+        """Embed token ids at their positions."""
         x = self.tokens(tokens) * self.scale
         if (p := self.position(positions)) is not None:
             x = x + p
@@ -47,6 +47,6 @@ class Embedding(nn.Module):
 
 
 def in_autocast_type(x: Float[Tensor, "*axes"]) -> Float[Tensor, "*axes"]:
-    """Cast to the type of matrix products, so that the residual stream is in it too and no product begins with a cast."""
+    """Cast to autocast's dtype, so that the residual stream has it too and no matrix product starts with a cast."""
     device = x.device.type
     return x.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else x

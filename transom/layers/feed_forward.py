@@ -15,13 +15,13 @@ from transom.layers.observe import observe
 
 @implements(bricks.FeedForward)
 class FeedForward(nn.Module):
-    """Two linear maps with an activation between: FFN(x) = f(x W_1 + b_1) W_2 + b_2 (Vaswani et al. 2017, eq. 2, with f a rectifier).
+    """Two linear layers with an activation between: FFN(x) = f(x W_1 + b_1) W_2 + b_2 (Vaswani et al. 2017, eq. 2, where f is ReLU).
 
-    W_1 is ``up`` and W_2 is ``down``; PyTorch keeps them transposed.
+    W_1 is ``up`` and W_2 is ``down``; PyTorch stores them transposed.
     """
 
     def __init__(self, brick: bricks.FeedForward, d_model: int, d_ff: int, dropout: float) -> None:
-        """Make the maps d_model to d_ff and back; ``dropout`` acts on the hidden units."""
+        """Initialize the linear layers d_model to d_ff and back; ``dropout`` acts on the hidden units."""
         super().__init__()
         self.activation = ACTIVATIONS[brick.kind]
         self.up = nn.Linear(d_model, d_ff, brick.bias)
@@ -29,7 +29,7 @@ class FeedForward(nn.Module):
         self.dropout = Dropout(dropout)
 
     def forward(self, x: Float[Tensor, "*axes d_model"], ctx: LayerContext = LayerContext()) -> Float[Tensor, "*axes d_model"]:
-        """Transform each token on its own."""
+        """Transform each token independently."""
         hidden = self.activation(self.up(x))
         hidden = observe(ctx, self, "hidden", hidden)
         return self.down(self.dropout(hidden))
@@ -37,13 +37,13 @@ class FeedForward(nn.Module):
 
 @implements(bricks.Gated)
 class GatedFeedForward(nn.Module):
-    """Two maps up, one of which gates the other: FFN(x) = (f(x W_g) * (x W_1)) W_2 (Shazeer 2020, eq. 6).
+    """Gated linear unit: FFN(x) = (f(x W_g) * (x W_1)) W_2 (Shazeer 2020, eq. 6).
 
-    W_g is ``gate``, W_1 is ``up`` and W_2 is ``down``; PyTorch keeps them transposed.
+    W_g is ``gate``, W_1 is ``up`` and W_2 is ``down``; PyTorch stores them transposed.
     """
 
     def __init__(self, brick: bricks.Gated, d_model: int, d_ff: int, dropout: float) -> None:
-        """Make the two maps d_model to d_ff and the one back; ``dropout`` acts on the gated hidden units."""
+        """Initialize two linear layers d_model to d_ff and one back; ``dropout`` acts on the gated hidden units."""
         super().__init__()
         self.activation = GATES[brick.kind]
         self.gate = nn.Linear(d_model, d_ff, brick.bias)
@@ -52,7 +52,7 @@ class GatedFeedForward(nn.Module):
         self.dropout = Dropout(dropout)
 
     def forward(self, x: Float[Tensor, "*axes d_model"], ctx: LayerContext = LayerContext()) -> Float[Tensor, "*axes d_model"]:
-        """Transform each token on its own."""
+        """Transform each token independently."""
         hidden = self.activation(self.gate(x)) * self.up(x)
         hidden = observe(ctx, self, "hidden", hidden)
         return self.down(self.dropout(hidden))
@@ -60,10 +60,10 @@ class GatedFeedForward(nn.Module):
 
 @implements(mixture.Mixture)
 def build_mixture(brick: mixture.Mixture, d_model: int, d_ff: int, dropout: float) -> Mixture:
-    """Build a mixture of experts, each of which is a network that another brick describes."""
+    """Build a mixture of experts from the configuration of one expert."""
     return Mixture(brick, d_model, d_ff, lambda width: build_feed_forward(brick.expert, d_model, width, dropout))
 
 
 def build_feed_forward(brick: Brick, d_model: int, d_ff: int, dropout: float) -> nn.Module:
-    """Build the network that a brick describes."""
+    """Build the feed-forward network of a configuration."""
     return build(brick, d_model, d_ff, dropout)

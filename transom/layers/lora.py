@@ -1,4 +1,4 @@
-"""Low-rank adaptation of a linear map."""
+"""LoRA: low-rank adaptation of a linear layer (Hu et al. 2022)."""
 
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -9,13 +9,13 @@ from transom.layers.dropout import Dropout
 
 
 class LowRank(nn.Linear):
-    """A linear map with a low-rank one beside it: W x + b + (alpha / rank) B A Dropout(x) (Hu et al. 2022, eq. 3).
+    """A linear layer with a low-rank update: W x + b + (alpha / rank) B A Dropout(x) (Hu et al. 2022, eq. 3).
 
-    A and B are ``lora_a`` and ``lora_b``; B starts as zeros, so that the map starts as it was.
+    A is ``lora_a``, B is ``lora_b``. B is initialized to zeros, so that the layer starts unchanged.
     """
 
     def __init__(self, linear: nn.Linear, brick: Lora) -> None:
-        """Take over the weight and bias of ``linear`` and draw A from the default generator."""
+        """Share weight and bias with ``linear``; initialize A from the default random generator."""
         super().__init__(linear.in_features, linear.out_features, linear.bias is not None, device="meta")
         self.weight, self.bias = linear.weight, linear.bias
         self.scale = brick.alpha / brick.rank
@@ -24,11 +24,11 @@ class LowRank(nn.Linear):
         self.dropout = Dropout(brick.dropout)
 
     def forward(self, x: Float[Tensor, "*axes d_in"]) -> Float[Tensor, "*axes d_out"]:
-        """Apply both maps."""
+        """Apply the linear layer and the low-rank update."""
         return super().forward(x) + self.scale * F.linear(F.linear(self.dropout(x), self.lora_a), self.lora_b)
 
     def merged(
         self, weight: Float[Tensor, "d_out d_in"], a: Float[Tensor, "rank d_in"], b: Float[Tensor, "d_out rank"]
     ) -> Float[Tensor, "d_out d_in"]:
-        """Make one weight of both: W + (alpha / rank) B A."""
+        """Return the merged weight W + (alpha / rank) B A."""
         return weight + self.scale * b @ a

@@ -1,4 +1,4 @@
-"""Mixture of experts: a router, a readable reference, a grouped path that sends tokens to their experts only, and what balances them."""
+"""Mixture of experts (MoE): router, experts, a reference that runs every expert, a grouped path, and load-balancing losses."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -14,17 +14,17 @@ from transom.layers.context import LayerContext
 from transom.layers.observe import observe
 
 ROUND = 64
-"""Above this many rows, slices of any number of tokens share a few shapes of products: the first bf16 product of a shape on a CPU makes its
-kernel, which takes five times as long as the product of 500 tokens with 384 by 1024 weights, forward and back."""
+"""Batches of more tokens than this are padded to a multiple of it, so that few matrix shapes occur. On a CPU the first bf16 product of a
+shape compiles its kernel, which takes five times as long as forward and backward of 500 tokens with 384 x 1024 weights."""
 
 
 class Routing(NamedTuple):
-    """Where tokens go.
+    """Expert assignment of each token.
 
     Attributes:
-        experts: the experts that each token is sent to, best first.
-        weights: what their outputs count.
-        taken: False at padding and where an expert is full; None where all are taken.
+        experts: indices of the top-k experts, best first.
+        weights: gate g of each of them.
+        taken: False at padding and where the expert is over capacity; None if no token is dropped.
     """
 
     experts: Int[Tensor, "tokens top_k"]
@@ -35,7 +35,7 @@ class Routing(NamedTuple):
 def every_expert(
     experts: Sequence[nn.Module], x: Float[Tensor, "tokens d_model"], routing: Routing, ctx: LayerContext = LayerContext()
 ) -> Float[Tensor, "tokens d_model"]:
-    """Mix by the equation: every expert on every token, sum_i g_i E_i(x) with g_i = 0 where expert i was not chosen."""
+    """Compute sum_i g_i E_i(x) by running every expert on every token, with g_i = 0 for experts that are not selected: the reference."""
     weights = routing.weights if routing.taken is None else routing.weights * routing.taken
     g = weights.new_zeros(len(x), len(experts)).scatter(1, routing.experts, weights)
     outputs = torch.stack([expert(x, ctx) for expert in experts], 1)  # (tokens, n_experts, d_model)
@@ -45,16 +45,16 @@ def every_expert(
 def grouped(
     experts: Sequence[nn.Module], x: Float[Tensor, "tokens d_model"], routing: Routing, ctx: LayerContext = LayerContext()
 ) -> Float[Tensor, "tokens d_model"]:
-    """Mix the same, each expert on its own tokens only: they are sorted by expert, and each expert takes its slice of them."""
+    """Compute the same with each expert on its own tokens only, sorted by expert and split into slices."""
     n_experts, top_k = len(experts), routing.experts.shape[1]
     chosen = routing.experts.flatten()
     if routing.taken is not None:
-        chosen = chosen.masked_fill(~routing.taken.flatten(), n_experts)  # behind the last slice
+        chosen = chosen.masked_fill(~routing.taken.flatten(), n_experts)  # sorted after the last slice
     counts = chosen.bincount(minlength=n_experts + 1)[:n_experts].tolist()
     order = chosen.argsort(stable=True)[: sum(counts)]
     token = order // top_k
     slices = x.index_select(0, token).split(counts)
-    learning = torch.is_grad_enabled()  # then an idle expert too has a gradient, of 0; otherwise it rests
+    learning = torch.is_grad_enabled()  # run idle experts too, so that they have a gradient, of 0
     outputs = torch.cat(
         [expert(filled_up(part), ctx)[: len(part)] for expert, part in zip(experts, slices, strict=True) if learning or len(part)]
     )
@@ -63,7 +63,7 @@ def grouped(
 
 
 def filled_up(part: Float[Tensor, "tokens d_model"]) -> Float[Tensor, "rows d_model"]:
-    """Add rows of zeros up to a multiple of ``ROUND`` where a new shape of product is dear: in a short type on a CPU."""
+    """Pad with zeros to a multiple of ``ROUND`` tokens where a new matrix shape is expensive: in 16-bit types on a CPU."""
     device = part.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else part.dtype
     if device != "cpu" or dtype.itemsize >= torch.float32.itemsize or len(part) <= ROUND:
@@ -74,19 +74,20 @@ def filled_up(part: Float[Tensor, "tokens d_model"]) -> Float[Tensor, "rows d_mo
 class Mixture(nn.Module):
     """sum_{i in TopK(s)} g_i E_i(x) + E_shared(x), s = softmax(x W_r) (Shazeer et al. 2017, eq. 1 and 3; Dai et al. 2024, eq. 9).
 
-    The router works in float32 at least (Fedus et al. 2022, section 2.4). A choice is made by s, or by s and the balance's bias, which no
-    gradient reaches. In training, an expert whose capacity is used up drops what comes later, in the order of rows, and of tokens in a row:
-    so a token loses no place to a later one of its row, but it may to one of a row above.
+    The router runs in float32 or wider (Fedus et al. 2022, section 2.4). Experts are selected by s, plus the balancing bias, which has no
+    gradient. In training, an expert over capacity drops further tokens, in the order of rows and of tokens in a row: a token is never
+    displaced by a later token of its row, but may be by an earlier row.
 
     Attributes:
-        path: mixes the experts' outputs: ``grouped``, or its reference ``every_expert``, whose shapes depend on no data.
-        bias: on the scores, for the choice only; moved by training. None where a loss or nothing balances.
+        path: combines the experts' outputs: ``grouped``, or its reference ``every_expert``, whose shapes do not depend on data.
+        bias: balancing bias, added to the scores for selection only and updated by training (Wang et al. 2024); None with a balancing loss
+            or no balancing.
     """
 
     bias: Tensor | None
 
     def __init__(self, brick: Brick, d_model: int, d_ff: int, make: Callable[[int], nn.Module]) -> None:
-        """Make router and experts; ``make`` builds a network of a hidden width."""
+        """Initialize router and experts; ``make`` builds an expert of a given hidden width."""
         super().__init__()
         self.brick = brick
         self.router = nn.Linear(d_model, brick.n_experts, bias=False)
@@ -96,7 +97,7 @@ class Mixture(nn.Module):
         self.path = grouped
 
     def forward(self, x: Float[Tensor, "*axes d_model"], ctx: LayerContext = LayerContext()) -> Float[Tensor, "*axes d_model"]:
-        """Send each token to its experts; padding takes no place."""
+        """Route each token to its experts; padding takes no capacity."""
         exact = torch.promote_types(x.dtype, torch.float32)
         with torch.autocast(x.device.type, enabled=False):
             logits = F.linear(x.to(exact), self.router.weight.to(exact))
@@ -108,11 +109,11 @@ class Mixture(nn.Module):
         return y.view_as(x)
 
     def scores(self, logits: Float[Tensor, "*axes n_experts"]) -> Float[Tensor, "*axes n_experts"]:
-        """Return s: how much a token belongs to each expert."""
+        """Return s, the score of each expert: softmax or sigmoid of the logits."""
         return logits.softmax(-1) if self.brick.scores == "softmax" else logits.sigmoid()
 
     def route(self, logits: Float[Tensor, "*axes n_experts"], real: Bool[Tensor, "*axes"] | None = None) -> Routing:
-        """Choose each token's experts and weigh them."""
+        """Select the top-k experts of each token and compute their gates; in training, drop tokens over capacity."""
         s = self.scores(logits.reshape(-1, logits.shape[-1]))
         liked = s.detach() if self.bias is None else s.detach() + self.bias
         experts = liked.topk(self.brick.top_k).indices
@@ -127,46 +128,46 @@ class Mixture(nn.Module):
         return Routing(experts, weights, (place < most) & there[:, None])
 
     def shares(self, logits: Float[Tensor, "*axes n_experts"]) -> Float[Tensor, "*axes n_experts"]:
-        """Return s over its sum: each expert's share of a token's scores, P of ``balance_loss`` before the mean (DeepSeek-V3, eq. 19)."""
+        """Return s over its sum: the probability of each expert, whose mean is P_i of ``balance_loss`` (DeepSeek-V3, eq. 19)."""
         s = self.scores(logits)
         return s if self.brick.scores == "softmax" else s / s.sum(-1, keepdim=True).clamp_min(torch.finfo(s.dtype).tiny)
 
 
 def places(experts: Int[Tensor, "choices"]) -> Int[Tensor, "choices"]:
-    """Number the choices of each expert, from 0, in the order in which they come.
+    """Return the position of each choice in its expert's queue, from 0, in order of arrival.
 
     >>> places(torch.tensor([1, 0, 1, 1, 0])).tolist()
     [0, 0, 1, 2, 1]
     """
     order = experts.argsort(stable=True)
     gathered = experts[order]
-    place = torch.arange(len(order), device=order.device) - torch.searchsorted(gathered, gathered)  # less where its expert begins
+    place = torch.arange(len(order), device=order.device) - torch.searchsorted(gathered, gathered)  # minus the start of its expert
     return torch.empty_like(order).scatter(0, order, place)
 
 
 def loads(experts: Int[Tensor, "tokens top_k"], real: Bool[Tensor, "tokens"], n_experts: int) -> Int[Tensor, "n_experts"]:
-    """Count the real tokens that chose each expert, dropped or not."""
+    """Count the tokens routed to each expert, dropped or not; padding is excluded."""
     return experts[real].flatten().bincount(minlength=n_experts)
 
 
 def balance_loss(counts: Float[Tensor, "n_experts"], share_sums: Float[Tensor, "n_experts"], n_tokens: float) -> Float[Tensor, ""]:
-    """Compute N sum_i f_i P_i, which is 1 where all is even (Fedus et al. 2022, eq. 4 to 6, without its factor alpha).
+    """Compute the load-balancing loss N sum_i f_i P_i (Fedus et al. 2022, eq. 4 to 6, without alpha); it is 1 for a uniform load.
 
-    It is linear in the sums: pieces of a batch add up to its loss, if ``counts`` and ``n_tokens`` are the whole batch's.
+    It is linear in ``share_sums``: micro-batches add up to the loss of the batch if ``counts`` and ``n_tokens`` are the batch's.
 
     Args:
-        counts: how often each expert was chosen: f_i is its part of all choices. It has no gradient.
-        share_sums: each expert's ``shares``, summed over tokens: P_i is that over ``n_tokens``.
-        n_tokens: real tokens of the whole batch.
+        counts: tokens routed to each expert; f_i is its fraction of all choices. No gradient.
+        share_sums: ``shares`` of each expert, summed over tokens; P_i is that over ``n_tokens``.
+        n_tokens: tokens of the whole batch, padding excluded.
     """
     return len(counts) * (counts / counts.sum() * share_sums).sum() / n_tokens
 
 
 def z_loss_sum(logits: Float[Tensor, "tokens n_experts"]) -> Float[Tensor, ""]:
-    """Compute the sum over tokens of (log sum_j e^(logit_j))^2; the router z-loss is its mean (Zoph et al. 2022, eq. 5)."""
+    """Compute the sum over tokens of (log sum_j e^(logit_j))^2, whose mean is the router z-loss (Zoph et al. 2022, eq. 5)."""
     return logits.logsumexp(-1).square().sum()
 
 
 def moved_bias(bias: Float[Tensor, "n_experts"], counts: Float[Tensor, "n_experts"], rate: float) -> Float[Tensor, "n_experts"]:
-    """Return the balance's bias after a step: b_i + u sign(mean(c) - c_i) (Wang et al. 2024, algorithm 1)."""
+    """Return the balancing bias after a step: b_i + u sign(mean(c) - c_i) (Wang et al. 2024, algorithm 1)."""
     return bias + rate * (counts.mean() - counts).sign().to(bias)

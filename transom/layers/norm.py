@@ -1,4 +1,4 @@
-"""Normalisation of tokens' vectors."""
+"""Normalization layers. A new norm is a subclass of ``Norm`` with ``@implements(its configuration class)``; see docs/extending.md."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -17,14 +17,14 @@ from transom.layers.observe import observe
 
 @implements(bricks.NoNorm)
 class Norm(nn.Module):
-    """What every kind has, and what ``none`` is: the vector as it is."""
+    """Base class of norms, and the norm ``none``: the identity."""
 
     def __init__(self, brick: Any, width: int) -> None:
-        """Make what the brick describes for vectors of ``width`` columns."""
+        """Initialize for vectors of ``width`` elements."""
         super().__init__()
 
     def forward(self, x: Float[Tensor, "*axes d_model"], ctx: LayerContext = LayerContext()) -> Float[Tensor, "*axes d_model"]:
-        """Return each vector as it is."""
+        """Return ``x`` unchanged."""
         x = observe(ctx, self, "x", x)
         return x
 
@@ -33,7 +33,7 @@ class Norm(nn.Module):
 def layer_norm(
     x: Float[Tensor, "*axes d_model"], weight: Float[Tensor, "d_model"], bias: Float[Tensor, "d_model"] | None, eps: float
 ) -> Float[Tensor, "*axes d_model"]:
-    """Compute gamma * (x - mean) / sqrt(variance + eps) + beta, in float32 at least (Ba et al. 2016, eq. 4)."""
+    """Compute gamma * (x - mean) / sqrt(variance + eps) + beta, in float32 or wider (Ba et al. 2016, eq. 4)."""
     exact = x.to(torch.promote_types(x.dtype, torch.float32))
     centered = exact - exact.mean(-1, keepdim=True)
     y = centered * (centered.square().mean(-1, keepdim=True) + eps).rsqrt() * weight
@@ -42,69 +42,69 @@ def layer_norm(
 
 @operation("rms_norm")
 def rms_norm(x: Float[Tensor, "*axes d_model"], weight: Float[Tensor, "d_model"], eps: float) -> Float[Tensor, "*axes d_model"]:
-    """Compute gamma * x / sqrt(mean(x^2) + eps), in float32 at least (Zhang & Sennrich 2019, eq. 4)."""
+    """Compute gamma * x / sqrt(mean(x^2) + eps), in float32 or wider (Zhang & Sennrich 2019, eq. 4)."""
     exact = x.to(torch.promote_types(x.dtype, torch.float32))
     return (exact * (exact.square().mean(-1, keepdim=True) + eps).rsqrt() * weight).to(x.dtype)
 
 
 @implements(bricks.LayerNorm)
 class LayerNorm(Norm):
-    """Layer normalisation: gamma * (x - mean) / sqrt(variance + eps) + beta over d_model (Ba et al. 2016, eq. 4).
+    """Layer normalization: gamma * (x - mean) / sqrt(variance + eps) + beta over d_model (Ba et al. 2016, eq. 4).
 
-    The variance is the biased one. Statistics are in float32 at least, whatever the type of ``x``.
+    The variance is the biased estimate. Statistics are computed in float32 or wider.
     """
 
     def __init__(self, brick: bricks.LayerNorm, width: int) -> None:
-        """Make gamma (``weight``, ones) and beta (``bias``, zeros, or none)."""
+        """Initialize gamma (``weight``, ones) and beta (``bias``, zeros; optional)."""
         super().__init__(brick, width)
         self.eps = brick.eps
         self.weight = nn.Parameter(torch.ones(width))
         self.bias = nn.Parameter(torch.zeros(width)) if brick.bias else None
 
     def forward(self, x: Float[Tensor, "*axes d_model"], ctx: LayerContext = LayerContext()) -> Float[Tensor, "*axes d_model"]:
-        """Normalise each vector."""
+        """Normalize each vector."""
         x = observe(ctx, self, "x", x)
         return layer_norm(x, self.weight, self.bias, self.eps)
 
 
 @implements(bricks.RmsNorm)
 class RmsNorm(Norm):
-    """Root-mean-square normalisation: gamma * x / sqrt(mean(x^2) + eps) over d_model (Zhang & Sennrich 2019, eq. 4).
+    """Root-mean-square normalization (RMSNorm): gamma * x / sqrt(mean(x^2) + eps) over d_model (Zhang & Sennrich 2019, eq. 4).
 
-    Statistics are in float32 at least, whatever the type of ``x``.
+    Statistics are computed in float32 or wider.
     """
 
     def __init__(self, brick: bricks.RmsNorm, width: int) -> None:
-        """Make gamma (``weight``, ones)."""
+        """Initialize gamma (``weight``, ones)."""
         super().__init__(brick, width)
         self.eps = brick.eps
         self.weight = nn.Parameter(torch.ones(width))
 
     def forward(self, x: Float[Tensor, "*axes d_model"], ctx: LayerContext = LayerContext()) -> Float[Tensor, "*axes d_model"]:
-        """Normalise each vector."""
+        """Normalize each vector."""
         x = observe(ctx, self, "x", x)
         return rms_norm(x, self.weight, self.eps)
 
 
 @implements(bricks.DynamicTanh)
 class DynamicTanh(Norm):
-    """A bounded curve in a norm's place: gamma * tanh(alpha * x) + beta (Zhu et al. 2025, eq. 1)."""
+    """Dynamic tanh, a replacement of normalization: gamma * tanh(alpha * x) + beta (Zhu et al. 2025, eq. 1)."""
 
     def __init__(self, brick: bricks.DynamicTanh, width: int) -> None:
-        """Make gamma (``weight``, ones), beta (``bias``, zeros) and alpha."""
+        """Initialize gamma (``weight``, ones), beta (``bias``, zeros) and alpha."""
         super().__init__(brick, width)
         self.weight = nn.Parameter(torch.ones(width))
         self.bias = nn.Parameter(torch.zeros(width))
         self.alpha = nn.Parameter(torch.tensor(brick.alpha))
 
     def forward(self, x: Float[Tensor, "*axes d_model"], ctx: LayerContext = LayerContext()) -> Float[Tensor, "*axes d_model"]:
-        """Bend each vector."""
+        """Apply the scaled tanh to each element."""
         x = observe(ctx, self, "x", x)
         return (torch.tanh(self.alpha * x) * self.weight + self.bias).to(x.dtype)
 
 
 class Statistics(NamedTuple):
-    """How many tokens there were, and the mean and the variance of each column over them."""
+    """Number of tokens of a pass, and mean and variance of each feature over them."""
 
     n_tokens: Int[Tensor, ""]
     mean: Float[Tensor, "d_model"]
@@ -113,15 +113,15 @@ class Statistics(NamedTuple):
 
 @implements(bricks.BatchNorm)
 class BatchNorm(Norm):
-    """Batch normalisation: gamma * (x - mean) / sqrt(variance + eps) + beta, mean and variance over true tokens (Ioffe & Szegedy 2015).
+    """Batch normalization: gamma * (x - mean) / sqrt(variance + eps) + beta, statistics over tokens without padding (Ioffe & Szegedy 2015).
 
-    Training normalises by the statistics of the tokens of a pass (algorithm 1), so tokens depend on each other; evaluation by the running
-    ones (algorithm 2). In training ``n_tokens``, ``mean`` and ``variance`` are sites, from which an objective moves the running statistics
-    once per step, by what all of its passes saw together. Statistics are in float32 at least.
+    Training uses the statistics of the pass (algorithm 1), so tokens depend on each other; evaluation uses running statistics (algorithm
+    2). In training ``n_tokens``, ``mean`` and ``variance`` are sites: an objective reads them and updates the running statistics once per
+    step, from all micro-batches together. Statistics are computed in float32 or wider.
     """
 
     def __init__(self, brick: bricks.BatchNorm, width: int) -> None:
-        """Make gamma (``weight``, ones), beta (``bias``, zeros) and the running statistics (zeros and ones)."""
+        """Initialize gamma (``weight``, ones), beta (``bias``, zeros) and the running statistics (``mean`` zeros, ``variance`` ones)."""
         super().__init__(brick, width)
         self.eps, self.momentum = brick.eps, brick.momentum
         self.weight = nn.Parameter(torch.ones(width))
@@ -132,14 +132,14 @@ class BatchNorm(Norm):
         self.register_buffer("variance", torch.ones(width))
 
     def forward(self, x: Float[Tensor, "*axes d_model"], ctx: LayerContext = LayerContext()) -> Float[Tensor, "*axes d_model"]:
-        """Normalise each column."""
+        """Normalize each feature."""
         x = observe(ctx, self, "x", x)
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
         mean, variance = self.measured(wide, ctx) if self.training else (self.mean, self.variance)
         return ((wide - mean) * (variance + self.eps).rsqrt() * self.weight + self.bias).to(x.dtype)
 
     def measured(self, x: Float[Tensor, "*axes d_model"], ctx: LayerContext) -> tuple[Float[Tensor, "d_model"], Float[Tensor, "d_model"]]:
-        """Return mean and variance of each column over the true tokens."""
+        """Return mean and biased variance of each feature over the tokens, padding excluded."""
         if ctx.token_mask is None:
             there = torch.ones(x.shape[:-1], dtype=torch.bool, device=x.device)
         else:
@@ -154,7 +154,7 @@ class BatchNorm(Norm):
 
     @torch.no_grad()
     def move_statistics(self, passes: Sequence[Statistics]) -> None:
-        """Move the running statistics by those of the passes of a step, taken together; the variance is the unbiased one."""
+        """Update the running statistics from all micro-batches of a step together, with the unbiased variance."""
         counts = [int(each.n_tokens) for each in passes]
         if (n := sum(counts)) < 2:
             return
@@ -167,5 +167,5 @@ class BatchNorm(Norm):
 
 
 def build_norm(brick: Brick, width: int) -> Norm:
-    """Build the norm that a brick describes, for vectors of ``width`` columns."""
+    """Build the norm of a configuration, for vectors of ``width`` elements."""
     return build(brick, width)

@@ -1,8 +1,8 @@
-"""Sites: named places in the forward pass at which the real, fast model is read and edited.
+"""Sites: named points of the forward pass at which activations are recorded or edited, like forward hooks on intermediate tensors.
 
-A site is one line, ``q = observe(ctx, self, "q", q)``. Without an observer it returns ``q``, and the traced graph has no sign of it. The
-address of a site is the path of its module and its name: ``encoder.blocks.3.attn.q``. A module knows its path within its block only, and
-the block's observer knows the rest, so that all blocks of a stack share one compiled graph, observed or not.
+A site is one line, ``q = observe(ctx, self, "q", q)``. Without an observer it returns ``q`` and leaves no trace in the compiled graph. The
+address of a site is the path of its module and its name: ``encoder.blocks.3.attn.q``. A module stores its path within its block only, and
+the block's observer stores the rest, so that all blocks of a stack share one compiled graph, observed or not.
 """
 
 from collections import Counter
@@ -21,8 +21,8 @@ class Edit(NamedTuple):
     """A replacement of a site's tensor.
 
     Attributes:
-        value: the new values, of the site's shape or one that broadcasts to it.
-        where: True where they replace the old ones; None for everywhere.
+        value: new values, broadcastable to the site's shape.
+        where: True where they replace the old values; None for everywhere.
     """
 
     value: Float[Tensor, "..."]
@@ -30,7 +30,7 @@ class Edit(NamedTuple):
 
     @property
     def shapes(self) -> list[tuple[int, ...]]:
-        """The shapes of its tensors, each of which must broadcast to the site's."""
+        """Shapes of ``value`` and ``where``; each must broadcast to the site's shape."""
         return [tuple(part.shape) for part in self if part is not None]
 
     def apply(self, x: Tensor) -> Tensor:
@@ -45,20 +45,19 @@ def _broadcasts(shape: tuple[int, ...], to: tuple[int, ...]) -> bool:
 
 
 class ActivationObserver:
-    """A recorder as seen from one block, or from what surrounds the blocks of a stack.
+    """View of a recorder from one block, or from the modules around the blocks of a stack.
 
-    Within a pass it only selects, collects and edits tensors. A block that is computed again in the backward pass (activation
-    checkpointing) edits again and records nothing new.
+    A block that is recomputed in the backward pass (activation checkpointing) applies its edits again and records nothing new.
 
     Attributes:
-        prefix: what precedes the addresses seen here, as ``encoder.blocks.3.``; no layer reads it.
+        prefix: prefix of the addresses in this view, such as ``encoder.blocks.3.``; no layer reads it.
         wanted: patterns of the addresses to record, without the prefix.
-        edits: by address, without the prefix.
-        activations: what was recorded, by address, without the prefix.
+        edits: edits by address, without the prefix.
+        activations: recorded tensors by address, without the prefix.
     """
 
     def __init__(self, recorder: "ActivationRecorder", number: int, stack: str, block: int | None = None) -> None:
-        """View ``recorder`` in pass ``number`` from a block of a stack; without a block, from around its blocks."""
+        """Create a view of ``recorder`` for pass ``number`` from a block of a stack, or from around its blocks if ``block`` is None."""
         self.prefix = "" if block is None else f"{stack}.blocks.{block}."
         self.wanted = _within(recorder.wanted, self.prefix)
         self.edits = {at.removeprefix(self.prefix): edit for at, edit in recorder.edits.items() if at.startswith(self.prefix)}
@@ -67,18 +66,18 @@ class ActivationObserver:
         recorder.views.append((number, self))
 
     def block(self, index: int) -> "ActivationObserver":
-        """Return the view from a block of the same stack, in the same pass."""
+        """Return the view from block ``index`` of the same stack and pass."""
         return ActivationObserver(self._recorder, self._number, self._stack, index)
 
     def visit(self, address: str, x: Tensor) -> Tensor:
-        """Return ``x`` at ``address``, or its edit; record it on the first visit, if it is wanted."""
+        """Apply the edit at ``address``, if any; record the result on the first visit, if it is wanted."""
         x = self.edit(address, x)
         if address not in self.activations:
             self.record(address, x)
         return x
 
     def edit(self, address: str, x: Tensor) -> Tensor:
-        """Return ``x``, or its edit.
+        """Apply the edit at ``address``, if any.
 
         Raises:
             ConfigError: the edit does not broadcast to the shape of ``x``.
@@ -92,7 +91,7 @@ class ActivationObserver:
         return self.edits[address].apply(x)
 
     def record(self, address: str, x: Tensor) -> None:
-        """Record ``x`` if it is wanted, in place of what was recorded before."""
+        """Record ``x`` if it is wanted, replacing an earlier record."""
         if _matches(self.wanted, address):
             if not torch.compiler.is_compiling():
                 self._recorder.order.setdefault(self.prefix + address, len(self._recorder.order))
@@ -105,12 +104,12 @@ def _matches(patterns: tuple[str, ...], address: str) -> bool:
 
 
 def _within(patterns: tuple[str, ...], prefix: str) -> tuple[str, ...]:
-    """List the patterns of the rest of an address, as ``_remainders`` has them."""
+    """Return the patterns relative to ``prefix``; see ``_remainders``."""
     return tuple(dict.fromkeys(rest for pattern in patterns for rest in _remainders(pattern, prefix)))
 
 
 def _remainders(pattern: str, prefix: str) -> tuple[str, ...]:
-    """List the patterns that must match the rest of an address which begins with ``prefix``; ``*`` stands for anything, dots included.
+    """Return the patterns that the rest of an address must match, given that it begins with ``prefix``; ``*`` matches dots too.
 
     >>> _remainders("decoder.blocks.*.attn.q", "decoder.blocks.3."), _remainders("encoder.*", "decoder.blocks.3.")
     (('attn.q', '*.attn.q'), ())
@@ -133,32 +132,32 @@ for _constant in (_matches, _within):
 
 
 class ActivationRecorder:
-    """Records the tensors at wanted sites and edits those at others: what a model takes as ``observer``.
+    """Records activations at some sites and edits them at others; pass it to a model as ``observer``.
 
-    What is recorded is what the model goes on with: at an edited site, the edited tensor.
+    At an edited site the edited tensor is recorded.
 
     Attributes:
-        wanted: addresses, or patterns of them (``*`` stands for anything, dots included), as ``decoder.blocks.*.cross.q``.
-        edits: by address.
-        views: the observers of all passes, each with the number of its pass.
+        wanted: addresses to record, or patterns of them, such as ``decoder.blocks.*.cross.q``; ``*`` matches dots too.
+        edits: edits by address.
+        views: (number of the pass, observer) of all passes.
         order: addresses, as keys, in the order of the first visit; empty under ``torch.compile``.
     """
 
     def __init__(self, wanted: Iterable[str] = (), edits: Mapping[str, Edit] | None = None) -> None:
-        """Record at ``wanted``, edit at ``edits``."""
+        """Record activations at ``wanted`` and replace those at ``edits``."""
         self.wanted, self.edits = tuple(wanted), dict(edits or {})
         self.views: list[tuple[int, ActivationObserver]] = []
         self.order: dict[str, int] = {}
         self._n_passes = Counter[str]()
 
     def open(self, stack: str) -> ActivationObserver:
-        """Begin to observe a pass through a stack, and what precedes and follows its blocks."""
+        """Return an observer of a new pass through ``stack`` and the modules around its blocks."""
         self._n_passes[stack] += 1
         return ActivationObserver(self, self._n_passes[stack] - 1, stack)
 
     @property
     def passes(self) -> list[dict[str, Tensor]]:
-        """What was recorded, by address, per pass: one for each time that the model read a batch, a side of pairs, or new tokens."""
+        """Recorded tensors by address, one dict per pass: per batch, side of a pair, or decoding step."""
         found = [dict[str, Tensor]() for _ in range(1 + max((number for number, _ in self.views), default=-1))]
         for number, view in self.views:
             found[number] |= {view.prefix + address: x for address, x in view.activations.items()}
@@ -166,23 +165,23 @@ class ActivationRecorder:
 
     @property
     def activations(self) -> dict[str, Tensor]:
-        """What was recorded last, by address."""
+        """The latest recorded tensor per address."""
         return {address: x for each in self.passes for address, x in each.items()}
 
 
 class UnrolledObserver(ActivationObserver):
-    """An observer inside a loop over places: the i-th visit of an address is its place i.
+    """An observer for a loop over time steps: the i-th visit of an address is step i.
 
-    A site then has one tensor for all places; those to come are 0 until they are reached.
+    A site then has one tensor for all steps; later steps are 0 until they are reached.
     """
 
     def __init__(self, observer: ActivationObserver, n_places: int) -> None:
-        """Show ``observer`` a loop over ``n_places``."""
+        """Wrap ``observer`` for a loop of ``n_places`` steps."""
         self._observer, self._n_places = observer, n_places
         self._shown: dict[str, tuple[int, Tensor]] = {}
 
     def visit(self, address: str, x: Tensor) -> Tensor:
-        """Show ``x`` (..., 1, width) among the other places; return it, or its edit."""
+        """Insert ``x``, (..., 1, width), at the current step of the site's tensor; return it, or its edit."""
         place, whole = self._shown.get(address) or (0, x.new_zeros(*x.shape[:-2], self._n_places, x.shape[-1]))
         before, _, after = whole.split([place, 1, self._n_places - place - 1], -2)
         whole = self._observer.edit(address, torch.cat([before, x, after], -2))
@@ -193,16 +192,16 @@ class UnrolledObserver(ActivationObserver):
 
 @runtime_checkable
 class Observed(Protocol):
-    """A context in which layers may be observed."""
+    """A context object with an observer."""
 
     @property
     def observer(self) -> ActivationObserver | None:
-        """The observer of this pass, if there is one."""
+        """Observer of this pass, or None."""
         ...
 
 
 def observe(ctx: Observed, module: nn.Module, name: str, x: Tensor) -> Tensor:
-    """Return ``x``, the tensor at site ``name`` of ``module``, or what the observer replaces it by."""
+    """Declare site ``name`` of ``module``: return ``x``, or its replacement by the observer."""
     if ctx.observer is None:
         return x
     path: Any = module.address
@@ -210,9 +209,9 @@ def observe(ctx: Observed, module: nn.Module, name: str, x: Tensor) -> Tensor:
 
 
 def assign_addresses(model: nn.Module) -> None:
-    """Tell each module its path, inside a block the path from there: ``attn`` for ``encoder.blocks.3.attn``.
+    """Store in each module its path; inside a block, the path from the block: ``attn`` for ``encoder.blocks.3.attn``.
 
-    Call it once the model is built, before anything wraps its modules.
+    Call it once the model is built, before any module is wrapped.
     """
     for path, module in model.named_modules():
         outside, blocks, inside = path.partition(".blocks.")

@@ -1,7 +1,7 @@
-"""Positions: where a token stands, told to a model that is otherwise blind to order.
+"""Position encodings: sinusoidal, learned, rotary (RoPE), ALiBi and T5's relative bias.
 
-A position brick may speak at three places: a vector added to the embeddings (``forward``), a turn of queries and keys (``rotation``), a
-bias on the scores (``bias``). Each kind has its own and is silent at the others.
+A position encoding acts at one of three places: it adds a vector to the embeddings (``forward``), rotates queries and keys (``rotation``,
+then ``turn``), or adds a bias to the attention scores (``bias``). At the other places it returns None.
 """
 
 import math
@@ -21,11 +21,11 @@ from transom.config.vision import VisionTransformer
 from transom.layers.dispatch import operation
 
 OneBias = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""The bias of a head between the positions of a query and a key, each a single number; it holds tensors and no module."""
+"""Score bias as a function (head, query position, key position) of scalars; it closes over tensors, not modules."""
 
 
 class Rotation(NamedTuple):
-    """Cosines and sines of the angles by which the pairs of a head's columns are turned at each position."""
+    """Cosines and sines of the rotation angles, per position and pair of head dimensions."""
 
     cos: Float[Tensor, "#batch 1 length pairs"]
     sin: Float[Tensor, "#batch 1 length pairs"]
@@ -33,46 +33,46 @@ class Rotation(NamedTuple):
 
 @implements(bricks.NoPosition)
 class Position(nn.Module):
-    """What every kind has, and what ``none`` is."""
+    """Base class of position encodings, and the encoding ``none``."""
 
     def __init__(self, config: Architecture, causal: bool) -> None:
-        """Make what is computed once.
+        """Initialize tables and parameters.
 
         Args:
-            config: the model's.
-            causal: whether keys stand only before queries.
+            config: model configuration.
+            causal: whether the stack is causal: keys never come after their query.
         """
         super().__init__()
 
     def forward(self, positions: Int[Tensor, "#batch length"]) -> Float[Tensor, "#batch length d_model"] | None:
-        """Return what is added to the embeddings, or None for nothing."""
+        """Return the vectors to add to the embeddings; None for none."""
         return None
 
     def rotation(self, positions: Int[Tensor, "#batch length"]) -> Rotation | None:
-        """Return how queries and keys at these positions are turned, or None for not at all."""
+        """Return the rotary cosines and sines at these positions; None for no rotation."""
         return None
 
     @property
     def learned(self) -> tuple[Tensor, ...]:
-        """What the bias is learned from."""
+        """Parameters that the bias depends on."""
         return ()
 
     def bias(
         self, queries: Int[Tensor, "#batch query"], keys: Int[Tensor, "#batch key"], *learned: Tensor
     ) -> Float[Tensor, "#batch n_heads query key"] | None:
-        """Return what is added to the scores between these positions, or None for nothing; a function of ``learned`` alone."""
+        """Return the bias to add to the attention scores; None for none. It is differentiable in ``learned`` only."""
         return None
 
     def one_bias(self) -> OneBias | None:
-        """Return the bias as a function of single numbers, for kernels that are compiled, or None for nothing."""
+        """Return the bias as a scalar function, as FlexAttention's score_mod needs it; None for no bias."""
         return None
 
 
 class TabulatedPosition(Position):
-    """A position whose tables are computed, never saved, and as accurate as the type of the model: float64 tables in a float64 model."""
+    """A position encoding with computed tables, which are not saved. A model converted to float64 recomputes them in float64."""
 
     def __init__(self, config: Any, causal: bool) -> None:
-        """Compute the tables in the default type."""
+        """Compute the tables in the default dtype."""
         super().__init__(config, causal)
         self.config = config
         for name, table in self.tables(torch.get_default_dtype()).items():
@@ -83,7 +83,7 @@ class TabulatedPosition(Position):
         """Compute the tables by name, in float64 before the cast to ``dtype``."""
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """Convert the tables as any module does, but compute them anew where they become float64."""
+        """Convert the module; recompute tables that become float64."""
         before = {name: table.dtype for name, table in self.named_buffers(recurse=False)}
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         after = dict(self.named_buffers(recurse=False))
@@ -96,7 +96,7 @@ class TabulatedPosition(Position):
 def sinusoids(
     max_seq_len: int, d_model: int, base: float = 10000.0, dtype: torch.dtype | None = None
 ) -> Float[Tensor, "max_seq_len d_model"]:
-    """Tabulate sines and cosines of geometrically spaced wavelengths, in float64 before the cast.
+    """Compute the table of sinusoidal position encodings, in float64 before the cast.
 
     P[i, 2k] = sin(i / base^(2k / d_model)), P[i, 2k + 1] = cos(i / base^(2k / d_model)) (Vaswani et al. 2017, section 3.5).
     """
@@ -110,41 +110,41 @@ def sinusoids(
 
 
 _ROWS = 1024
-"""Positions that are tabulated at once: all of a long table in float64 would take many times its own memory."""
+"""Positions computed at a time: all of a long table in float64 would take many times its own memory."""
 
 
 def _angles(start: int, max_seq_len: int, frequency: Float[Tensor, "pairs"]) -> Float[Tensor, "rows pairs"]:
-    """Multiply the positions of the rows from ``start`` by each frequency, in float64."""
+    """Return position times frequency for a chunk of positions from ``start``, in float64."""
     return torch.arange(start, min(start + _ROWS, max_seq_len), dtype=torch.float64)[:, None] * frequency
 
 
 @implements(bricks.Sinusoidal)
 class Sinusoidal(TabulatedPosition):
-    """Fixed sinusoids, added to the embeddings."""
+    """Sinusoidal position encoding, added to the embeddings (Vaswani et al. 2017, section 3.5)."""
 
     config: Transformer
     table: Tensor
 
     def tables(self, dtype: torch.dtype) -> dict[str, Tensor]:
-        """Tabulate ``n_positions``."""
+        """Compute the encodings of ``n_positions`` positions."""
         c = self.config
         assert isinstance(c.position, bricks.Sinusoidal)
         return {"table": sinusoids(c.n_positions, c.d_model, c.position.base, dtype)}
 
     def forward(self, positions: Int[Tensor, "#batch length"]) -> Float[Tensor, "#batch length d_model"]:
-        """Look up each position's vector."""
+        """Look up the encoding of each position."""
         return self.table[positions]
 
 
 @implements(bricks.Sinusoidal2d)
 class Sinusoidal2d(TabulatedPosition):
-    """Fixed sinusoids of a patch's row and column, half of the vector each (He et al. 2022, section 3); a token in front has zeros."""
+    """Sinusoidal encodings of a patch's row and column, half of the vector each (He et al. 2022, section 3); zeros for a class token."""
 
     config: VisionTransformer
     table: Tensor
 
     def tables(self, dtype: torch.dtype) -> dict[str, Tensor]:
-        """Tabulate a grid of patches."""
+        """Compute the encodings of a grid of patches, preceded by zeros for a class token."""
         c = self.config
         assert isinstance(c, VisionTransformer) and isinstance(c.position, bricks.Sinusoidal2d)
         side, half = c.grid, c.d_model // 2
@@ -153,32 +153,32 @@ class Sinusoidal2d(TabulatedPosition):
         return {"table": torch.cat([grid.new_zeros(c.n_positions - len(grid), 2 * half), grid])}
 
     def forward(self, positions: Int[Tensor, "#batch length"]) -> Float[Tensor, "#batch length d_model"]:
-        """Look up each patch's vector."""
+        """Look up the encoding of each patch."""
         return self.table[positions]
 
 
 @implements(bricks.Learned)
 class Learned(Position):
-    """A learned vector a position, added to the embeddings (Gehring et al. 2017, section 3.1)."""
+    """Learned position embeddings, added to the token embeddings (Gehring et al. 2017, section 3.1)."""
 
     def __init__(self, config: Transformer, causal: bool) -> None:
-        """Make ``n_positions`` vectors."""
+        """Initialize ``n_positions`` embeddings."""
         super().__init__(config, causal)
         self.table = nn.Embedding(config.n_positions, config.d_model)
 
     def forward(self, positions: Int[Tensor, "#batch length"]) -> Float[Tensor, "#batch length d_model"]:
-        """Look up each position's vector."""
+        """Look up the embedding of each position."""
         return self.table(positions)
 
 
 def resized_grid(table: Float[Tensor, "old_places d_model"], n_positions: int) -> Float[Tensor, "new_places d_model"]:
-    """Bring learned positions of one square grid of patches to another, by cubic interpolation (Dosovitskiy et al. 2021, section 3.2).
+    """Resize learned position embeddings of a square grid of patches by bicubic interpolation (Dosovitskiy et al. 2021, section 3.2).
 
-    A classification token's position, in front of the grid where there is one, stays as it is.
+    The embedding of a class token, which precedes the grid, is unchanged.
 
     Args:
-        table: of as many positions as a square grid has patches, or one more.
-        n_positions: wanted, likewise, with that one more exactly where the table has it.
+        table: embeddings of a square grid, with or without a class token.
+        n_positions: new number of positions; a class token is included exactly if ``table`` has one.
     """
     old, new = math.isqrt(len(table)), math.isqrt(n_positions)
     front = len(table) - old**2
@@ -189,10 +189,10 @@ def resized_grid(table: Float[Tensor, "old_places d_model"], n_positions: int) -
 
 
 def resized_line(table: Float[Tensor, "old_places d_model"], n_positions: int) -> Float[Tensor, "new_places d_model"]:
-    """Bring learned positions of a text to another length.
+    """Resize learned position embeddings of text to ``n_positions``.
 
-    A shorter table is the beginning of the longer one, since the positions of short texts keep their meaning. A longer one is interpolated
-    linearly, so that its last position is the last trained one, as Chen et al. 2023, section 3, squeeze rotary positions.
+    A shorter table is a truncation, so that positions keep their meaning. A longer one is a linear interpolation whose last position is the
+    last trained one, like the position interpolation of rotary embeddings (Chen et al. 2023, section 3).
     """
     if n_positions <= len(table):
         return table[:n_positions]
@@ -200,13 +200,15 @@ def resized_line(table: Float[Tensor, "old_places d_model"], n_positions: int) -
 
 
 def frequencies(brick: bricks.Rotary, width: int, max_seq_len: int) -> tuple[Float[Tensor, "pairs"], float]:
-    """Compute the angle a position of each pair of columns, in float64, and what cosines and sines are multiplied by.
+    """Compute the rotary frequencies (radians per position, in float64) and the factor of cosines and sines.
 
-    theta_k = base^(-2k / width) (Su et al. 2021, eq. 15), then by ``scaling``, with f = factor: linear, theta / f (Chen et al. 2023,
-    eq. 3); ntk, the base times f^(width / (width - 2)), which leaves the fastest pair and slows the slowest by f; yarn (Peng et al. 2023,
-    section 3), theta / f for pairs that make less than 1 turn in the trained length, theta for more than 32, between them a mixture that
-    is linear in k, as in the authors' code (in the paper it is linear in the turns), and cosines and sines times 0.1 ln f + 1, which
-    makes scores sharper.
+    theta_k = base^(-2k / width) (Su et al. 2021, eq. 15). ``scaling`` extends the context window by f = factor:
+
+    - linear: theta / f (Chen et al. 2023, eq. 3).
+    - ntk: base times f^(width / (width - 2)); the highest frequency is unchanged, the lowest is divided by f.
+    - yarn (Peng et al. 2023, section 3): theta / f for pairs with less than 1 rotation in the original length, theta for more than 32,
+      and a linear ramp between. The ramp is linear in k, as in the authors' code; in the paper it is linear in the number of rotations.
+      Cosines and sines are multiplied by 0.1 ln f + 1, which sharpens the attention scores.
     """
     exponent = torch.arange(0, width, 2, dtype=torch.float64) / width
     f = brick.factor
@@ -217,10 +219,10 @@ def frequencies(brick: bricks.Rotary, width: int, max_seq_len: int) -> tuple[Flo
     if brick.scaling != "yarn":
         return theta, 1.0
     trained = brick.trained_seq_len or max(1, round(max_seq_len / f))
-    most, fewest = 32.0, 1.0  # turns in the trained length: Peng et al. call them beta and alpha
+    most, fewest = 32.0, 1.0  # rotations in the original length: beta and alpha of Peng et al.
 
     def pair(turns: float) -> float:
-        """Give the place of the pair that makes so many turns in the trained length."""
+        """Return the (fractional) index of the pair with this many rotations in the original length."""
         return width * math.log(trained / (turns * 2 * math.pi)) / (2 * math.log(brick.base))
 
     low, high = max(math.floor(pair(most)), 0), min(math.ceil(pair(fewest)), width - 1)
@@ -230,14 +232,17 @@ def frequencies(brick: bricks.Rotary, width: int, max_seq_len: int) -> tuple[Flo
 
 @implements(bricks.Rotary)
 class Rotary(TabulatedPosition):
-    """Rotary positions: queries and keys are turned by angles proportional to their position (Su et al. 2021)."""
+    """Rotary position embedding (RoPE): queries and keys are rotated by angles proportional to their position (Su et al. 2021).
+
+    ``Attention.forward`` and ``Attention.project`` apply it with ``turn``.
+    """
 
     config: Transformer
     cos: Tensor
     sin: Tensor
 
     def tables(self, dtype: torch.dtype) -> dict[str, Tensor]:
-        """Tabulate cosines and sines of the angles at ``n_positions``."""
+        """Compute cosines and sines for ``n_positions`` positions."""
         c = self.config
         assert isinstance(c.position, bricks.Rotary)
         theta, scale = frequencies(c.position, c.width_turned, c.n_positions)
@@ -249,7 +254,7 @@ class Rotary(TabulatedPosition):
         return {"cos": cos, "sin": sin}
 
     def rotation(self, positions: Int[Tensor, "#batch length"]) -> Rotation:
-        """Look up the angles' cosines and sines."""
+        """Look up the cosines and sines of each position."""
         return Rotation(self.cos[positions][:, None], self.sin[positions][:, None])
 
 
@@ -257,9 +262,9 @@ class Rotary(TabulatedPosition):
 def rotate(
     x: Float[Tensor, "batch heads length d_head"], cos: Float[Tensor, "#batch 1 length pairs"], sin: Float[Tensor, "#batch 1 length pairs"]
 ) -> Float[Tensor, "batch heads length d_head"]:
-    """Rotate the pairs (x_k, x_{k + d/2}) of each vector; further columns stay (after Su et al. 2021, eq. 34).
+    """Rotate the pairs (x_k, x_{k + d/2}) of each vector; dimensions beyond the pairs are unchanged (after Su et al. 2021, eq. 34).
 
-    Products are in the angles' type.
+    Products are computed in the dtype of the cosines, or a wider one.
     """
     pairs = cos.shape[-1]
     a, b, rest = x.to(torch.promote_types(x.dtype, cos.dtype)).split([pairs, pairs, x.shape[-1] - 2 * pairs], -1)
@@ -267,12 +272,14 @@ def rotate(
 
 
 def turn(x: Float[Tensor, "batch heads length d_head"], rotation: Rotation | None) -> Float[Tensor, "batch heads length d_head"]:
-    """Rotate each vector by the angles of its position; None leaves it as it is."""
+    """Apply RoPE: rotate each vector by the angles of its position; with None return ``x`` unchanged."""
     return x if rotation is None else rotate(x, *rotation)
 
 
 def slopes(n_heads: int) -> list[float]:
-    """Give each head's slope: the powers of 2^(-8 / n), n the largest power of two among the heads, then every other one of 2n's.
+    """Return the ALiBi slope of each head (Press et al. 2022, section 3).
+
+    The slopes are the powers of 2^(-8 / n), n the largest power of two <= n_heads, followed by every other slope of 2n heads.
 
     >>> slopes(8)[:3], slopes(3)
     ([0.5, 0.25, 0.125], [0.0625, 0.00390625, 0.25])
@@ -284,7 +291,7 @@ def slopes(n_heads: int) -> list[float]:
 
 @implements(bricks.Alibi)
 class Alibi(TabulatedPosition):
-    """Attention with linear biases: -m_h |i - j| on the scores (Press et al. 2022, section 3)."""
+    """ALiBi, attention with linear biases: adds -m_h |i - j| to the scores (Press et al. 2022, section 3)."""
 
     config: Transformer
     slopes: Tensor
@@ -296,18 +303,21 @@ class Alibi(TabulatedPosition):
     def bias(
         self, queries: Int[Tensor, "#batch query"], keys: Int[Tensor, "#batch key"], *learned: Tensor
     ) -> Float[Tensor, "#batch n_heads query key"]:
-        """Penalise distance."""
+        """Return -m_h |i - j|."""
         distance = (queries[:, None, :, None] - keys[:, None, None, :]).abs()
         return -self.slopes[:, None, None] * distance
 
     def one_bias(self) -> OneBias:
-        """Penalise a distance."""
+        """Return -m_h |i - j| of one head and pair."""
         slopes = self.slopes
         return lambda head, query, key: -slopes[head] * (query - key).abs()
 
 
 def bucket(offsets: Int[Tensor, "*axes"], n_buckets: int, max_distance: int, causal: bool) -> Int[Tensor, "*axes"]:
-    """Number the buckets of ``offsets``, key minus query: exact up to half of a side's buckets, logarithmic up to ``max_distance``."""
+    """Return T5's bucket of each offset, key minus query position: exact for small distances, then logarithmic up to ``max_distance``.
+
+    Without ``causal``, half of the buckets are for keys after the query; half of a side's buckets are exact.
+    """
     n, first = n_buckets, torch.zeros_like(offsets)
     if causal:
         distance = (-offsets).clamp(min=0)
@@ -321,10 +331,10 @@ def bucket(offsets: Int[Tensor, "*axes"], n_buckets: int, max_distance: int, cau
 
 @implements(bricks.Relative)
 class Relative(Position):
-    """Relative biases: a learned number a head and bucket of distance on the scores (Raffel et al. 2020, section 2.1)."""
+    """T5's relative position bias: a learned scalar per head and distance bucket, added to the scores (Raffel et al. 2020, section 2.1)."""
 
     def __init__(self, config: Transformer, causal: bool) -> None:
-        """Make the table."""
+        """Initialize the table of biases."""
         super().__init__(config, causal)
         assert isinstance(config.position, bricks.Relative)
         self.n_buckets, self.max_distance, self.causal = config.position.n_buckets, config.position.max_distance, causal
@@ -332,23 +342,23 @@ class Relative(Position):
 
     @property
     def learned(self) -> tuple[Tensor, ...]:
-        """The table."""
+        """The table of biases."""
         return (self.table.weight,)
 
     def bias(
         self, queries: Int[Tensor, "#batch query"], keys: Int[Tensor, "#batch key"], *learned: Tensor
     ) -> Float[Tensor, "#batch n_heads query key"]:
-        """Look up each head's bias."""
+        """Look up the bias of each head and pair."""
         (table,) = learned
         buckets = bucket(keys[:, None, :] - queries[:, :, None], self.n_buckets, self.max_distance, self.causal)
         return F.embedding(buckets, table).permute(0, 3, 1, 2)
 
     def one_bias(self) -> OneBias:
-        """Look up one head's bias."""
+        """Look up the bias of one head and pair."""
         table, sizes = self.table.weight, (self.n_buckets, self.max_distance, self.causal)
         return lambda head, query, key: table[bucket(key - query, *sizes), head]
 
 
 def build_position(config: Transformer, causal: bool) -> Position:
-    """Build the position brick of a configuration for one stack; ``causal`` where its queries see only what stands before them."""
+    """Build the position encoding of one stack; ``causal`` if no query attends to later keys."""
     return implementation(config.position)(config, causal)

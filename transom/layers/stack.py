@@ -1,4 +1,4 @@
-"""A stack of blocks: an encoder, or a decoder when it has a memory to attend to."""
+"""A stack of blocks: an encoder, a decoder with cross-attention, or a decoder-only stack."""
 
 from collections.abc import Sequence
 from typing import cast
@@ -17,10 +17,10 @@ from transom.layers.value_residual import FirstValues, ValueResidual
 
 
 class Stack(nn.Module):
-    """Blocks one after another, and a norm after them unless each block ends with one."""
+    """A sequence of blocks, and a final norm unless each block ends with one."""
 
     def __init__(self, config: Transformer, n_layers: int, cross: bool) -> None:
-        """Make ``n_layers`` blocks, with cross-attention or without."""
+        """Initialize ``n_layers`` blocks; ``cross`` adds cross-attention."""
         super().__init__()
         blocks = nn.ModuleList(build_block(config, cross, place) for place in range(n_layers))
         self.blocks = cast(Sequence[SequentialBlock | ParallelBlock], blocks)
@@ -31,7 +31,7 @@ class Stack(nn.Module):
 
     @property
     def routed(self) -> bool:
-        """Whether only chosen tokens pass some of the blocks."""
+        """Whether some blocks have a mixture-of-depths router."""
         return any(block.depth is not None for block in self.blocks)
 
     def forward(
@@ -43,9 +43,9 @@ class Stack(nn.Module):
         """Pass the residual stream through the blocks.
 
         Args:
-            x: the embedded tokens.
-            ctx: masks, positions and caches of attention.
-            memory: the encoder's output, or what ``project_memory`` made of it, block by block.
+            x: embedded tokens.
+            ctx: masks, rotary tables and caches.
+            memory: encoder output, or its projection per block by ``project_memory``.
         """
         first_values = None
         for i, block in enumerate(self.blocks):
@@ -59,17 +59,17 @@ class Stack(nn.Module):
         return self.final_norm(x, ctx)
 
     def shared_values(self, place: int, first: Float[Tensor, "batch kv_heads key d_value"] | None) -> FirstValues | None:
-        """Return what the block at a place mixes with its own values, where the stack has value residuals."""
+        """Return V_1 and the mixing weights of block ``place``; None for block 0 and without value residuals."""
         return self.mixes[place - 1](first) if place and self.mixes else None
 
     def final_norm(self, x: Float[Tensor, "rows query d_model"], ctx: StackContext) -> Float[Tensor, "rows query d_model"]:
-        """Return the stack's output if the stream ends here."""
+        """Apply the final norm, if there is one; early exit applies it after an earlier block."""
         return x if self.norm is None else self.norm(x, ctx)
 
     def project_memory(self, memory: Float[Tensor, "batch key d_model"], segments: Int[Tensor, "batch key"]) -> list[ProjectedMemory]:
-        """Project a memory for each block's cross-attention, once for all steps; where ``segments`` is 0 it is padding."""
+        """Project the encoder output for the cross-attention of each block, once for all decoding steps; ``segments`` is 0 at padding."""
         return [block.cross.project_memory(memory, segments) for block in self.blocks if block.cross is not None]
 
     def new_caches(self, n_rows: int, max_length: int, like: Tensor) -> list[BlockCache]:
-        """Make an empty cache of earlier tokens for each block; arguments as in ``Attention.new_cache``."""
+        """Allocate an empty cache per block; arguments as in ``Attention.new_cache``."""
         return [block.attn.new_cache(n_rows, max_length, like, routed=block.depth is not None) for block in self.blocks]

@@ -1,4 +1,4 @@
-"""Values of a stack's first block that later blocks mix with their own."""
+"""Value residual: later blocks mix the values of the stack's first block with their own (Zhou et al. 2024)."""
 
 from typing import NamedTuple
 
@@ -10,11 +10,11 @@ from transom.config import bricks
 
 
 class FirstValues(NamedTuple):
-    """The first block's values in one pass, and what a later block weighs them and its own by.
+    """Values of the first block in one pass, and the mixing weights of a later block.
 
     Attributes:
         values: V_1.
-        weights: lambda_1 and lambda_2, as one tensor or as two numbers.
+        weights: lambda_1 and lambda_2, as a tensor if learned, else as two numbers.
     """
 
     values: Float[Tensor, "batch kv_heads key d_value"]
@@ -27,14 +27,14 @@ class FirstValues(NamedTuple):
 
 
 class ValueResidual(nn.Module):
-    """Values mixed with those of the stack's first block: V' = lambda_1 V_1 + lambda_2 V (Zhou et al. 2024)."""
+    """V' = lambda_1 V_1 + lambda_2 V, with V_1 the values of the stack's first block (Zhou et al. 2024)."""
 
     def __init__(self, brick: bricks.ValueResidual) -> None:
-        """Make lambda_1 and lambda_2 (``weight``), which are learned or stay."""
+        """Initialize lambda_1 and lambda_2 (``weight``), learned or fixed."""
         super().__init__()
         pair = brick.first, brick.own
         self.weight: nn.Parameter | tuple[float, float] = nn.Parameter(torch.tensor(pair)) if brick.kind == "learned" else pair
 
     def forward(self, first: Float[Tensor, "batch kv_heads key d_value"]) -> FirstValues:
-        """Return what attention mixes with its own values."""
+        """Return V_1 with this block's mixing weights, for ``Attention``."""
         return FirstValues(first, self.weight)

@@ -1,1 +1,1 @@
-"""The families of models, one readable page each."""
+"""Models: one module per family."""

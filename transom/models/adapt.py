@@ -1,4 +1,4 @@
-"""A model whose weights are kept while low-rank maps beside them learn, and the plain model that it amounts to."""
+"""LoRA fine-tuning: freeze a model, add low-rank updates to its linear layers, and merge them into the weights."""
 
 import re
 from collections.abc import Collection, Mapping
@@ -12,12 +12,12 @@ _OF_A_MIXTURE = re.compile(r"\.(experts\.\d+|shared)(?=\.)")
 
 
 def adapt(model: nn.Module, brick: Lora, fresh: Collection[str] = ()) -> None:
-    """Freeze a model and put low-rank maps, drawn from the default generator, beside those of its maps that the brick names.
+    """Freeze a model in place and replace the linear layers that the configuration names by ``LowRank`` layers.
 
     Args:
-        model: plain; its maps are replaced, each by one that starts as the same.
-        brick: the maps and their rank.
-        fresh: names of parameters that learn all the same.
+        model: model without LoRA; its function is unchanged at first, since B starts at zero.
+        brick: LoRA configuration: target modules, rank, alpha and dropout.
+        fresh: names of parameters that stay trainable, such as a new output layer.
     """
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name in fresh)
@@ -28,11 +28,11 @@ def adapt(model: nn.Module, brick: Lora, fresh: Collection[str] = ()) -> None:
 
 
 def merged(model: nn.Module, learned: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Give what the plain model has to hold that a model amounts to: W + (alpha / rank) B A where it is adapted.
+    """Return the state dict of the model without LoRA that computes the same: W + (alpha / rank) B A for adapted layers.
 
     Args:
-        model: adapted, or plain.
-        learned: values of all that learns in it, which may be others than its own.
+        model: model with or without LoRA.
+        learned: values of the trainable parameters, such as averaged weights, in place of the model's own.
     """
     tensors = {**dict(model.named_parameters()), **learned}
     for path, module in model.named_modules():

@@ -1,4 +1,4 @@
-"""From a configuration to a model."""
+"""Build models from configurations."""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -11,37 +11,39 @@ from transom.config.components import implementation
 from transom.config.recipe import model_config
 from transom.errors import ConfigError
 from transom.layers.observe import assign_addresses
-from transom.models import decoder, encoder, recurrent, seq2seq, vision  # noqa: F401  # each registers its networks
+from transom.models import decoder, encoder, recurrent, seq2seq, vision  # noqa: F401  # each registers its models
 from transom.models.initialise import initialise
 from transom.models.network import Network
 
 
 def build(config: Architecture | Mapping[str, Any]) -> Network:
-    """Build a model from its configuration, with fresh weights from the default generator.
+    """Build a model with initial weights from the default random generator.
 
     Args:
-        config: of one of the classes in ``transom.config``, or its fields, as ``{"kind": "decoder", "vocab_size": 100, "d_model": 64}`` or
-            ``{"preset": "gpt2", "n_layers": 2}``.
+        config: model configuration (a class of ``transom.config``), or its fields as a mapping, such as
+            ``{"kind": "decoder", "vocab_size": 100, "d_model": 64}`` or ``{"preset": "gpt2", "n_layers": 2}``.
 
     Raises:
-        ConfigError: a field is unknown or does not fit, or a size is missing that otherwise comes from tokenizer or data.
+        ConfigError: a field is unknown or invalid, or a size is missing that training would take from tokenizer or data.
     """
     if not isinstance(config, Architecture):
         config = model_config(config)
     if missing := [name for name in (*config.VOCABULARIES, "classes") if getattr(config, name, 1) in (None, ())]:
-        raise ConfigError(f"{missing[0]}: expected its value, found none; a tokenizer or the data set it in training, from Python you do")
+        raise ConfigError(
+            f"{missing[0]}: expected a value, found none; training takes it from tokenizer or data, in Python set it yourself"
+        )
     return build_model(config)
 
 
 def build_model(config: Architecture) -> Network:
-    """Build the network that ``config`` describes, with fresh weights from the default generator."""
+    """Build the model of ``config`` with initial weights from the default random generator."""
     model = _build(config)
     initialise(model, config)
     return model
 
 
 def build_empty(config: Architecture) -> Network:
-    """Build the same with weights of any value, for saved ones to be put in: no random number is drawn, which takes longer than reading."""
+    """Build the model of ``config`` with uninitialized weights, to load saved ones; skipping initialization is faster than loading."""
     with _NoDraws():
         return _build(config)
 
@@ -53,7 +55,7 @@ def _build(config: Architecture) -> Network:
 
 
 class _NoDraws(TorchFunctionMode):
-    """Leaves out what PyTorch's layers draw when they are made."""
+    """Skips the random initialization in the constructors of PyTorch's layers."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Iterable[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None

@@ -18,7 +18,7 @@ from transom.layers.position import build_position
 from transom.layers.stack import Stack
 from transom.models.network import LanguageNetwork, Sequences, TextBatch
 
-# What build(config.mask) returns: query i sees key j of its segment if j <= i; under PrefixLm also if j is in the prefix.
+# build(config.mask): query i attends to key j of its segment if j <= i; under PrefixLm also if j is in the prefix.
 implements(Causal)(lambda config: LOOKING_BACK)
 implements(PrefixLm)(lambda config: BOTH_WAYS_IN_PREFIX)
 
@@ -31,19 +31,20 @@ class DecoderTransformer(LanguageNetwork):
 
     In GPT-2's names, ``embedding`` is wte + wpe with dropout, ``decoder`` is h and ln_f, ``unembedding`` is lm_head. The recipe chooses
     norm, positions and feed-forward: by default Llama's (RMSNorm, rotary, SwiGLU), with ``preset = "gpt2"`` GPT-2's. The inherited
-    ``forward`` returns unembedding(hidden(batch)), (batch, length, vocab). The loss is in ``training/objectives``, the initial weights in
+    ``forward`` returns logits, (batch, length, vocab). The loss is in ``training/objectives``, the initial weights in
     ``models/initialise.py``.
     """
 
     def __init__(self, config: Decoder) -> None:
-        """Build from a configuration that has a vocabulary size."""
+        """Initialize from a configuration with a vocabulary size."""
         super().__init__()
         assert config.vocab_size, "the vocabulary size comes from the tokenizer"
         self.config: Decoder = config
         tokens = nn.Embedding(config.vocab_size, config.d_model)
         self.embedding = Embedding(tokens, build_position(config, causal=True), config.scale_embeddings, config.dropout)
         self.decoder = Stack(config, config.n_layers, cross=False)
-        self.rules = build_rules(config.attention, build(config.mask))  # block i uses rules[i % len(rules)]; GPT-2 has one, causal
+        # Block i uses rule i modulo their number; GPT-2 has one, causal.
+        self.rules = build_rules(config.attention, build(config.mask))
         self.unembedding = nn.Linear(config.d_model, config.vocab_size, config.head_bias)
         if config.tie:
             self.unembedding.weight = tokens.weight
@@ -64,8 +65,8 @@ class DecoderTransformer(LanguageNetwork):
     def context(self, text: Sequences, observer: ActivationRecorder | None = None, dense: bool = False) -> StackContext:
         """Build masks, rotary tables and score biases for a pass over whole rows, without a cache.
 
-        A row is one text and padding, or several packed documents. Query i sees key j if both are in one segment and the rule of the block
-        allows it (causal: j <= i). Padding, segment 0, sees padding only.
+        A row is one text and padding, or several packed documents. Query i attends to key j if both are in one segment and the mask rule of
+        the block allows it (causal: j <= i). Padding, segment 0, attends to padding only.
 
         Args:
             text: ``tokens``, ``positions`` (from 0 in each segment), ``segments`` (document number in the row; 0 is padding) and
@@ -77,7 +78,7 @@ class DecoderTransformer(LanguageNetwork):
         places = Places(text.positions, text.segments, text.prefix)
         contexts = build_contexts(self.embedding.position, places, places, self.rules, dense or self.decoder.routed)
         token_mask, observed = text.segments > 0, open_observer(observer, "decoder")
-        return StackContext(token_mask, observed, contexts, cross=UNMASKED)  # said, for torch.compile cannot take it from the default
+        return StackContext(token_mask, observed, contexts, cross=UNMASKED)  # explicit: torch.compile fails on the default
 
     def start(self, prompt: Sequences, n_beams: int, max_length: int) -> DecoderCache:
         """Prefill a new cache with all but the last token of each prompt; the first ``step`` reads the last one.
@@ -85,7 +86,7 @@ class DecoderTransformer(LanguageNetwork):
         Under a PrefixLm mask the tokens read here are the prefix.
 
         Args:
-            prompt: tokens (batch, length), the start symbol first; all prompts have the same length and no padding.
+            prompt: tokens (batch, length), the beginning-of-sequence token first; all prompts have the same length and no padding.
             n_beams: cache rows per prompt; row ``prompt * n_beams + beam``.
             max_length: maximum number of new tokens.
 
@@ -118,8 +119,9 @@ class DecoderTransformer(LanguageNetwork):
     ) -> tuple[Float[Tensor, "rows new d_model"], StackContext]:
         """Embed the next tokens at the positions after the cached ones, and build the context of a step.
 
-        One new token needs no mask without a sparse pattern: it sees the whole cache. Several new tokens see the cache and, by the rule of
-        the block, each other: causally, or both ways in a prefix. Their mask is (1, 1, new, cached + new), or tiles for long prompts.
+        Without a sparse pattern, one new token needs no mask: it attends to the whole cache. Several new tokens attend to the cache and, by
+        the mask rule of the block, to each other: causally, or bidirectionally in a prefix. Their mask is
+        (1, 1, new, cached + new), or block-sparse for long prompts.
         """
         n_cached, n_new = cache.length, tokens.shape[1]
         positions = torch.arange(n_cached, n_cached + n_new, device=tokens.device)[None]

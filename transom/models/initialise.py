@@ -1,4 +1,4 @@
-"""Initial weights."""
+"""Weight initialization."""
 
 import math
 
@@ -9,16 +9,17 @@ from transom.layers.approximations.linear_attention import Performer
 from transom.layers.attention import Attention
 
 QUERY_KEY_VALUE_GAIN = 1 / math.sqrt(2)
-"""W_Q, W_K and W_V are drawn smaller by this, as square maps joined to one of d_model to 3 d_model; if larger, a translator learns much
-more slowly. All three have the spread of W_Q, however few the key heads."""
+"""Gain of W_Q, W_K and W_V, as if they were one layer from d_model to 3 d_model; with larger weights a translation model learns much more
+slowly. All three have the standard deviation of W_Q, also with fewer key heads."""
 
 
 def initialise(model: nn.Module, config: Architecture) -> None:
-    """Draw all weights from the default generator.
+    """Initialize all weights from the default random generator.
 
-    Linear maps: Xavier uniform (Glorot & Bengio 2010), W_Q, W_K and W_V smaller; biases zero. Tables of tokens, learned positions and
-    relative biases: normal with deviation d_model^-0.5, so that logits and embeddings scaled by sqrt(d_model) both start near unit
-    variance. Recurrent layers: each gate's maps Xavier uniform; biases zero, but a forget gate's 1 (Jozefowicz et al. 2015, section 2.1).
+    - Linear layers: Xavier uniform (Glorot & Bengio 2010), W_Q, W_K and W_V with gain ``QUERY_KEY_VALUE_GAIN``; biases zero.
+    - Embeddings of tokens and positions, and relative biases: normal with standard deviation d_model^-0.5, so that logits, and embeddings
+      scaled by sqrt(d_model), start near unit variance.
+    - Recurrent layers: Xavier uniform per gate; biases zero, forget gates 1 (Jozefowicz et al. 2015, section 2.1).
     """
     gains = {
         m: QUERY_KEY_VALUE_GAIN * math.sqrt(sum(m.weight.shape) / sum(attention.q.weight.shape))
@@ -35,7 +36,7 @@ def initialise(model: nn.Module, config: Architecture) -> None:
             _initialise_recurrence(module)
         elif isinstance(module, Performer):
             module.draw()
-    for module in model.modules():  # after the linear maps: a tied output map is an embedding
+    for module in model.modules():  # after the linear layers: a tied output projection is an embedding
         if isinstance(module, nn.Embedding):
             nn.init.normal_(module.weight, std=config.d_model**-0.5)
 
@@ -48,4 +49,4 @@ def _initialise_recurrence(kernel: nn.RNNBase) -> None:
             for gate in parameter.split(kernel.hidden_size):
                 nn.init.xavier_uniform_(gate)
         if isinstance(kernel, nn.LSTM) and name.startswith("bias_ih"):
-            nn.init.ones_(parameter.chunk(4)[1])  # the gates lie in the order i, f, g, o
+            nn.init.ones_(parameter.chunk(4)[1])  # gates are ordered i, f, g, o

@@ -1,4 +1,4 @@
-"""Batches made of tensors, for a model that is called without the package's own data: ``model(tokens, attention_mask=mask)``."""
+"""Batches built from plain tensors, for calls such as ``model(tokens, attention_mask=mask)``."""
 
 from dataclasses import dataclass
 from typing import Self
@@ -12,13 +12,13 @@ from transom.errors import TransomError
 
 @dataclass(frozen=True)
 class TokenSequences:
-    """One sequence per row, padding left or right of it.
+    """One sequence per row, padded left or right.
 
     Attributes:
-        tokens: token ids; those of padding are not read.
-        positions: place of each token in its sequence, from 0.
-        segments: 1 for tokens, 0 for padding.
-        prefix: True where a token is in the prefix, for a decoder that reads one both ways; None where there is none.
+        tokens: token ids; ids at padding are ignored.
+        positions: position of each token in its sequence, from 0.
+        segments: 1 at tokens, 0 at padding.
+        prefix: True at tokens of a prefix-LM's prefix; None without one.
     """
 
     tokens: Int[Tensor, "batch length"]
@@ -28,18 +28,18 @@ class TokenSequences:
 
     @classmethod
     def of(cls, tokens: Tensor, attention_mask: Tensor | None = None, pad_token_id: int | None = None) -> Self:
-        """Make sequences of tokens and a mask, both (batch, length).
+        """Build sequences from token ids and a mask, both (batch, length).
 
         Args:
             tokens: token ids.
-            attention_mask: 1 or True at tokens, 0 or False at padding; None where it follows from ``pad_token_id``.
-            pad_token_id: token that is padding, if there is one.
+            attention_mask: 1 or True at tokens, 0 or False at padding; None to derive it from ``pad_token_id``.
+            pad_token_id: id of the padding token; None if there is none.
 
         Raises:
             TransomError: the shapes differ, or are not (batch, length).
         """
         if tokens.dim() != 2 or tokens.is_floating_point():
-            raise TransomError(f"tokens: expected whole numbers of shape (batch, length), found {tokens.dtype} {tuple(tokens.shape)}")
+            raise TransomError(f"tokens: expected integers of shape (batch, length), found {tokens.dtype} {tuple(tokens.shape)}")
         if attention_mask is None:
             attention_mask = torch.ones_like(tokens) if pad_token_id is None else tokens != pad_token_id
         if attention_mask.shape != tokens.shape:
@@ -53,11 +53,11 @@ class TokenSequences:
 
 @dataclass(frozen=True)
 class TensorBatch:
-    """What a model reads of a batch; each family reads some of it.
+    """Batch of plain tensors; each model family reads some of its fields.
 
     Attributes:
-        source: an encoder's text, or the left side of pairs.
-        target: a decoder's text, or the right side of pairs.
+        source: input of an encoder, or the left side of text pairs.
+        target: a decoder's input, or the right side of text pairs.
         pixels: images, from 0 to 1.
     """
 
@@ -69,12 +69,12 @@ class TensorBatch:
 def pair_of(
     source: Tensor, source_mask: Tensor | None, target: Tensor | None, target_mask: Tensor | None, pad_token_id: int | None
 ) -> TensorBatch:
-    """Make a batch of pairs.
+    """Build a batch of sequence pairs.
 
     Raises:
-        TransomError: there is no target, or the shapes do not fit.
+        TransomError: the target is missing, or the shapes do not fit.
     """
     if target is None or len(target) != len(source):
         found = "none" if target is None else f"{len(target)} rows for {len(source)} of the source"
-        raise TransomError(f"decoder_tokens: expected the target's tokens, one row for each row of the source, found {found}")
+        raise TransomError(f"decoder_tokens: expected the target's token ids, one row per source row, found {found}")
     return TensorBatch(TokenSequences.of(source, source_mask, pad_token_id), TokenSequences.of(target, target_mask, pad_token_id))

@@ -1,4 +1,4 @@
-"""What all families share: what they read of a batch, and a map from vectors to logits."""
+"""Base classes of models, and protocols of the batches that they read."""
 
 from abc import ABC, abstractmethod
 from typing import Any, Protocol, runtime_checkable
@@ -16,7 +16,7 @@ from transom.models.inputs import TensorBatch, TokenSequences
 
 @runtime_checkable
 class Sequences(Protocol):
-    """What a model reads of one side of a batch; see ``data.batch.Sequences``."""
+    """Padded token sequences as a model reads them; ``data.batch.Sequences`` and ``models.inputs.TokenSequences`` implement it."""
 
     @property
     def tokens(self) -> Int[Tensor, "batch length"]: ...
@@ -30,7 +30,7 @@ class Sequences(Protocol):
 
 @runtime_checkable
 class TextBatch(Protocol):
-    """What a language model reads of a batch: the text, from its start symbol on."""
+    """Batch of a language model: input tokens, from the beginning-of-sequence token."""
 
     @property
     def target(self) -> Sequences: ...
@@ -38,7 +38,7 @@ class TextBatch(Protocol):
 
 @runtime_checkable
 class PairBatch(Protocol):
-    """What a model of pairs reads of a batch: the source, and the target shifted one place to the right."""
+    """Batch of a sequence-to-sequence model: source tokens, and target tokens shifted right by one."""
 
     @property
     def source(self) -> Sequences: ...
@@ -47,39 +47,39 @@ class PairBatch(Protocol):
 
 
 class Network(nn.Module, ABC):
-    """A model whose logits are a linear map of its last vectors: of each next token, of each masked one, or of a whole text's class.
+    """A model whose logits are a linear function of its last hidden states: per next token, per masked token, or per text or image.
 
     Attributes:
-        config: what it was built from.
-        unembedding: the output map.
+        config: model configuration.
+        unembedding: output projection to logits (lm_head in transformers).
     """
 
     config: Architecture
     unembedding: nn.Linear
 
     def __init__(self) -> None:
-        """Save tied tensors once; load them from states that have them once or more often."""
+        """Register hooks that save tied parameters once and load them from state dicts that have them once or several times."""
         super().__init__()
         self.register_state_dict_post_hook(_save_once)  # type: ignore[no-untyped-call]
         self.register_load_state_dict_pre_hook(_load_all_names)  # type: ignore[no-untyped-call]
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """Device of the parameters."""
         return next(self.parameters()).device
 
     @abstractmethod
     def hidden(self, batch: Any, observer: ActivationRecorder | None = None) -> Float[Tensor, "*places d_model"]:
-        """Return the last vectors, of which the logits are a linear map."""
+        """Return the last hidden states, which ``unembedding`` maps to logits."""
 
     def output(
         self, batch: Any, observer: ActivationRecorder | None = None
     ) -> tuple[Float[Tensor, "*places d_model"], Float[Tensor, "vocab d_model"]]:
-        """Return the last vectors and the matrix of the map, for a loss that never holds all logits."""
+        """Return H and W with logits = H W^T, for a fused loss that never materializes all logits."""
         return self.head(self.hidden(batch, observer))
 
     def head(self, hidden: Float[Tensor, "*places d_model"]) -> tuple[Float[Tensor, "*places width"], Float[Tensor, "vocab width"]]:
-        """Return vectors and a matrix whose product is the logits; a bias of the map is a column of the matrix, times 1."""
+        """Return H and W with logits = H W^T; a bias becomes a column of W, with a column of ones in H."""
         weight, bias = self.unembedding.weight, self.unembedding.bias
         if bias is None:
             return hidden, weight
@@ -87,50 +87,50 @@ class Network(nn.Module, ABC):
 
     @property
     def tied(self) -> dict[str, str]:
-        """Other names of parameters, and the names that they are saved under."""
+        """Duplicate name of each tied parameter, and the name under which it is saved."""
         first: dict[int, str] = {}
         named = self.named_parameters(remove_duplicate=False)
         return {name: kept for name, parameter in named if (kept := first.setdefault(id(parameter), name)) != name}
 
     @abstractmethod
     def attention_context(self, attention: str, batch: Any) -> AttentionContext:
-        """Return the context of an attention for a batch, masks and biases dense.
+        """Return the context of an attention layer for a batch, with dense masks and biases, for inspection.
 
         Args:
-            attention: its address in the model, as ``decoder.blocks.0.cross``.
-            batch: what the model reads.
+            attention: address of the layer, such as ``decoder.blocks.0.cross``.
+            batch: input batch.
         """
 
     def tokens(self, site: str, batch: Any) -> list[Bool[Tensor, "batch length"]]:
-        """Tell tokens, True, from padding at a site, once for each time that ``output`` passes it; arguments as above."""
+        """Return the token mask of a site, one per pass of ``output`` through it; arguments as above."""
         token_mask = self.attention_context(site, batch).token_mask
-        assert token_mask is not None, "what is learnt from may be padded"
+        assert token_mask is not None, "a training batch has a token mask"
         return [token_mask]
 
     def forward(self, batch: Any, observer: ActivationRecorder | None = None, **tensors: Tensor | None) -> Float[Tensor, "*places vocab"]:
-        """Return the logits of what stands at each place, given all that the model may see.
+        """Return the logits.
 
         Args:
-            batch: what the model reads, or the tensor that ``batch_of`` makes it from.
-            observer: reads and edits sites.
-            tensors: what ``batch_of`` takes beside, as ``attention_mask``.
+            batch: a batch, or a tensor of token ids or pixels as ``batch_of`` takes it.
+            observer: records and edits activations.
+            tensors: further arguments of ``batch_of``, such as ``attention_mask``.
         """
         return self.unembedding(self.hidden(self.as_batch(batch, **tensors), observer))
 
     def as_batch(self, batch: Any, **tensors: Tensor | None) -> Any:
-        """Return a batch as it is, and one made of tensors by ``batch_of``.
+        """Convert a tensor to a batch by ``batch_of``; return a batch unchanged.
 
         Raises:
-            TransomError: tensors are given beside a batch, or do not fit.
+            TransomError: tensors are given with a batch, or their shapes do not fit.
         """
         if isinstance(batch, Tensor):
             return self.batch_of(batch, **tensors)
         if tensors:
-            raise TransomError(f"{', '.join(tensors)}: expected beside tokens, found beside a batch, which has its own; leave it out")
+            raise TransomError(f"{', '.join(tensors)}: expected with token ids, found with a batch, which has its own; leave it out")
         return batch
 
     def batch_of(self, tokens: Tensor, attention_mask: Tensor | None = None) -> TensorBatch:
-        """Make a batch of token ids (batch, length) and a mask of the same shape, 1 at tokens and 0 at padding on either side.
+        """Build a batch from token ids (batch, length) and a mask of the same shape: 1 at tokens, 0 at padding, left or right.
 
         Raises:
             TransomError: the shapes do not fit.
@@ -140,14 +140,14 @@ class Network(nn.Module, ABC):
 
 
 def _save_once(model: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
-    """Leave each tied tensor in a state under one name."""
+    """Remove duplicates of tied parameters from a state dict."""
     assert isinstance(model, Network)
     for name in model.tied:
         state.pop(prefix + name, None)
 
 
 def _load_all_names(model: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
-    """Give a saved state all names of tied tensors."""
+    """Add the duplicate names of tied parameters to a state dict before loading."""
     assert isinstance(model, Network)
     for name, kept in model.tied.items():
         if prefix + kept in state:
@@ -155,30 +155,30 @@ def _load_all_names(model: nn.Module, state: dict[str, Any], prefix: str, *_: An
 
 
 class Writer(Network):
-    """A network that writes a text a token at a time: what a search asks of it."""
+    """A model that generates text token by token; search and sampling call these methods."""
 
     config: TextNetwork
 
     @abstractmethod
     def encode(self, source: Sequences, observer: ActivationRecorder | None = None) -> Any:
-        """Read the sources, or take the prompts."""
+        """Encode the sources; a decoder-only model returns the prompts."""
 
     @abstractmethod
     def start(self, memory: Any, n_beams: int, max_length: int) -> Any:
-        """Prepare step-by-step decoding; row ``source * n_beams + beam``."""
+        """Allocate (and prefill) the cache for decoding; beam b of source s is row ``s * n_beams + b``."""
 
     @abstractmethod
     def step(
         self, tokens: Int[Tensor, "rows new"], cache: Any, observer: ActivationRecorder | None = None
     ) -> Float[Tensor, "rows new vocab"]:
-        """Read the rows' next tokens; return the logits of what follows each."""
+        """Append the next tokens of each row to the cache; return the logits of the token after each."""
 
 
 class Seq2SeqNetwork(Writer):
-    """A network of any kind that reads a source and writes a target."""
+    """A sequence-to-sequence model: Transformer or recurrent."""
 
     config: TwoSided
 
 
 class LanguageNetwork(Writer):
-    """A network of any kind that goes on with a text."""
+    """A language model: Transformer or recurrent."""

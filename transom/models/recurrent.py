@@ -1,4 +1,4 @@
-"""Recurrent networks, which the Transformer took the place of: the encoder-decoder of 2014 to 2016, and language models."""
+"""Recurrent baselines (RNN, LSTM, GRU): the encoder-decoder of 2014 to 2016, and a language model."""
 
 from typing import NamedTuple
 
@@ -22,12 +22,12 @@ from transom.models.network import LanguageNetwork, PairBatch, Seq2SeqNetwork, S
 
 
 class RecurrentMemory(NamedTuple):
-    """The encoder's output.
+    """Output of the encoder.
 
     Attributes:
-        states: of its last layer, a vector a source token.
-        ends: where each of its layers ended.
-        segments: 1 for tokens, 0 for padding.
+        states: states of the last layer, one per source token.
+        ends: final state of each layer.
+        segments: 1 at tokens, 0 at padding.
     """
 
     states: Float[Tensor, "batch source d_model"]
@@ -37,16 +37,16 @@ class RecurrentMemory(NamedTuple):
 
 @implements(RecurrentSeq2Seq)
 class RecurrentEncoderDecoder(Seq2SeqNetwork):
-    """Sequence to sequence (Sutskever et al. 2014), with the attention of Bahdanau et al. (2015), of Luong et al. (2015), or none.
+    """Recurrent sequence-to-sequence model (Sutskever et al. 2014), with Bahdanau's or Luong's attention (2015), or none.
 
-    p(y | x) = prod_t p(y_t | y_<t, x), the same as the Transformer's; a row of a batch holds one sequence. Embeddings are scaled by
-    sqrt(d_embedding) as the Transformer's are, so that a table shared with the output map starts both near unit variance.
+    p(y | x) = prod_t p(y_t | y_<t, x), as in the Transformer; each row of a batch holds one sequence. Embeddings are scaled by
+    sqrt(d_embedding) as in the Transformer, so that with tied weights embeddings and logits both start near unit variance.
     """
 
     config: RecurrentSeq2Seq
 
     def __init__(self, config: RecurrentSeq2Seq) -> None:
-        """Build from a configuration whose vocabulary sizes are known."""
+        """Initialize from a configuration with vocabulary sizes."""
         super().__init__()
         assert config.source_vocab_size and config.target_vocab_size, "the vocabulary sizes come from the tokenizer"
         self.config, c = config, config
@@ -61,7 +61,7 @@ class RecurrentEncoderDecoder(Seq2SeqNetwork):
             self.unembedding.weight = target.weight
 
     def hidden(self, batch: PairBatch, observer: ActivationRecorder | None = None) -> Float[Tensor, "batch target d_model"]:
-        """Return the decoder's last vectors, of which the logits are a linear map."""
+        """Return the decoder's output vectors, which ``unembedding`` maps to logits."""
         memory, target = self.encode(batch.source, observer), batch.target
         ctx = LayerContext(observer=open_observer(observer, "decoder"))
         y = self.target_embedding(target.tokens, target.positions, ctx)
@@ -69,7 +69,7 @@ class RecurrentEncoderDecoder(Seq2SeqNetwork):
         return self.decoder(y, self.decoder.begin(memory.ends), keys, ctx)[0]
 
     def encode(self, source: Sequences, observer: ActivationRecorder | None = None) -> RecurrentMemory:
-        """Read the source, from its start or from both ends."""
+        """Encode the source, in one or both directions."""
         ctx = LayerContext(observer=open_observer(observer, "encoder"))
         x = self.source_embedding(source.tokens, source.positions, ctx)
         states, ends = self.encoder(x, source.segments, ctx)
@@ -82,22 +82,28 @@ class RecurrentEncoderDecoder(Seq2SeqNetwork):
         decoder_tokens: Tensor | None = None,
         decoder_attention_mask: Tensor | None = None,
     ) -> TensorBatch:
-        """Make a batch of source and target tokens; the source is padded on its right."""
+        """Build a batch from source and target tokens; the source is padded on the right.
+
+        Raises:
+            TransomError: the source has padding on the left, or the shapes do not fit.
+        """
         if attention_mask is not None and bool((attention_mask.long().diff(dim=1) > 0).any()):
-            raise TransomError("attention_mask: a recurrent encoder reads each source from its first column; expected padding on the right")
+            raise TransomError(
+                "attention_mask: expected padding on the right, found it on the left, where a recurrent encoder starts; pad right"
+            )
         return pair_of(tokens, attention_mask, decoder_tokens, decoder_attention_mask, self.config.pad_token_id)
 
     def attention_context(self, attention: str, batch: PairBatch) -> AttentionContext:
-        """Let every step of the decoder see all of the source but padding."""
+        """Return the context of the attention over the source: a mask of padding."""
         return AttentionContext(mask=not_padding(batch.source.segments))
 
     def start(self, memory: RecurrentMemory, n_beams: int, max_length: int) -> RecurrentCache:
-        """Prepare step-by-step decoding: map the source once; each of its ``n_beams`` rows starts where the encoder ended.
+        """Compute the initial decoder state and project the encoder states, once per source.
 
         Args:
-            memory: of one sequence a row.
-            n_beams: rows a source; row ``source * n_beams + beam``.
-            max_length: most target tokens; a state has the same size however many there are.
+            memory: encoder output, one sequence per row.
+            n_beams: cache rows per source; row ``source * n_beams + beam``.
+            max_length: maximum number of target tokens; unused, since the state has a fixed size.
         """
         ends = [end.repeat_interleave(n_beams, 0) for end in memory.ends]
         return RecurrentCache(self.decoder.begin(ends), self.decoder.keys(memory.states, memory.segments))
@@ -105,7 +111,7 @@ class RecurrentEncoderDecoder(Seq2SeqNetwork):
     def step(
         self, tokens: Int[Tensor, "rows new"], cache: RecurrentCache, observer: ActivationRecorder | None = None
     ) -> Float[Tensor, "rows new vocab"]:
-        """Read the next target tokens of each row and return the logits of what follows each."""
+        """Run the next target tokens of each row; return the logits of the token after each."""
         ctx = LayerContext(observer=open_observer(observer, "decoder"))
         y = self.target_embedding(tokens, _unsaid(tokens), ctx)
         x, cache.state = self.decoder(y, cache.state, cache.source, ctx)
@@ -114,12 +120,12 @@ class RecurrentEncoderDecoder(Seq2SeqNetwork):
 
 @implements(RecurrentDecoder)
 class RecurrentLanguageModel(LanguageNetwork):
-    """A recurrent language model (Zaremba et al. 2014): p(y) = prod_t p(y_t | y_<t), each sequence of a row from a state of zeros."""
+    """A recurrent language model (Zaremba et al. 2014): p(y) = prod_t p(y_t | y_<t); each sequence of a packed row starts at zero state."""
 
     config: RecurrentDecoder
 
     def __init__(self, config: RecurrentDecoder) -> None:
-        """Build from a configuration whose vocabulary size is known."""
+        """Initialize from a configuration with a vocabulary size."""
         super().__init__()
         assert config.vocab_size, "the vocabulary size comes from the tokenizer"
         self.config = config
@@ -132,26 +138,26 @@ class RecurrentLanguageModel(LanguageNetwork):
             self.unembedding.weight = tokens.weight
 
     def hidden(self, batch: TextBatch, observer: ActivationRecorder | None = None) -> Float[Tensor, "batch target d_model"]:
-        """Return the last layer's states, of which the logits are a linear map."""
+        """Return the states of the last layer, which ``unembedding`` maps to logits."""
         text, ctx = batch.target, LayerContext(observer=open_observer(observer, "decoder"))
         x = self.embedding(text.tokens, text.positions, ctx)
         return self.dropout(self.decoder.read(x, text.segments, ctx))
 
     def attention_context(self, attention: str, batch: TextBatch) -> AttentionContext:
-        """Refuse: there is no attention in it."""
+        """Raise AssertionError: the model has no attention."""
         raise AssertionError(f"a recurrent language model has no {attention}")
 
     def encode(self, source: Sequences, observer: ActivationRecorder | None = None) -> Sequences:
-        """Take the prompts as they are: ``start`` reads them."""
+        """Return the prompts unchanged; ``start`` reads them."""
         return source
 
     def start(self, memory: Sequences, n_beams: int, max_length: int) -> RecurrentCache:
-        """Prepare step-by-step decoding: read all but the last token of each prompt, which the first step reads.
+        """Compute the state after all but the last token of each prompt; the first ``step`` reads the last one.
 
         Args:
-            memory: prompts of one length, the start symbol first, nothing padded.
-            n_beams: rows a prompt; row ``prompt * n_beams + beam``.
-            max_length: most new tokens; a state has the same size however many there are.
+            memory: prompts of equal length without padding, the beginning-of-sequence token first.
+            n_beams: cache rows per prompt; row ``prompt * n_beams + beam``.
+            max_length: maximum number of new tokens; unused, since the state has a fixed size.
         """
         read = memory.tokens[:, :-1].repeat_interleave(n_beams, 0)
         x = self.embedding(read, _unsaid(read))
@@ -161,7 +167,7 @@ class RecurrentLanguageModel(LanguageNetwork):
     def step(
         self, tokens: Int[Tensor, "rows new"], cache: RecurrentCache, observer: ActivationRecorder | None = None
     ) -> Float[Tensor, "rows new vocab"]:
-        """Read the next tokens of each row and return the logits of what follows each."""
+        """Run the next tokens of each row; return the logits of the token after each."""
         ctx = LayerContext(observer=open_observer(observer, "decoder"))
         x, layers = self.decoder.run(self.embedding(tokens, _unsaid(tokens), ctx), cache.state.layers, ctx)
         cache.state = DecoderState(layers)
@@ -169,5 +175,5 @@ class RecurrentLanguageModel(LanguageNetwork):
 
 
 def _unsaid(tokens: Int[Tensor, "rows new"]) -> Int[Tensor, "1 new"]:
-    """Give positions to an embedding that adds nothing for them: order is what a recurrence is."""
+    """Return positions for ``Embedding``, which ignores them here: the recurrent models have no position encoding."""
     return torch.arange(tokens.shape[1], device=tokens.device)[None]

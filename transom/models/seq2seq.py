@@ -1,4 +1,4 @@
-"""The encoder-decoder Transformer of 2017: a source sentence in, a target sentence out, a token at a time."""
+"""Encoder-decoder Transformer (Vaswani et al. 2017) for sequence-to-sequence tasks such as translation."""
 
 from typing import NamedTuple
 
@@ -22,11 +22,11 @@ from transom.models.network import PairBatch, Seq2SeqNetwork, Sequences
 
 
 class Memory(NamedTuple):
-    """The encoder's output.
+    """Output of the encoder.
 
     Attributes:
-        states: a vector a source token.
-        segments: number of each token's sequence in its row; 0 is padding.
+        states: hidden state per source token.
+        segments: segment id per source token; 0 is padding.
     """
 
     states: Float[Tensor, "batch source d_model"]
@@ -38,7 +38,7 @@ class Seq2SeqTransformer(Seq2SeqNetwork):
     """The Transformer (Vaswani et al. 2017, figure 1): p(y | x) = prod_t p(y_t | y_<t, x)."""
 
     def __init__(self, config: Seq2Seq) -> None:
-        """Build from a configuration whose vocabulary sizes are known."""
+        """Initialize from a configuration with vocabulary sizes."""
         super().__init__()
         assert config.source_vocab_size and config.target_vocab_size, "the vocabulary sizes come from the tokenizer"
         self.config: Seq2Seq = config
@@ -55,11 +55,11 @@ class Seq2SeqTransformer(Seq2SeqNetwork):
             self.unembedding.weight = target.weight
 
     def hidden(self, batch: PairBatch, observer: ActivationRecorder | None = None) -> Float[Tensor, "batch target d_model"]:
-        """Return the decoder's output, of which the logits are a linear map."""
+        """Return the decoder's last hidden states, which ``unembedding`` maps to logits."""
         return self.decode(batch.target, self.encode(batch.source, observer), observer)
 
     def encode(self, source: Sequences, observer: ActivationRecorder | None = None) -> Memory:
-        """Read the source: every token sees every token of its own sequence."""
+        """Encode the source; each token attends to its own segment."""
         ctx = self.source_context(source, observer)
         x = self.source_embedding(source.tokens, source.positions, ctx)
         return Memory(self.encoder(x, ctx), source.segments)
@@ -67,7 +67,7 @@ class Seq2SeqTransformer(Seq2SeqNetwork):
     def decode(
         self, target: Sequences, memory: Memory, observer: ActivationRecorder | None = None
     ) -> Float[Tensor, "batch target d_model"]:
-        """Read the target: every token sees itself, those before it, and the source."""
+        """Return the decoder's hidden states; each token attends to itself, earlier tokens and the source."""
         ctx = self.target_context(target, memory.segments, observer)
         x = self.target_embedding(target.tokens, target.positions, ctx)
         return self.decoder(x, ctx, memory.states)
@@ -79,18 +79,18 @@ class Seq2SeqTransformer(Seq2SeqNetwork):
         decoder_tokens: Tensor | None = None,
         decoder_attention_mask: Tensor | None = None,
     ) -> TensorBatch:
-        """Make a batch of source tokens and of target tokens shifted one place to the right, each (batch, length) with its mask."""
+        """Build a batch from source tokens and target tokens shifted right by one, each (batch, length) with its mask."""
         return pair_of(tokens, attention_mask, decoder_tokens, decoder_attention_mask, self.config.pad_token_id)
 
     def attention_context(self, attention: str, batch: PairBatch) -> AttentionContext:
-        """Return the context of an attention for a batch, masks and biases dense."""
+        """Return the context of an attention layer for a batch, with dense masks and biases."""
         if attention.startswith("encoder."):
             return of_block(self.source_context(batch.source, dense=True).attentions, attention)
         ctx = self.target_context(batch.target, batch.source.segments, dense=True)
         return ctx.cross if attention.endswith(".cross") else of_block(ctx.attentions, attention)
 
     def source_context(self, source: Sequences, observer: ActivationRecorder | None = None, dense: bool = False) -> StackContext:
-        """Build the encoder's context: tokens see their own sequence, as each block's pattern has it; ``dense`` gives masks as matrices."""
+        """Build the encoder's context: tokens attend within their segment and the sparsity pattern; ``dense`` builds masks as matrices."""
         places = Places(source.positions, source.segments)
         contexts = build_contexts(self.source_embedding.position, places, places, self.source_rules, dense or self.encoder.routed)
         return StackContext(source.segments > 0, open_observer(observer, "encoder"), contexts, UNMASKED)
@@ -102,9 +102,9 @@ class Seq2SeqTransformer(Seq2SeqNetwork):
         observer: ActivationRecorder | None = None,
         dense: bool = False,
     ) -> StackContext:
-        """Build the decoder's context: tokens see themselves and those before them in their own sequence, and their own source.
+        """Build the decoder's context: causal self-attention within segments, and cross-attention to the source of the same segment.
 
-        There is no distance between target and source. ``dense`` gives masks as matrices.
+        Cross-attention has no position bias. ``dense`` builds masks as matrices.
         """
         places, token_mask = Places(target.positions, target.segments), target.segments > 0
         contexts = build_contexts(self.target_embedding.position, places, places, self.target_rules, dense or self.decoder.routed)
@@ -115,12 +115,12 @@ class Seq2SeqTransformer(Seq2SeqNetwork):
         return StackContext(token_mask, open_observer(observer, "decoder"), contexts, cross)
 
     def start(self, memory: Memory, n_beams: int, max_length: int) -> DecoderCache:
-        """Prepare step-by-step decoding: project the memory once a source, reserve room for ``max_length`` tokens a row.
+        """Allocate the KV caches and project the encoder output for cross-attention, once per source.
 
         Args:
-            memory: of one sequence a row, not packed.
-            n_beams: rows a source; row ``source * n_beams + beam``.
-            max_length: most target tokens.
+            memory: encoder output, one sequence per row (not packed).
+            n_beams: cache rows per source; row ``source * n_beams + beam``.
+            max_length: maximum number of target tokens.
         """
         caches = self.decoder.new_caches(n_beams * len(memory.states), max_length, memory.states)
         projected = self.decoder.project_memory(memory.states, memory.segments)
@@ -129,7 +129,7 @@ class Seq2SeqTransformer(Seq2SeqNetwork):
     def step(
         self, tokens: Int[Tensor, "rows new"], cache: DecoderCache, observer: ActivationRecorder | None = None
     ) -> Float[Tensor, "rows new vocab"]:
-        """Read the next target tokens of each row and return the logits of what follows each."""
+        """Append the next target tokens of each row to the caches; return the logits of the token after each."""
         read, new = cache.length, tokens.shape[1]
         position, rules = self.target_embedding.position, self.target_rules
         contexts = build_decode_contexts(position, rules, read, tokens, dense=self.decoder.routed)

@@ -1,4 +1,4 @@
-"""Networks that name what an image shows: the Vision Transformer, and a small convolutional network as its baseline."""
+"""Image classifiers: the Vision Transformer (ViT), and a small convolutional network as its baseline."""
 
 from typing import Protocol, runtime_checkable
 
@@ -26,7 +26,7 @@ from transom.models.network import Network
 
 @runtime_checkable
 class Batch(Protocol):
-    """What the models read of a batch: pixels from 0 to 1."""
+    """Batch of an image classifier: pixels from 0 to 1."""
 
     @property
     def pixels(self) -> Float[Tensor, "batch channels height width"]: ...
@@ -34,13 +34,13 @@ class Batch(Protocol):
 
 @implements(vision.VisionTransformer)
 class VisionTransformer(Network):
-    """A classifier of images: p(class | image) (Dosovitskiy et al. 2021, section 3.1).
+    """Vision Transformer: p(class | image) (Dosovitskiy et al. 2021, section 3.1).
 
-    The logits are a linear map of the classification token's last vector or of the mean of all patches'.
+    The logits are a linear function of the class token's last hidden state, or of the mean over all patches.
     """
 
     def __init__(self, config: vision.VisionTransformer) -> None:
-        """Build from a configuration whose classes are known."""
+        """Initialize from a configuration with classes."""
         super().__init__()
         assert config.classes, "the classes come from the data"
         self.config: vision.VisionTransformer = config
@@ -51,7 +51,7 @@ class VisionTransformer(Network):
         self.unembedding = nn.Linear(config.d_model, len(config.classes), config.head_bias)
 
     def hidden(self, batch: Batch, observer: ActivationRecorder | None = None) -> Float[Tensor, "batch d_model"]:
-        """Return a vector per image, of which the logits are a linear map."""
+        """Return the pooled vector of each image, which ``unembedding`` maps to logits."""
         ctx = self.context(batch.pixels, observer)
         x = self.encoder(self.embedding(batch.pixels, ctx), ctx)
         pooled = x[:, 0] if self.config.pool == "cls" else x.mean(1)
@@ -61,7 +61,7 @@ class VisionTransformer(Network):
     def context(
         self, pixels: Float[Tensor, "batch channels height width"], observer: ActivationRecorder | None = None, dense: bool = False
     ) -> StackContext:
-        """Build the context of a pass: patches see what the pattern allows; ``dense`` gives masks as matrices."""
+        """Build the context of a pass: patches attend within the sparsity pattern; ``dense`` builds masks as matrices."""
         places = image_places(self.config, pixels.device)
         contexts = []
         for rule in self.rules:
@@ -70,25 +70,25 @@ class VisionTransformer(Network):
         return StackContext(None, open_observer(observer, "encoder"), contexts, UNMASKED)
 
     def batch_of(self, pixels: Tensor, attention_mask: Tensor | None = None) -> TensorBatch:
-        """Make a batch of pixels (batch, channels, height, width), from 0 to 1; images have no padding to mask."""
+        """Build a batch from pixels (batch, channels, height, width), from 0 to 1; images have no padding."""
         assert attention_mask is None, "an image has no padding"
         return TensorBatch(pixels=pixels)
 
     def attention_context(self, attention: str, batch: Batch) -> AttentionContext:
-        """Return the context of an attention for a batch: what its pattern lets patches see of their image, dense."""
+        """Return the context of an attention layer for a batch, with a dense mask."""
         return of_block(self.context(batch.pixels, dense=True).attentions, attention)
 
     def tokens(self, site: str, batch: Batch) -> list[Bool[Tensor, "batch length"]]:
-        """Tell tokens from padding, of which images have none."""
+        """Return an all-True token mask: images have no padding."""
         return [torch.ones(len(batch.pixels), self.config.n_positions, dtype=torch.bool, device=batch.pixels.device)]
 
 
 @implements(vision.ConvolutionalNetwork)
 class ConvolutionalNetwork(Network):
-    """A classifier of images by convolutions alone: logits = W relu(V mean(stages(x)) + b) (after LeCun et al. 1998)."""
+    """A convolutional image classifier: logits = W relu(V mean(stages(x)) + b) (after LeCun et al. 1998)."""
 
     def __init__(self, config: vision.ConvolutionalNetwork) -> None:
-        """Build from a configuration whose classes are known."""
+        """Initialize from a configuration with classes."""
         super().__init__()
         assert config.classes, "the classes come from the data"
         self.config: vision.ConvolutionalNetwork = config
@@ -98,14 +98,14 @@ class ConvolutionalNetwork(Network):
         self.unembedding = nn.Linear(config.d_model, len(config.classes), config.head_bias)
 
     def hidden(self, batch: Batch, observer: ActivationRecorder | None = None) -> Float[Tensor, "batch d_model"]:
-        """Return a vector per image, of which the logits are a linear map."""
+        """Return the pooled vector of each image, which ``unembedding`` maps to logits."""
         ctx = LayerContext(observer=open_observer(observer, "stem"))
         pooled = self.stem(self.pixels(batch.pixels), ctx).mean((2, 3))
         pooled = observe(ctx, self, "pooled", pooled)
         return self.dropout(in_autocast_type(F.relu(self.pooler(pooled))))
 
     def batch_of(self, pixels: Tensor, attention_mask: Tensor | None = None) -> TensorBatch:
-        """Make a batch of pixels (batch, channels, height, width), from 0 to 1; images have no padding to mask."""
+        """Build a batch from pixels (batch, channels, height, width), from 0 to 1; images have no padding."""
         assert attention_mask is None, "an image has no padding"
         return TensorBatch(pixels=pixels)
 

@@ -1,1 +1,1 @@
-"""Approximations of softmax attention."""
+"""Approximations of softmax attention: linear attention, Performer, Linformer, Nystromformer."""

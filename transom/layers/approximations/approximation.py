@@ -1,4 +1,4 @@
-"""What approximations of attention share: each sequence is worked on alone, and the weights that it implies can be written out."""
+"""Base class of approximations of attention: handling of packed sequences, and the implied attention weights as a matrix."""
 
 from abc import ABC, abstractmethod
 from typing import NamedTuple
@@ -11,12 +11,12 @@ from transom.layers.context import AttentionContext, SegmentMask
 
 
 class Approximation(nn.Module, ABC):
-    """Z = W V with weights W near A = softmax(Q K^T / sqrt(d_k)), in less than a number a pair of tokens.
+    """Z = W V with weights W that approximate A = softmax(Q K^T / sqrt(d_k)), without computing all query-key pairs.
 
-    It works in float32 at least: sums over a whole text of exponentials, or of an inverse, need it.
+    It runs in float32 or wider, which sums of exponentials over a whole sequence and the pseudo-inverse require.
 
     Attributes:
-        packed: whether a row may hold several sequences; if not, nobody looks.
+        packed: whether rows may hold several sequences; if False, segments are not inspected.
     """
 
     packed = True
@@ -28,7 +28,7 @@ class Approximation(nn.Module, ABC):
         v: Float[Tensor, "batch kv_heads key d_value"],
         segment_mask: SegmentMask | None = None,
     ) -> Float[Tensor, "batch n_heads query d_value"]:
-        """Let each query gather values of its own sequence; a query that sees nothing gathers 0."""
+        """Attend within segments; a query with no visible key gives 0."""
         dtype, wide = v.dtype, torch.promote_types(v.dtype, torch.float32)
         with torch.autocast(q.device.type, enabled=False):
             q, k, v = q.to(wide), k.to(wide), v.to(wide)
@@ -51,13 +51,13 @@ class Approximation(nn.Module, ABC):
         v: Float[Tensor, "batch kv_heads key d_value"],
         asked: Bool[Tensor, "#batch key"] | None = None,
     ) -> Float[Tensor, "batch n_heads query d_value"]:
-        """Let each query gather values of all of its row, which begins with its only sequence.
+        """Attend bidirectionally in rows of one sequence each, padded on the right.
 
         Args:
             q: queries.
             k: keys.
             v: values.
-            asked: True at keys that are no padding, which counts nothing; None for all.
+            asked: True at keys that are not padding; None without padding.
         """
 
     def gather_before(
@@ -67,8 +67,8 @@ class Approximation(nn.Module, ABC):
         v: Float[Tensor, "batch kv_heads length d_value"],
         segments: Int[Tensor, "#batch length"],
     ) -> Float[Tensor, "batch n_heads length d_value"]:
-        """Let each token gather values of itself and of those before it in its own sequence."""
-        raise AssertionError("the schema lets only those look back that can")
+        """Attend causally within segments."""
+        raise AssertionError("the schema allows causal attention only where it is implemented")
 
     def implied_weights(
         self,
@@ -76,7 +76,7 @@ class Approximation(nn.Module, ABC):
         k: Float[Tensor, "batch kv_heads key d_head"],
         ctx: AttentionContext = AttentionContext(),
     ) -> Float[Tensor, "batch n_heads query key"]:
-        """Write out the weights W that are implied, one sequence after another, each alone and without padding: the slow reference."""
+        """Return the implied weights W as a matrix, computed sequence by sequence without padding: the slow reference."""
         wide = torch.promote_types(q.dtype, torch.float32)
         weights = q.new_zeros(len(q), q.shape[1], q.shape[2], k.shape[2], dtype=wide)
         for row, seen in enumerate(visible(q, k, ctx)):
@@ -91,11 +91,11 @@ class Approximation(nn.Module, ABC):
     def weights_of_text(
         self, q: Float[Tensor, "batch n_heads query d_head"], k: Float[Tensor, "batch kv_heads key d_head"]
     ) -> Float[Tensor, "batch n_heads query key"]:
-        """Write out the weights of texts without padding, whose queries see all keys."""
+        """Return the implied weights of sequences without padding or mask."""
 
 
 def visible(q: Tensor, k: Tensor, ctx: AttentionContext) -> Bool[Tensor, "batch query key"]:
-    """Tell which keys each query sees; padding sees none."""
+    """Return the mask of visible keys per query; padding has none."""
     mask = torch.ones(len(q), 1, q.shape[2], k.shape[2], dtype=torch.bool, device=q.device)
     if ctx.mask is not None:
         mask = mask & ctx.mask
@@ -105,14 +105,14 @@ def visible(q: Tensor, k: Tensor, ctx: AttentionContext) -> Bool[Tensor, "batch 
 
 
 class _Texts(NamedTuple):
-    """Sequences that lie several a row, laid out one a row.
+    """Layout that unpacks rows of several sequences to rows of one sequence each.
 
     Attributes:
-        token: number of each true token, counted over all rows.
-        place: its number in the layout.
-        rows: of the layout: as many for each row as the most that any holds.
-        length: of each of its rows.
-        shape: rows and length as they were.
+        token: index of each token in the flattened packed rows.
+        place: index of the same token in the flattened layout.
+        rows: rows of the layout: batch times the largest number of sequences in a row.
+        length: length of each row of the layout.
+        shape: (batch, length) of the packed rows.
     """
 
     token: Int[Tensor, "tokens"]
@@ -123,7 +123,7 @@ class _Texts(NamedTuple):
 
     @classmethod
     def of(cls, segments: Int[Tensor, "batch length"], n_texts: int) -> "_Texts":
-        """Find where each token goes."""
+        """Build the layout of packed rows."""
         rows, length = segments.shape
         inside = segments[:, :, None] == torch.arange(1, n_texts + 1, device=segments.device)
         row, token, text = inside.nonzero(as_tuple=True)
@@ -133,21 +133,21 @@ class _Texts(NamedTuple):
 
     @property
     def real(self) -> Bool[Tensor, "batch length"]:
-        """True where a token is laid."""
+        """True at tokens of the layout."""
         real = torch.zeros(self.rows * self.length, dtype=torch.bool, device=self.place.device)
         return real.index_fill(0, self.place, True).view(self.rows, self.length)
 
     def lay(self, x: Float[Tensor, "batch heads length width"]) -> Float[Tensor, "rows heads places width"]:
-        """Lay vectors out."""
+        """Move vectors from packed rows to the layout, padded with 0."""
         laid = _moved(x, self.token, self.place, self.rows * self.length)
         return laid.unflatten(0, (self.rows, self.length)).transpose(1, 2)
 
     def take_up(self, x: Float[Tensor, "rows heads places width"]) -> Float[Tensor, "batch heads length width"]:
-        """Put vectors where they were; padding gets 0."""
+        """Move vectors from the layout back to packed rows; padding gets 0."""
         return _moved(x, self.place, self.token, self.shape[0] * self.shape[1]).unflatten(0, self.shape).transpose(1, 2)
 
 
 def _moved(x: Tensor, source: Tensor, target: Tensor, n: int) -> Tensor:
-    """Move vectors (rows, heads, length, width), counted over all rows, to other numbers among ``n``."""
+    """Copy the vectors of (rows, heads, length, width) at flat token indices ``source`` to indices ``target`` of ``n``; others are 0."""
     x = x.transpose(1, 2).flatten(0, 1)
     return x.new_zeros(n, *x.shape[1:]).index_copy(0, target, x.index_select(0, source))

@@ -1,4 +1,4 @@
-"""Linear attention: a product of features stands for the exponential of a score, so that sums over keys are made once for all queries."""
+"""Linear attention: feature maps replace the exponential of the scores, so that sums over keys are shared by all queries."""
 
 from abc import abstractmethod
 
@@ -15,28 +15,28 @@ from transom.layers.cache import Sums
 from transom.layers.context import AttentionContext
 
 CHUNK = 64
-"""Tokens among which a causal pass makes scores; what lies before a chunk enters it as sums."""
+"""Tokens per chunk of a causal pass: scores within a chunk, a running state across chunks."""
 
 BOUND = 60.0
-"""Bounds of an exponent whose exponential float32 still adds up a million times, forward and back."""
+"""Bound on exponents: a million terms of exp(BOUND) still sum without overflow in float32, forward and backward."""
 
 
 class KernelAttention(Approximation):
     """z_i = phi(q_i)^T sum_j phi(k_j) v_j^T / phi(q_i)^T sum_j phi(k_j), phi >= 0 (Katharopoulos et al. 2020, eq. 4 and 5).
 
     Attributes:
-        features: width of phi.
+        features: dimension of phi.
     """
 
     features: int
 
     @abstractmethod
     def of_queries(self, q: Float[Tensor, "batch heads length d_head"]) -> Float[Tensor, "batch heads length features"]:
-        """Give phi of queries; a factor that all features of a query share falls out."""
+        """Compute phi of queries; a factor common to all features of a query cancels."""
 
     @abstractmethod
     def of_keys(self, k: Float[Tensor, "batch heads length d_head"]) -> Float[Tensor, "batch heads length features"]:
-        """Give phi of keys; a factor that all keys share falls out."""
+        """Compute phi of keys; a factor common to all keys cancels."""
 
     def gather(
         self,
@@ -45,7 +45,7 @@ class KernelAttention(Approximation):
         v: Float[Tensor, "batch kv_heads key d_value"],
         asked: Bool[Tensor, "#batch key"] | None = None,
     ) -> Float[Tensor, "batch n_heads query d_value"]:
-        """Read every query's answer out of the sums over all keys."""
+        """Attend bidirectionally: one state over all keys, read by every query."""
         return self.read(q, self.sums(k, v, asked))
 
     def sums(
@@ -54,14 +54,14 @@ class KernelAttention(Approximation):
         v: Float[Tensor, "batch kv_heads key d_value"],
         asked: Bool[Tensor, "#batch key"] | None = None,
     ) -> Sums:
-        """Add up sum_j phi(k_j) [v_j, 1]^T over the keys that are asked."""
+        """Compute the state sum_j phi(k_j) [v_j, 1]^T over keys with ``asked`` True."""
         features = self.of_keys(k)
         if asked is not None:
             features = features.masked_fill(~asked[:, None, :, None], 0.0)
         return Sums(features.transpose(-2, -1) @ _and_one(v))
 
     def read(self, q: Float[Tensor, "batch n_heads query d_head"], sums: Sums) -> Float[Tensor, "batch n_heads query d_value"]:
-        """Read the queries' answers out of sums."""
+        """Compute the output of each query from a state."""
         return _divided(self.of_queries(q) @ per_query_head(sums.sums, q.shape[1]))
 
     def gather_before(
@@ -71,7 +71,7 @@ class KernelAttention(Approximation):
         v: Float[Tensor, "batch kv_heads length d_value"],
         segments: Int[Tensor, "#batch length"],
     ) -> Float[Tensor, "batch n_heads length d_value"]:
-        """Let each token gather values of itself and of those before it in its own sequence."""
+        """Attend causally within segments."""
         return self.go_on(q, k, v, segments)[0]
 
     def go_on(
@@ -82,19 +82,20 @@ class KernelAttention(Approximation):
         segments: Int[Tensor, "#batch length"],
         before: Sums | None = None,
     ) -> tuple[Float[Tensor, "batch n_heads length d_value"], Sums | None]:
-        """Let each token gather values of itself and of those before it, by sums that go from chunk to chunk.
+        """Attend causally within segments by a scan over chunks.
 
-        A query adds its own chunk's keys pair by pair and reads the rest out of the sums over the sequence in which the last chunk ended.
+        A query attends to the keys of its chunk pair by pair, and to earlier keys through the state of the segment in which the previous
+        chunk ended.
 
         Args:
             q: queries.
             k: keys.
             v: values.
-            segments: each token's sequence; the tokens of one lie together.
-            before: sums over tokens that were read before, of the first token's sequence.
+            segments: segment id per token; the tokens of a segment are contiguous.
+            before: state over cached tokens, which belong to the first token's segment; None without a cache.
 
         Returns:
-            What was gathered, and the sums over the last token's sequence; None where one chunk is all there is.
+            The output, and the final state of the last token's segment; None for a single chunk without ``before``.
         """
         length, size = q.shape[2], min(CHUNK, q.shape[2])
         missing = -length % size
@@ -108,7 +109,7 @@ class KernelAttention(Approximation):
         if segment.shape[1] > 1 or before is not None:
             last = segment[:, :, -1]
             first = segment[:, :1, 0] if before is not None else torch.zeros_like(last[:, :1])
-            reading = torch.cat([first, last[:, :-1]], 1)  # the sequence of the sums that enter each chunk
+            reading = torch.cat([first, last[:, :-1]], 1)  # segment of the state that enters each chunk
             ended = k.masked_fill((segment != last[:, :, None])[:, None, ..., None], 0.0).transpose(-2, -1) @ v
             entering, total = _carried(ended, last == reading, before)
             reads = (segment == reading[:, :, None]) & (segment > 0)
@@ -122,7 +123,7 @@ class KernelAttention(Approximation):
         k: Float[Tensor, "batch kv_heads key d_head"],
         ctx: AttentionContext = AttentionContext(),
     ) -> Float[Tensor, "batch n_heads query key"]:
-        """Write out the weights that are implied, phi(q_i) . phi(k_j) over their sum, under the mask: the slow reference."""
+        """Return the implied weights phi(q_i) . phi(k_j) over their sum, under the mask, as a matrix: the slow reference."""
         wide = torch.promote_types(q.dtype, torch.float32)
         w = self.weights_of_text(q.to(wide), k.to(wide)).masked_fill(~visible(q, k, ctx)[:, None], 0.0)
         return _over(w, w.sum(-1, keepdim=True))
@@ -130,37 +131,37 @@ class KernelAttention(Approximation):
     def weights_of_text(
         self, q: Float[Tensor, "batch n_heads query d_head"], k: Float[Tensor, "batch kv_heads key d_head"]
     ) -> Float[Tensor, "batch n_heads query key"]:
-        """Write out phi(q_i) . phi(k_j)."""
+        """Return phi(q_i) . phi(k_j)."""
         return self.of_queries(q) @ per_query_head(self.of_keys(k), q.shape[1]).transpose(-2, -1)
 
 
 def _and_one(v: Float[Tensor, "*axes d_value"]) -> Float[Tensor, "*axes width"]:
-    """Set a 1 behind each value: what gathers it adds up the denominator too."""
+    """Append 1 to each value, whose sum is the denominator."""
     return F.pad(v, (0, 1), value=1.0)
 
 
 def _divided(x: Float[Tensor, "*axes width"]) -> Float[Tensor, "*axes d_value"]:
-    """Divide what was gathered by what was gathered of ones."""
+    """Divide the numerator by the denominator, the last column."""
     return _over(x[..., :-1], x[..., -1:])
 
 
 def _over(x: Tensor, total: Tensor) -> Tensor:
-    """Divide; nothing over nothing is 0."""
+    """Divide; 0 / 0 is 0."""
     return x / total.masked_fill(total == 0, 1.0)
 
 
 def _in_chunks(x: Float[Tensor, "batch heads length width"], missing: int, size: int) -> Float[Tensor, "batch heads chunks chunk width"]:
-    """Cut into chunks, the last one filled up with zeros."""
+    """Split into chunks; the last one is padded with zeros."""
     return F.pad(x, (0, 0, 0, missing)).unflatten(2, (-1, size))
 
 
 def _carried(
     made: Float[Tensor, "batch kv_heads chunks features width"], goes_on: Bool[Tensor, "#batch chunks"], before: Sums | None
 ) -> tuple[Float[Tensor, "batch kv_heads chunks features width"], Float[Tensor, "batch kv_heads features width"]]:
-    """Add up what chunks made, anew from each chunk that ends in another sequence than the one before.
+    """Accumulate the states of chunks; restart at each chunk that ends in another segment than the previous one.
 
     Returns:
-        The sums that enter each chunk, and those behind the last.
+        The state that enters each chunk, and the state after the last.
     """
     total = torch.zeros_like(made[:, :, 0]) if before is None else before.sums
     entering = []
@@ -172,71 +173,71 @@ def _carried(
 
 @implements(approximations.Linear)
 class Linear(KernelAttention):
-    """phi(x) = elu(x) + 1 (Katharopoulos et al. 2020, eq. 7) or max(0, x), element by element.
+    """Linear attention with an elementwise feature map: phi(x) = elu(x) + 1 (Katharopoulos et al. 2020, eq. 7) or max(0, x).
 
-    So that float32 holds it, a query's features are divided by their greatest, which falls out, and exponents are kept above -``BOUND``.
+    For float32, the features of a query are divided by their maximum, which cancels, and exponents are clamped to -``BOUND``.
     """
 
     def __init__(self, brick: approximations.Linear, d_head: int, n_positions: int) -> None:
-        """Choose phi, which has the width of a head."""
+        """Set the feature map; its dimension is ``d_head``."""
         super().__init__()
         self.feature_map, self.features = brick.feature_map, d_head
 
     def of_queries(self, q: Float[Tensor, "batch heads length d_head"]) -> Float[Tensor, "batch heads length features"]:
-        """Give phi of queries over its greatest."""
+        """Compute phi of queries, divided by its maximum per query."""
         features = self.phi(q)
         return _over(features, features.detach().amax(-1, keepdim=True))
 
     def of_keys(self, k: Float[Tensor, "batch heads length d_head"]) -> Float[Tensor, "batch heads length features"]:
-        """Give phi of keys."""
+        """Compute phi of keys."""
         return self.phi(k)
 
     def phi(self, x: Tensor) -> Tensor:
-        """Map a vector to its features; elu(x) + 1 is written so that it is not rounded to 0 far below."""
+        """Compute phi; elu(x) + 1 is exp(x) for x < 0, which does not round to 0 for large negative x."""
         return F.relu(x) if self.feature_map == "relu" else F.relu(x) + x.clamp(-BOUND, 0).exp()
 
 
 @implements(approximations.Performer)
 class Performer(KernelAttention):
-    """phi(x)_r = exp(w_r . x' - |x'|^2 / 2), x' = x / d_k^(1/4) (Choromanski et al. 2021, lemma 1).
+    """Performer (FAVOR+): phi(x)_r = exp(w_r . x' - |x'|^2 / 2), x' = x / d_k^(1/4) (Choromanski et al. 2021, lemma 1).
 
-    The mean of phi(q) . phi(k) over draws is exp(q . k / sqrt(d_k)); 1 / sqrt(m) falls out. So that float32 holds it, a query's features
-    are divided by their greatest, which falls out too, and a key's exponent is kept within ``BOUND``: the paper's code takes the greatest
-    over all keys, by which a token would know what comes after it.
+    The expectation of phi(q) . phi(k) over w is exp(q . k / sqrt(d_k)); 1 / sqrt(m) cancels. For float32, the features of a query are
+    divided by their maximum, which cancels too, and a key's exponent is clamped to +-``BOUND``. The paper's code subtracts the
+    maximum over all keys instead, which leaks information from later tokens.
 
     Attributes:
-        w: the draws, each of normal length and direction, at right angles to those of its block of d_k.
+        w: random projections, (features, d_head), Gaussian; orthogonal within each block of d_k rows.
     """
 
     w: Tensor
 
     def __init__(self, brick: approximations.Performer, d_head: int, n_positions: int) -> None:
-        """Make room for the draws, which ``draw`` fills."""
+        """Allocate the projections; ``draw`` samples them."""
         super().__init__()
         self.features, self.orthogonal = brick.n_features, brick.orthogonal
         self.register_buffer("w", torch.zeros(brick.n_features, d_head))
 
     @torch.no_grad()
     def draw(self) -> None:
-        """Draw from the default generator (section 2.3 and appendix B.2): orthogonal directions by QR, lengths of normal vectors."""
+        """Sample from the default random generator: orthogonal directions by QR, norms of Gaussian vectors (appendix B.2)."""
         m, d_head = self.w.shape
         w = torch.randn(m, d_head)
         if self.orthogonal:
             q, r = torch.linalg.qr(torch.randn(-(-m // d_head), d_head, d_head))
-            directions = q * r.diagonal(dim1=-2, dim2=-1).sign()[:, None]  # else q would not be spread evenly over all rotations
+            directions = q * r.diagonal(dim1=-2, dim2=-1).sign()[:, None]  # makes q uniform over all rotations
             w = directions.transpose(-2, -1).flatten(0, 1)[:m] * w.norm(dim=1, keepdim=True)
         self.w.copy_(w)
 
     def of_queries(self, q: Float[Tensor, "batch heads length d_head"]) -> Float[Tensor, "batch heads length features"]:
-        """Give phi of queries over its greatest."""
+        """Compute phi of queries, divided by its maximum per query."""
         log = self.log_features(q)
         return (log - log.detach().amax(-1, keepdim=True)).exp()
 
     def of_keys(self, k: Float[Tensor, "batch heads length d_head"]) -> Float[Tensor, "batch heads length features"]:
-        """Give phi of keys."""
+        """Compute phi of keys."""
         return self.log_features(k).clamp(-BOUND, BOUND).exp()
 
     def log_features(self, x: Float[Tensor, "batch heads length d_head"]) -> Float[Tensor, "batch heads length features"]:
-        """Give log phi."""
+        """Compute log phi."""
         x = x * x.shape[-1] ** -0.25
         return F.linear(x, self.w.to(x)) - x.square().sum(-1, keepdim=True) / 2

@@ -1,1 +1,1 @@
-"""Attention masks: rules, dense masks, and what the queries of a pass may attend to."""
+"""Attention masks: mask rules, dense and block-sparse masks, and the attention contexts of a pass."""

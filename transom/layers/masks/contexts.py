@@ -1,4 +1,4 @@
-"""Contexts of attention from positions, segments and mask rules: built once a pass, used by all blocks of a stack."""
+"""Build attention contexts from positions, segments and mask rules: once per pass, for all blocks of a stack."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,24 +13,24 @@ from transom.layers.masks.visible_tiles import visible_tiles
 from transom.layers.position import Position, Rotation
 
 RARE = 0.5
-"""Most keys of a step, as a share of all, with which to gather them pays."""
+"""A decoding step gathers its visible keys if they are at most this fraction of all keys; otherwise it masks."""
 
 
 def build_contexts(
     position: Position, queries: Places, keys: Places, rules: Sequence[Rule], dense: bool = False, n_rows: int = 1
 ) -> list[AttentionContext]:
-    """Build what attention needs to let tokens see those of their own sequence that rules allow, with the position component's say.
+    """Build the self-attention contexts of a pass over whole rows: mask, position bias and rotary tables.
 
     Args:
-        position: the component.
-        queries: where the tokens stand.
-        keys: where those stand that they may see.
-        rules: of the first, second, ... block, and again from the first.
-        dense: give masks and biases as matrices, however long.
-        n_rows: sequences that share the places of one row.
+        position: position encoding of the stack.
+        queries: positions and segments of the queries.
+        keys: positions and segments of the keys.
+        rules: mask rules; block i uses ``rules[i % len(rules)]``.
+        dense: build masks and biases as matrices, also where block-sparse tiles would be faster.
+        n_rows: batch size where ``queries`` and ``keys`` have a single row for all.
 
     Returns:
-        The contexts of the first, second, ... block, and again from the first.
+        One context per rule.
     """
     rotation = position.rotation(queries.positions)
     token_mask = queries.segments > 0
@@ -55,18 +55,18 @@ def build_decode_contexts(
     n_prefix: int = 0,
     dense: bool = False,
 ) -> list[AttentionContext]:
-    """Build the same for the next tokens of sequences that are read step by step, which see those before them.
+    """Build the self-attention contexts of a decoding step, whose tokens follow ``n_read`` cached ones.
 
     Args:
-        position: the component.
-        rules: of the first, second, ... block, and again from the first.
-        n_read: tokens that were read before.
-        tokens: read now.
-        n_prefix: tokens at the start that are the sequences' prefix.
-        dense: give masks and biases as matrices, however long.
+        position: position encoding of the decoder.
+        rules: mask rules; block i uses ``rules[i % len(rules)]``.
+        n_read: number of cached tokens.
+        tokens: new tokens.
+        n_prefix: number of leading tokens that form the prefix of a prefix-LM.
+        dense: build masks and biases as matrices, also where block-sparse tiles would be faster.
 
     Returns:
-        The contexts of the first, second, ... block, and again from the first.
+        One context per rule.
     """
     n_rows, n_new = tokens.shape
     positions = torch.arange(n_read + n_new, device=tokens.device)[None]
@@ -74,13 +74,13 @@ def build_decode_contexts(
     new = every.each(lambda x: x[:, n_read:])
     if n_new > 1 or isinstance(rules[0], Unwritten):
         contexts = build_contexts(position, new, every, rules, dense, n_rows)
-        return [replace(ctx, token_mask=None) for ctx in contexts]  # all are tokens, in every row
+        return [replace(ctx, token_mask=None) for ctx in contexts]  # no row has padding
     rotation = position.rotation(new.positions)
     return [_of_last(position, rule, new, every, rotation) for rule in rules]
 
 
 def _of_last(position: Position, rule: Rule, new: Places, every: Places, rotation: Rotation | None) -> AttentionContext:
-    """Let the last token see the keys that the rule allows: only those, where they are few."""
+    """Build the context of a single new token; gather the keys that the rule allows where they are few."""
     mask, keys, visible = None, every.positions, None
     if rule not in (LOOKING_BACK, BOTH_WAYS_IN_PREFIX):
         mask = rule.matrix(new, every)
@@ -92,5 +92,5 @@ def _of_last(position: Position, rule: Rule, new: Places, every: Places, rotatio
 
 
 def of_block(contexts: Sequence[AttentionContext], attention: str) -> AttentionContext:
-    """Choose the context of an attention by its address, as ``decoder.blocks.3.attn``."""
+    """Return the context of an attention layer by its address, such as ``decoder.blocks.3.attn``."""
     return contexts[int(attention.split(".blocks.")[1].split(".")[0]) % len(contexts)]

@@ -1,8 +1,11 @@
-"""Attention masks as an algebra of rules: who may attend to whom, of any two tokens, joined by and, or and not.
+"""Mask rules: which query may attend to which key, as objects that combine with ``&``, ``|`` and ``~``.
 
-A rule is asked in three ways: for any two places (``allows``: the whole mask, a row of it, or FlexAttention's mask_mod), for all of it as
-a boolean matrix (``matrix``), and for tiles of it (``judge``): whether a tile of queries may see some or all of a tile of keys, from the
-bounds of what stands in them and without the matrix. A verdict may err only towards work: some where there is none, not all where all are.
+A rule is evaluated in three ways:
+
+- ``allows``: for given queries and keys, which broadcast, as FlexAttention's mask_mod;
+- ``matrix``: for all of them, as a dense boolean mask;
+- ``judge``: per pair of tiles, whether some or all pairs are visible, from bounds on the positions and without the matrix. The
+  status may be conservative (visible instead of empty, partial instead of full), never the reverse.
 """
 
 from collections.abc import Callable
@@ -22,22 +25,22 @@ from transom.config.components import build, implements
 from transom.config.patterns import patterns_of
 
 TILE = 64
-"""Tokens of a tile: enough for a fast product, few enough that a window's edge costs little."""
+"""Tokens per tile: large enough for a fast matrix product, small enough that partly visible tiles waste little."""
 
 FAR = 2**40
-"""A distance that no two tokens have."""
+"""Larger than any distance between two tokens."""
 
 MOST_BLOCKS = 4
-"""Random blocks that a tile may reach into to be judged exactly."""
+"""Random blocks that a tile may span and still be classified exactly."""
 
 
 class Places(NamedTuple):
-    """Where tokens stand.
+    """Position, segment and prefix membership of each token.
 
     Attributes:
-        positions: place in its own sequence, from 0.
-        segments: number of its sequence in the row; 0 is padding.
-        prefix: True where it is in its sequence's prefix; None where there is none.
+        positions: position in the token's own sequence, from 0.
+        segments: segment id: number of the token's sequence in the row, from 1; 0 is padding.
+        prefix: True at tokens of a prefix-LM's prefix; None without one.
     """
 
     positions: Int[Tensor, "..."]
@@ -46,164 +49,164 @@ class Places(NamedTuple):
 
     @classmethod
     def of_text(cls, length: int, device: torch.device | None = None) -> "Places":
-        """Give the places of one text, without a prefix."""
+        """Return the positions of one sequence of ``length`` tokens, without padding or prefix."""
         positions = torch.arange(length, device=device)[None]
         return cls(positions, torch.ones_like(positions))
 
     def each(self, change: Callable[[Tensor], Tensor]) -> "Places":
-        """Change all in the same way."""
+        """Apply ``change`` to each tensor."""
         return Places(change(self.positions), change(self.segments), None if self.prefix is None else change(self.prefix))
 
 
 class Verdict(NamedTuple):
-    """Whether a tile of queries may see some key of a tile, and whether each of its queries may see each of the keys."""
+    """Whether a tile of queries and a tile of keys have some visible pair, and whether all of their pairs are visible."""
 
     some: Bool[Tensor, "#batch #query_tiles #key_tiles"]
     every: Bool[Tensor, "#batch #query_tiles #key_tiles"]
 
 
 class Bounds(NamedTuple):
-    """The least and the greatest of a number over the tokens of each tile."""
+    """Minimum and maximum of a value over the tokens of each tile."""
 
     low: Int[Tensor, "..."]
     high: Int[Tensor, "..."]
 
 
 def _bounds(queries: Tensor, keys: Tensor) -> tuple[Bounds, Bounds]:
-    """Bound a number over tiles of queries and of keys, side by side: (batch, query_tiles, 1) and (batch, 1, key_tiles)."""
+    """Return bounds over tiles of queries, (batch, query_tiles, 1), and over tiles of keys, (batch, 1, key_tiles)."""
     (a, b), (c, d) = queries.aminmax(dim=-1), keys.aminmax(dim=-1)
     return Bounds(a[:, :, None], b[:, :, None]), Bounds(c[:, None], d[:, None])
 
 
 @dataclass(frozen=True)
 class Rule:
-    """Who may attend to whom."""
+    """A rule that decides which query may attend to which key."""
 
     grouped: ClassVar[bool] = False
-    """Whether tokens that see each other lie in groups (``group``) and not side by side."""
+    """Whether tokens must be sorted by ``group`` before tiling, since those that attend to each other are not contiguous."""
 
     def allows(self, query: Places, key: Places) -> Bool[Tensor, "..."]:
-        """Tell whether each query may attend to each key; the two broadcast against each other."""
-        raise AssertionError("each rule has its own")
+        """Return whether each query may attend to each key; the arguments broadcast."""
+        raise AssertionError("implemented by each rule")
 
     def judge(self, queries: Places, keys: Places) -> Verdict:
-        """Judge tiles of queries and keys, (batch, tiles, tile) each."""
-        raise AssertionError("each rule has its own")
+        """Classify all pairs of a tile of queries and a tile of keys; the arguments are (batch, tiles, tile) each."""
+        raise AssertionError("implemented by each rule")
 
     def group(self, places: Places) -> Int[Tensor, "..."]:
-        """Number the group of each token."""
-        raise AssertionError("only what is grouped has groups")
+        """Return the key by which tokens are sorted before tiling."""
+        raise AssertionError("implemented by rules with ``grouped``")
 
     def matrix(self, queries: Places, keys: Places) -> Bool[Tensor, "#batch 1 query key"]:
-        """Write the mask out."""
+        """Return the mask as a dense matrix."""
         return self.allows(queries.each(lambda x: x[:, :, None]), keys.each(lambda x: x[:, None]))[:, None]
 
     def __and__(self, other: "Rule") -> "Rule":
-        """Allow what both allow."""
+        """Return a rule that allows what both rules allow."""
         return other if isinstance(self, Everywhere) else self if isinstance(other, Everywhere) else And(self, other)
 
     def __or__(self, other: "Rule") -> "Rule":
-        """Allow what either allows."""
+        """Return a rule that allows what either rule allows."""
         return Or(self, other)
 
     def __invert__(self) -> "Rule":
-        """Allow what this does not."""
+        """Return a rule that allows what this one does not."""
         return Not(self)
 
 
 @dataclass(frozen=True)
 class And(Rule):
-    """What both rules allow."""
+    """Intersection of two rules."""
 
     left: Rule
     right: Rule
 
     def allows(self, query: Places, key: Places) -> Bool[Tensor, "..."]:
-        """Ask both."""
+        """Combine both masks."""
         return self.left.allows(query, key) & self.right.allows(query, key)
 
     def judge(self, queries: Places, keys: Places) -> Verdict:
-        """Ask both; each may allow some pairs of a tile, and both none."""
+        """Combine both statuses; ``some`` is conservative, since the visible pairs of the two rules may be disjoint."""
         a, b = self.left.judge(queries, keys), self.right.judge(queries, keys)
         return Verdict(a.some & b.some, a.every & b.every)
 
 
 @dataclass(frozen=True)
 class Or(Rule):
-    """What either rule allows."""
+    """Union of two rules."""
 
     left: Rule
     right: Rule
 
     def allows(self, query: Places, key: Places) -> Bool[Tensor, "..."]:
-        """Ask both."""
+        """Combine both masks."""
         return self.left.allows(query, key) | self.right.allows(query, key)
 
     def judge(self, queries: Places, keys: Places) -> Verdict:
-        """Ask both; only together they may allow all pairs of a tile."""
+        """Combine both statuses; ``every`` is conservative, since two partial tiles may together be full."""
         a, b = self.left.judge(queries, keys), self.right.judge(queries, keys)
         return Verdict(a.some | b.some, a.every | b.every)
 
 
 @dataclass(frozen=True)
 class Not(Rule):
-    """What a rule does not allow."""
+    """Complement of a rule."""
 
     rule: Rule
 
     def allows(self, query: Places, key: Places) -> Bool[Tensor, "..."]:
-        """Ask it."""
+        """Invert the mask."""
         return ~self.rule.allows(query, key)
 
     def judge(self, queries: Places, keys: Places) -> Verdict:
-        """Some are left where not all are taken, all where none is."""
+        """Invert the status: a full tile becomes empty, an empty one full."""
         some, every = self.rule.judge(queries, keys)
         return Verdict(~every, ~some)
 
 
 @dataclass(frozen=True)
 class Everywhere(Rule):
-    """Everything."""
+    """Full attention: no restriction."""
 
     def allows(self, query: Places, key: Places) -> Bool[Tensor, "..."]:
-        """Allow it; no position is negative."""
+        """Return True for every pair; the comparison with 0 gives the broadcast shape, since no position is negative."""
         return (query.positions >= 0) & (key.positions >= 0)
 
     def judge(self, queries: Places, keys: Places) -> Verdict:
-        """Allow all of every tile."""
+        """Classify every tile as full."""
         all_of_it = self.allows(queries.each(lambda x: x[:, :, None, 0]), keys.each(lambda x: x[:, None, :, 0]))
         return Verdict(all_of_it, all_of_it)
 
 
 @dataclass(frozen=True)
 class Unwritten(Rule):
-    """What ``rule`` allows, for an attention that keeps to it without a matrix."""
+    """A rule that linear and low-rank attention follow without building its matrix."""
 
     rule: Rule
 
     def allows(self, query: Places, key: Places) -> Bool[Tensor, "..."]:
-        """Ask it."""
+        """Return the mask of ``rule``."""
         return self.rule.allows(query, key)
 
     def judge(self, queries: Places, keys: Places) -> Verdict:
-        """Ask it."""
+        """Return the status of ``rule``."""
         return self.rule.judge(queries, keys)
 
 
 @dataclass(frozen=True)
 class Distance(Rule):
-    """Keys at some distances before the query: least <= i - j <= most."""
+    """Key j is visible to query i if least <= i - j <= most: causal masks and sliding windows."""
 
     least: int = -FAR
     most: int = FAR
 
     def allows(self, query: Places, key: Places) -> Bool[Tensor, "..."]:
-        """Measure the distance."""
+        """Compare the distance i - j with the bounds."""
         distance = query.positions - key.positions
         return (distance >= self.least) & (distance <= self.most)
 
     def judge(self, queries: Places, keys: Places) -> Verdict:
-        """Bound the distance."""
+        """Bound the distance over each tile."""
         q, k = _bounds(queries.positions, keys.positions)
         shortest, longest = q.low - k.high, q.high - k.low
         return Verdict((longest >= self.least) & (shortest <= self.most), (shortest >= self.least) & (longest <= self.most))
@@ -211,19 +214,19 @@ class Distance(Rule):
 
 @dataclass(frozen=True)
 class Near(Rule):
-    """Patches fewer than ``size`` rows and columns away, in an image of ``width`` patches a row (Ramachandran et al. 2019, section 3.1)."""
+    """Sliding window on a grid of ``width`` patches per row: less than ``size`` rows and columns away (Ramachandran et al. 2019)."""
 
     size: int
     width: int
 
     def allows(self, query: Places, key: Places) -> Bool[Tensor, "..."]:
-        """Measure the distance in rows and in columns."""
+        """Compare the distances in rows and in columns with ``size``."""
         rows = query.positions // self.width - key.positions // self.width
         columns = query.positions % self.width - key.positions % self.width
         return (rows.abs() < self.size) & (columns.abs() < self.size)
 
     def judge(self, queries: Places, keys: Places) -> Verdict:
-        """Bound both distances, one apart from the other."""
+        """Bound the distances in rows and in columns independently."""
         rows = self._judge(queries.positions // self.width, keys.positions // self.width)
         columns = self._judge(queries.positions % self.width, keys.positions % self.width)
         return Verdict(rows.some & columns.some, rows.every & columns.every)
@@ -236,17 +239,17 @@ class Near(Rule):
 
 @dataclass(frozen=True)
 class Powers(Rule):
-    """Distances below ``local``, and powers of two (Li et al. 2019, section 4.2)."""
+    """LogSparse attention: distances below ``local``, and powers of two (Li et al. 2019, section 4.2)."""
 
     local: int
 
     def allows(self, query: Places, key: Places) -> Bool[Tensor, "..."]:
-        """Measure the distance; a power of two shares no bit with the number before it."""
+        """Test the distance d; it is a power of two if d & (d - 1) = 0."""
         distance = (query.positions - key.positions).abs()
         return (distance < self.local) | ((distance & (distance - 1)) == 0)
 
     def judge(self, queries: Places, keys: Places) -> Verdict:
-        """Look for a power of two between the shortest and the longest distance."""
+        """Test whether a power of two lies between the bounds of the distance."""
         q, k = _bounds(queries.positions, keys.positions)
         below, above = q.low - k.high, q.high - k.low
         shortest, longest = torch.maximum(below, -above).clamp(min=0), torch.maximum(above, -below)
@@ -257,126 +260,129 @@ class Powers(Rule):
 
 @dataclass(frozen=True)
 class Same(Rule):
-    """Tokens of the same group."""
+    """Tokens attend within their own group."""
 
     def number(self, places: Places) -> Int[Tensor, "..."]:
-        """Number each token's group."""
-        raise AssertionError("each rule has its own")
+        """Return the group id of each token."""
+        raise AssertionError("implemented by each rule")
 
     def allows(self, query: Places, key: Places) -> Bool[Tensor, "..."]:
-        """Compare the groups."""
+        """Compare the group ids."""
         return self.number(query) == self.number(key)
 
     def judge(self, queries: Places, keys: Places) -> Verdict:
-        """Bound the groups' numbers."""
+        """Compare the bounds of the group ids."""
         q, k = _bounds(self.number(queries), self.number(keys))
         return Verdict((q.low <= k.high) & (k.low <= q.high), (q.low == k.high) & (k.low == q.high))
 
 
 @dataclass(frozen=True)
 class SameSegment(Same):
-    """Tokens attend within their own segment. Padding, segment 0, sees only padding, so that no row is empty."""
+    """Tokens attend within their own segment. Padding, segment 0, attends to padding only, so that no row of the mask is empty."""
 
     def number(self, places: Places) -> Int[Tensor, "..."]:
-        """Number the segments."""
+        """Return the segment ids."""
         return places.segments
 
 
 @dataclass(frozen=True)
 class SameBlock(Same):
-    """Tokens attend within their own block of ``size`` (Child et al. 2019, section 4.3)."""
+    """Tokens attend within their own block of ``size`` tokens (Child et al. 2019, section 4.3)."""
 
     size: int
 
     def number(self, places: Places) -> Int[Tensor, "..."]:
-        """Number the blocks."""
+        """Return the number of each token's block."""
         return places.positions // self.size
 
 
 @dataclass(frozen=True)
 class SameResidue(Same):
-    """Tokens attend at distances that ``stride`` divides (Child et al. 2019, section 4.2)."""
+    """Strided attention: tokens attend at distances divisible by ``stride`` (Child et al. 2019, section 4.2)."""
 
     grouped = True
     stride: int
 
     def number(self, places: Places) -> Int[Tensor, "..."]:
-        """Number the residues."""
+        """Return position modulo ``stride``."""
         return places.positions % self.stride
 
     def group(self, places: Places) -> Int[Tensor, "..."]:
-        """Those who see each other lie ``stride`` apart."""
+        """Return position modulo ``stride``: tokens that attend to each other lie ``stride`` apart."""
         return self.number(places)
 
 
 @dataclass(frozen=True)
 class LastColumns(Rule):
-    """All attend to the last ``columns`` tokens of each block of ``stride`` (Child et al. 2019, section 4.3)."""
+    """All tokens attend to the last ``columns`` tokens of each block of ``stride`` (Child et al. 2019, section 4.3)."""
 
     grouped = True
     stride: int
     columns: int
 
     def allows(self, query: Places, key: Places) -> Bool[Tensor, "..."]:
-        """Look at the key's place in its block."""
+        """Test the key's position in its block."""
         return (query.positions >= 0) & self._chosen(key)
 
     def _chosen(self, places: Places) -> Tensor:
         return places.positions % self.stride >= self.stride - self.columns
 
     def judge(self, queries: Places, keys: Places) -> Verdict:
-        """Look for such keys."""
+        """Test whether a tile of keys has summary tokens, and whether it has only those."""
         _, k = _bounds(queries.positions, self._chosen(keys).long())
         return Verdict(k.high > 0, k.low > 0)
 
     def group(self, places: Places) -> Int[Tensor, "..."]:
-        """The chosen ones apart from the others."""
+        """Return 1 for summary tokens, 0 for others."""
         return self._chosen(places).long()
 
 
 @dataclass(frozen=True)
 class First(Rule):
-    """The first ``size`` tokens attend to all, and all attend to them (Zaheer et al. 2020, section 2)."""
+    """Global attention: the first ``size`` tokens attend to all tokens, and all attend to them (Zaheer et al. 2020, section 2)."""
 
     size: int
 
     def allows(self, query: Places, key: Places) -> Bool[Tensor, "..."]:
-        """Look at both places."""
+        """Compare both positions with ``size``."""
         return (query.positions < self.size) | (key.positions < self.size)
 
     def judge(self, queries: Places, keys: Places) -> Verdict:
-        """Bound both places."""
+        """Compare the bounds of both positions with ``size``."""
         q, k = _bounds(queries.positions, keys.positions)
         return Verdict((q.low < self.size) | (k.low < self.size), (q.high < self.size) | (k.high < self.size))
 
 
 @dataclass(frozen=True)
 class InPrefix(Rule):
-    """All attend to their own sequence's prefix (Raffel et al. 2020, section 3.2.1); to be joined with ``SAME_SEGMENT``."""
+    """All tokens attend to the prefix (Raffel et al. 2020, section 3.2.1); combine with ``SAME_SEGMENT`` in packed rows."""
 
     def allows(self, query: Places, key: Places) -> Bool[Tensor, "..."]:
-        """Look at the key."""
+        """Test whether the key is in a prefix."""
         return (query.positions >= 0) & self._inside(key)
 
     def _inside(self, places: Places) -> Tensor:
         return places.positions < 0 if places.prefix is None else places.prefix
 
     def judge(self, queries: Places, keys: Places) -> Verdict:
-        """Look for keys in it."""
+        """Test whether a tile of keys has prefix tokens, and whether it has only those."""
         _, k = _bounds(queries.positions, self._inside(keys).long())
         return Verdict(k.high > 0, k.low > 0)
 
 
 @dataclass(frozen=True)
 class RandomBlocks(Rule):
-    """Each block of ``size`` tokens and ``blocks`` of those before it attend to each other, drawn by their numbers and the seed."""
+    """Random attention: each block of ``size`` tokens and ``blocks`` earlier blocks attend to each other (Zaheer et al. 2020, section 2).
+
+    The earlier blocks are drawn by a hash of the block number and ``seed``.
+    """
 
     blocks: int
     size: int
     seed: int
 
     def allows(self, query: Places, key: Places) -> Bool[Tensor, "..."]:
-        """Look at the blocks."""
+        """Test whether the blocks of query and key are linked."""
         return self._joined(query.positions // self.size, key.positions // self.size)
 
     def _joined(self, a: Tensor, b: Tensor) -> Tensor:
@@ -384,13 +390,13 @@ class RandomBlocks(Rule):
         return reduce(or_, drawn)
 
     def _drawn(self, block: Tensor, number: int) -> Tensor:
-        """Draw a block before this one."""
+        """Draw an earlier block; block 0 draws itself."""
         return _mixed(block * 64 + number, self.seed) % block.clamp(min=1)
 
     def judge(self, queries: Places, keys: Places) -> Verdict:
-        """Look at all the blocks that tiles reach into, if they are few; a tile with several texts in it may reach into many."""
+        """Test all pairs of blocks that two tiles span, if there are few; a tile with several sequences may span many."""
         q, k = _bounds(queries.positions // self.size, keys.positions // self.size)
-        reach = min((queries.positions.shape[-1] - 2) // self.size + 2, MOST_BLOCKS)  # blocks that neighbours in one text can lie in
+        reach = min((queries.positions.shape[-1] - 2) // self.size + 2, MOST_BLOCKS)  # blocks that a tile of one sequence can span
         many = (q.high - q.low >= reach) | (k.high - k.low >= reach)
         pairs = [
             self._joined(torch.minimum(q.low + i, q.high), torch.minimum(k.low + j, k.high)) for i in range(reach) for j in range(reach)
@@ -399,7 +405,7 @@ class RandomBlocks(Rule):
 
 
 def _mixed(x: Tensor, seed: int) -> Tensor:
-    """Mix the bits of whole numbers below 2^32, so that near ones give far ones (a hash of 32 bits: multiply and shift in turn)."""
+    """Hash integers below 2^32 to 32 bits by multiply-xorshift rounds."""
     for multiplier in (0x7FEB352D, 0x2C1B3C6D, 0x297A2D39):
         x = (x + seed) & 0xFFFFFFFF
         x = ((x ^ (x >> 16)) * multiplier) & 0xFFFFFFFF
@@ -409,13 +415,13 @@ def _mixed(x: Tensor, seed: int) -> Tensor:
 EVERYWHERE = Everywhere()
 SAME_SEGMENT = SameSegment()
 CAUSAL = Distance(least=0)
-"""Each token sees itself and what came before."""
+"""Each token attends to itself and earlier tokens."""
 
 LOOKING_BACK = SAME_SEGMENT & CAUSAL
-"""What decoders let a token see: itself and what came before it in its own sequence."""
+"""Mask of a decoder: each token attends to itself and earlier tokens of its own sequence."""
 
 BOTH_WAYS_IN_PREFIX = SAME_SEGMENT & (CAUSAL | InPrefix())
-"""What a prefix-LM lets a token see: beside these, all of its sequence's prefix."""
+"""Mask of a prefix-LM: causal, and every token attends to the whole prefix of its sequence."""
 
 implements(patterns.Full)(lambda p, width: EVERYWHERE)
 implements(patterns.Window)(lambda p, width: Distance(1 - p.size, p.size - 1))
@@ -431,23 +437,23 @@ implements(patterns.Prefix)(lambda p, width: InPrefix())
 
 @implements(patterns.Joined)
 def join(pattern: patterns.Joined, width: int) -> Rule:
-    """Build the rule of patterns put together."""
+    """Build the rule of a combined pattern."""
     parts = [rule_of(part, width) for part in pattern.of]
     return reduce(and_, parts) if pattern.kind == "all" else reduce(or_, parts) if pattern.kind == "any" else ~reduce(or_, parts)
 
 
 def rule_of(pattern: Brick, width: int = 0) -> Rule:
-    """Build the rule that a pattern is.
+    """Build the mask rule of a sparsity pattern.
 
     Args:
-        pattern: the brick.
-        width: patches a row, of images.
+        pattern: configuration of the pattern.
+        width: patches per row of an image; 0 for text.
     """
     return build(pattern, width)
 
 
 def build_rules(attention: MultiHead, family: Rule) -> list[Rule]:
-    """Build the rules that the blocks of a stack have in turn: what the family allows and the pattern too."""
+    """Build the mask rules of a stack: ``family`` and the sparsity pattern. Block i uses rule i modulo their number."""
     if attention.approximation.kind != "none":
         return [Unwritten(family)]
     return [family & rule_of(part) for part in patterns_of(attention.pattern)]

@@ -1,4 +1,4 @@
-"""The tiles of a mask that are visible, where to leave out the others pays: the place at which block-sparse attention enters."""
+"""Block-sparse masks: the visible tiles of a mask, built where skipping the other tiles is faster than a dense mask."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,26 +13,26 @@ from transom.layers.masks.rule import Places, Rule
 from transom.layers.position import Position
 
 LONG = 1024
-"""From this many queries on, tiles are looked for that need not be computed: below, all of them take less time than a choice."""
+"""Fewest queries for which a block-sparse mask is built; for fewer, dense attention takes less time than planning."""
 
 MOST = 0.4
-"""Most tiles of a mask, as a share of all, with which to leave out the others pays: what is gathered takes 2.2 times a dense kernel's time
-a pair. A causal mask alone has half of all."""
+"""Largest fraction of visible query-key pairs for which a block-sparse mask is used: gathering takes 2.2 times a dense kernel's time per
+pair. A plain causal mask has 0.5."""
 
 JOINED = 1.5
-"""What a pair costs where parts of a mask are joined, beside one of a mask of one part."""
+"""Cost per pair of a mask of several parts, relative to a mask of one part."""
 
 
 @dataclass(frozen=True)
 class VisibleTiles:
-    """A mask of long sequences by the tiles of it that are visible, planned by a kernel.
+    """Block-sparse mask of long sequences, planned by a kernel.
 
     Attributes:
-        parts: disjoint parts of the mask, as the kernel lays them out; each counts its pairs.
-        rule: the mask.
-        queries: where the queries stand.
-        keys: where the keys stand.
-        position: the brick whose bias is added to the scores; None for no bias.
+        parts: disjoint parts of the mask in the kernel's own layout; ``part.pairs`` is the number of pairs that it computes.
+        rule: mask rule.
+        queries: positions and segments of the queries.
+        keys: positions and segments of the keys.
+        position: position encoding whose bias is added to the scores; None for no bias.
     """
 
     parts: Sequence[Any]
@@ -43,11 +43,11 @@ class VisibleTiles:
 
     @property
     def pairs(self) -> int:
-        """Scores that are computed per head."""
+        """Number of query-key pairs computed per head."""
         return sum(part.pairs for part in self.parts)
 
     def written_out(self) -> tuple[Bool[Tensor, "#batch 1 query key"], Float[Tensor, "#batch n_heads query key"] | None]:
-        """Return mask and bias as matrices."""
+        """Return mask and bias as dense matrices."""
         positions = self.queries.positions, self.keys.positions
         bias = None if self.position is None else self.position.bias(*positions, *self.position.learned)
         return self.rule.matrix(self.queries, self.keys), bias
@@ -55,19 +55,19 @@ class VisibleTiles:
 
 @operation("visible_tiles")
 def plan_visible(rule: Rule, queries: Places, keys: Places, position: Position | None) -> VisibleTiles | None:
-    """Plan attention over the visible tiles of a mask; without a kernel there is no such path, and the mask is written out."""
+    """Plan attention over the visible tiles of a mask. This reference returns None: without a kernel the mask is dense."""
     return None
 
 
 def visible_tiles(rule: Rule, queries: Places, keys: Places, position: Position | None = None, n_rows: int = 1) -> VisibleTiles | None:
-    """Find the visible tiles of a mask, if to leave out the others pays.
+    """Build the block-sparse form of a mask; return None where dense attention is faster.
 
     Args:
-        rule: the mask.
-        queries: where the queries stand.
-        keys: where the keys stand.
-        position: the brick whose bias is added to the scores there.
-        n_rows: sequences that share places of one row.
+        rule: mask rule.
+        queries: positions and segments of the queries.
+        keys: positions and segments of the keys.
+        position: position encoding whose bias is added to the scores.
+        n_rows: batch size where ``queries`` and ``keys`` have a single row for all.
     """
     if queries.segments.shape[1] < LONG or torch.compiler.is_compiling():
         return None

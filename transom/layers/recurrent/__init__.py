@@ -1,1 +1,1 @@
-"""Recurrent baselines."""
+"""Recurrent layers: RNN, LSTM and GRU encoders and decoders."""

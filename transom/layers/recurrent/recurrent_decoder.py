@@ -1,4 +1,4 @@
-"""Recurrent decoders: how their steps look at the source, and what they make of it. Training and a step of a search are the same pass."""
+"""Recurrent decoders with the attention of Bahdanau et al. (2015), of Luong et al. (2015), or none. Decoding runs ``forward`` too."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -18,12 +18,12 @@ from transom.layers.recurrent.recurrent import RecurrentStack, State
 
 
 class SourceKeys(NamedTuple):
-    """What a decoder's steps look at; there is one head.
+    """Encoder states projected for attention, with one head.
 
     Attributes:
-        k: what states are compared with.
-        v: the encoder's states themselves.
-        mask: True where there is no padding.
+        k: keys.
+        v: values: the encoder states themselves.
+        mask: True at source tokens, False at padding.
     """
 
     k: Float[Tensor, "batch 1 key d_head"]
@@ -32,10 +32,10 @@ class SourceKeys(NamedTuple):
 
 
 class SourceAttention(nn.Module, ABC):
-    """Attention of a decoder's states over an encoder's, with one head: c_t = sum_j a_tj h_j, a_t = softmax(score(h_t, h_j)).
+    """Attention of decoder states over encoder states, with one head: c_t = sum_j a_tj h_j, a_t = softmax(score(s_t, h_j)).
 
     Attributes:
-        q, k: maps of the decoder's and of the encoder's states, or neither's.
+        q, k: projections of the decoder and of the encoder states, or identities.
     """
 
     q: nn.Module
@@ -45,18 +45,18 @@ class SourceAttention(nn.Module, ABC):
     def scores(
         self, q: Float[Tensor, "batch 1 query d_head"], k: Float[Tensor, "batch 1 key d_head"]
     ) -> Float[Tensor, "batch 1 query key"]:
-        """Compare each query with each key."""
+        """Compute the score of each query and key."""
 
     def weights(
         self, q: Float[Tensor, "batch 1 query d_head"], k: Float[Tensor, "batch 1 key d_head"], ctx: AttentionContext
     ) -> Float[Tensor, "batch 1 query key"]:
-        """Give each query's weights of the keys that are no padding."""
+        """Compute the attention weights over source tokens."""
         return pattern(self.scores(q, k), Terms(ctx.mask))
 
     def keys(
         self, memory: Float[Tensor, "batch key d_model"], segments: Int[Tensor, "batch key"], ctx: LayerContext = LayerContext()
     ) -> SourceKeys:
-        """Map the encoder's states, once for all steps."""
+        """Project the encoder states, once for all decoding steps."""
         k, v = self.k(memory)[:, None], memory[:, None]
         k = observe(ctx, self, "k", k)
         v = observe(ctx, self, "v", v)
@@ -65,7 +65,7 @@ class SourceAttention(nn.Module, ABC):
     def forward(
         self, h: Float[Tensor, "rows query d_model"], source: SourceKeys, ctx: LayerContext = LayerContext()
     ) -> Float[Tensor, "rows query d_model"]:
-        """Gather a context for each state; ``h`` may hold several rows (beams) for each source."""
+        """Compute the context vector of each state; ``h`` may have several rows (beams) per source."""
         q = self.q(h).view(len(source.k), 1, -1, source.k.shape[-1])
         q = observe(ctx, self, "q", q)
         z = self.weights(q, source.k, AttentionContext(mask=source.mask)).to(source.v.dtype) @ source.v
@@ -74,10 +74,10 @@ class SourceAttention(nn.Module, ABC):
 
 
 class DotScore(SourceAttention):
-    """Luong's products (2015, section 3.1): h_t^T h_j (dot), or h_t^T W h_j (general)."""
+    """Luong's dot score s_t^T h_j, or general score s_t^T W h_j (Luong et al. 2015, section 3.1)."""
 
     def __init__(self, d_model: int, general: bool) -> None:
-        """Make W, where there is one; it multiplies the source's states, once a sentence."""
+        """Initialize W (``k``) of the general score; it is applied to the encoder states, once per sentence."""
         super().__init__()
         self.q = nn.Identity()
         self.k = nn.Linear(d_model, d_model, bias=False) if general else nn.Identity()
@@ -85,15 +85,15 @@ class DotScore(SourceAttention):
     def scores(
         self, q: Float[Tensor, "batch 1 query d_head"], k: Float[Tensor, "batch 1 key d_head"]
     ) -> Float[Tensor, "batch 1 query key"]:
-        """Compare by products, which are not scaled."""
+        """Compute q k^T, unscaled."""
         return q @ k.transpose(-2, -1)
 
 
 class AdditiveScore(SourceAttention):
-    """Bahdanau's sum (2015, appendix A.1.2) and Luong's concat: v^T tanh(W s + U h_j + b)."""
+    """Additive score v^T tanh(W s_t + U h_j + b) (Bahdanau et al. 2015, appendix A.1.2); Luong's concat score is the same."""
 
     def __init__(self, d_model: int, width: int) -> None:
-        """Make W (``q``), U with b (``k``) and v."""
+        """Initialize W (``q``), U with b (``k``) and v (``score``)."""
         super().__init__()
         self.q = nn.Linear(d_model, width, bias=False)
         self.k = nn.Linear(d_model, width)
@@ -102,41 +102,41 @@ class AdditiveScore(SourceAttention):
     def scores(
         self, q: Float[Tensor, "batch 1 query d_head"], k: Float[Tensor, "batch 1 key d_head"]
     ) -> Float[Tensor, "batch 1 query key"]:
-        """Compare by sums."""
+        """Compute v^T tanh(q + k)."""
         return self.score(torch.tanh(q[..., :, None, :] + k[..., None, :, :]))[..., 0]
 
 
 class DecoderState(NamedTuple):
-    """What a decoder goes on from.
+    """Decoder state between time steps.
 
     Attributes:
-        layers: each layer's state.
-        fed: the last step's last vector, where it enters the next step.
+        layers: state of each layer.
+        fed: attentional vector of the previous step with input feeding; else None.
     """
 
     layers: tuple[State, ...]
     fed: Float[Tensor, "rows d_model"] | None = None
 
     def of_rows(self, rows: Int[Tensor, "rows"]) -> "DecoderState":
-        """Let row i continue from old row ``rows[i]``."""
+        """Return the state of these rows."""
         layers = tuple(tuple(part[rows] for part in state) for state in self.layers)
         return DecoderState(layers, None if self.fed is None else self.fed[rows])
 
 
 @implements(NoAttention)
 class PlainDecoder(RecurrentStack):
-    """A decoder that sees nothing of the source but the state that it starts from (Sutskever et al. 2014)."""
+    """A decoder without attention: the source enters through the initial state only (Sutskever et al. 2014)."""
 
     def __init__(self, config: RecurrentSeq2Seq) -> None:
-        """Make the layers and the maps to the states that they start from."""
+        """Initialize the layers and the linear layers to their initial states."""
         super().__init__(config.cell, config.decoder_inputs, config.d_model, config.dropout)
         n_states, d_model = config.cell.STATES, config.d_model
         self.start = cast(Sequence[nn.Linear], nn.ModuleList(nn.Linear(d_model, n_states * d_model) for _ in self.layers))
 
     def begin(self, ends: Sequence[Float[Tensor, "batch d_model"]]) -> DecoderState:
-        """Start each layer where the encoder's ended: s_0 = tanh(W h_end + b) (Bahdanau et al. 2015, A.2.2), an LSTM's c_0 likewise.
+        """Compute initial states from the encoder's final states: s_0 = tanh(W h_end + b) (Bahdanau et al. 2015, A.2.2); c_0 likewise.
 
-        The two sides' last layers belong together, and so on down; the lowest of the encoder serves all that are left.
+        Layers are matched from the top; a deeper decoder uses the lowest encoder layer for the rest.
         """
         n_above = range(len(self.layers) - 1, -1, -1)
         matched = [ends[max(len(ends) - 1 - n, 0)] for n in n_above]
@@ -146,29 +146,29 @@ class PlainDecoder(RecurrentStack):
     def keys(
         self, memory: Float[Tensor, "batch source d_model"], segments: Int[Tensor, "batch source"], ctx: LayerContext = LayerContext()
     ) -> SourceKeys | None:
-        """Prepare the source for all steps."""
+        """Return None: without attention the encoder states are not used."""
         return None
 
     def forward(
         self, y: Float[Tensor, "rows new d_embedding"], state: DecoderState, source: SourceKeys | None, ctx: LayerContext = LayerContext()
     ) -> tuple[Float[Tensor, "rows new d_model"], DecoderState]:
-        """Read the next tokens of each row; return the last vectors, and the state behind them.
+        """Run the next tokens of each row; return the output vectors and the new state.
 
         Args:
-            y: the embedded tokens.
-            state: what to go on from.
-            source: what ``keys`` gave; ``y`` may hold several rows (beams) for each source.
-            ctx: has the observer.
+            y: embedded tokens.
+            state: current state.
+            source: result of ``keys``; ``y`` may have several rows (beams) per source.
+            ctx: context with the observer.
         """
         h, layers = self.run(y, state.layers, ctx)
         return self.dropout(h), DecoderState(layers)
 
 
 class AttendingDecoder(PlainDecoder):
-    """A decoder that attends to the source by its states.
+    """A decoder with attention over the encoder states.
 
     Attributes:
-        cross: the attention.
+        cross: attention layer.
     """
 
     cross: SourceAttention
@@ -176,15 +176,15 @@ class AttendingDecoder(PlainDecoder):
     def keys(
         self, memory: Float[Tensor, "batch source d_model"], segments: Int[Tensor, "batch source"], ctx: LayerContext = LayerContext()
     ) -> SourceKeys | None:
-        """Map the source's states to keys."""
+        """Project the encoder states, once for all decoding steps."""
         return self.cross.keys(memory, segments, ctx)
 
 
 class LuongDecoder(AttendingDecoder):
-    """A recurrence, then attention over the source by its states: h~_t = tanh(W_c [c_t; h_t]) (Luong et al. 2015, eq. 5)."""
+    """RNN, then attention by its states: h~_t = tanh(W_c [c_t; h_t]) (Luong et al. 2015, eq. 5)."""
 
     def __init__(self, config: RecurrentSeq2Seq) -> None:
-        """Make the attention and W_c."""
+        """Initialize the attention and W_c (``joined``)."""
         super().__init__(config)
         d_model, brick = config.d_model, config.attention
         assert isinstance(brick, Luong)
@@ -195,30 +195,30 @@ class LuongDecoder(AttendingDecoder):
     def forward(
         self, y: Float[Tensor, "rows new d_embedding"], state: DecoderState, source: SourceKeys | None, ctx: LayerContext = LayerContext()
     ) -> tuple[Float[Tensor, "rows new d_model"], DecoderState]:
-        """Run the recurrence over all tokens, then attend; arguments as in ``PlainDecoder``."""
+        """Run the RNN over all tokens, then attend; arguments as in ``PlainDecoder``."""
         h, layers = self.run(y, state.layers, ctx)
         return self.attentional(h, source, ctx), DecoderState(layers)
 
     def attentional(
         self, h: Float[Tensor, "rows new d_model"], source: SourceKeys | None, ctx: LayerContext
     ) -> Float[Tensor, "rows new d_model"]:
-        """Join each state with its context."""
+        """Compute h~_t = tanh(W_c [c_t; h_t])."""
         assert source is not None
         c = self.cross(h, source, ctx)
         return self.dropout(torch.tanh(self.joined(torch.cat([c, h.to(c.dtype)], -1))))
 
 
 class InputFeedingDecoder(LuongDecoder):
-    """Luong's decoder whose last vector enters the next step beside its token (Luong et al. 2015, section 3.3)."""
+    """Luong's decoder with input feeding: h~_{t-1} is concatenated to the embedding of token t (Luong et al. 2015, section 3.3)."""
 
     def begin(self, ends: Sequence[Float[Tensor, "batch d_model"]]) -> DecoderState:
-        """Start with zeros in the last vector's place."""
+        """Compute the initial states; the first fed vector is 0."""
         return super().begin(ends)._replace(fed=torch.zeros_like(ends[-1]))
 
     def forward(
         self, y: Float[Tensor, "rows new d_embedding"], state: DecoderState, source: SourceKeys | None, ctx: LayerContext = LayerContext()
     ) -> tuple[Float[Tensor, "rows new d_model"], DecoderState]:
-        """Take a step a token; arguments as in ``PlainDecoder``."""
+        """Run token by token; arguments as in ``PlainDecoder``."""
         (layers, fed), vectors = state, list[Tensor]()
         ctx = unrolled(ctx, y.shape[1])
         for token in y.unbind(1):
@@ -231,10 +231,10 @@ class InputFeedingDecoder(LuongDecoder):
 
 @implements(Additive)
 class AdditiveDecoder(AttendingDecoder):
-    """A decoder each of whose steps begins with attention over the source by the state before it (Bahdanau et al. 2015, eq. 4 to 6)."""
+    """A decoder whose step t first attends to the source by state s_{t-1} (Bahdanau et al. 2015, eq. 4 to 6)."""
 
     def __init__(self, config: RecurrentSeq2Seq) -> None:
-        """Make the attention and the maxout map T."""
+        """Initialize the attention and the maxout layer T."""
         super().__init__(config)
         d_model, brick = config.d_model, config.attention
         assert isinstance(brick, Additive)
@@ -244,7 +244,7 @@ class AdditiveDecoder(AttendingDecoder):
     def forward(
         self, y: Float[Tensor, "rows new d_embedding"], state: DecoderState, source: SourceKeys | None, ctx: LayerContext = LayerContext()
     ) -> tuple[Float[Tensor, "rows new d_model"], DecoderState]:
-        """Take a step a token; arguments as in ``PlainDecoder``."""
+        """Run token by token; arguments as in ``PlainDecoder``."""
         assert source is not None
         layers, contexts, states = state.layers, list[Tensor](), list[Tensor]()
         ctx = unrolled(ctx, y.shape[1])
@@ -259,39 +259,39 @@ class AdditiveDecoder(AttendingDecoder):
 
 
 def unrolled(ctx: LayerContext, n_places: int) -> LayerContext:
-    """Enter a loop over places, in which each site has one tensor for all of them."""
+    """Return a context for a loop over ``n_places`` time steps, in which each site has one tensor for all steps."""
     return ctx if ctx.observer is None else replace(ctx, observer=UnrolledObserver(ctx.observer, n_places))
 
 
 @implements(Luong)
 def build_luong(config: RecurrentSeq2Seq) -> LuongDecoder:
-    """Build Luong's decoder, with input feeding or without."""
+    """Build Luong's decoder, with or without input feeding."""
     assert isinstance(config.attention, Luong)
     return InputFeedingDecoder(config) if config.attention.input_feeding else LuongDecoder(config)
 
 
 def build_recurrent_decoder(config: RecurrentSeq2Seq) -> PlainDecoder:
-    """Build the decoder that a configuration describes."""
+    """Build the recurrent decoder of a configuration."""
     return implementation(config.attention)(config)
 
 
 class RecurrentCache:
-    """What a recurrent decoder remembers between steps; its rows are source-major.
+    """State of a recurrent decoder between decoding steps; rows are source-major.
 
     Attributes:
-        state: of each row.
-        source: kept once a source and never copied a beam; None where the decoder does not look at it.
+        state: state of each row.
+        source: projected encoder states, one row per source, shared by its beams; None without attention.
     """
 
     def __init__(self, state: DecoderState, source: SourceKeys | None = None) -> None:
-        """Start from a state."""
+        """Set the initial state."""
         self.state, self.source = state, source
 
     def reorder(self, rows: Int[Tensor, "rows"]) -> None:
-        """Let row i continue from old row ``rows[i]``; fewer rows than before drop the rest. A row's source must stay the same."""
+        """Set row i to old row ``rows[i]``, which must belong to the same source; the batch shrinks to ``len(rows)``."""
         self.state = self.state.of_rows(rows)
 
     def keep_sources(self, sources: Int[Tensor, "kept"]) -> None:
-        """Go on with these sources only; their rows must be chosen by ``reorder`` in the same order."""
+        """Keep only these sources; select their rows with ``reorder``, in the same order."""
         if self.source is not None:
             self.source = SourceKeys(*(part[sources] for part in self.source))

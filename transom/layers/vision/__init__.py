@@ -1,1 +1,1 @@
-"""Layers for images: patches, convolutional stems, channel attention, masks on grids."""
+"""Layers for images: patch embedding, convolutional stem, channel attention, masks on grids of patches."""

@@ -1,4 +1,4 @@
-"""Attention over channels and places of a feature map: each is weighted by what stands in all of it."""
+"""Channel and spatial attention of feature maps: squeeze-and-excitation and CBAM."""
 
 from typing import Any
 
@@ -13,55 +13,55 @@ from transom.config.components import build, implements
 
 @implements(vision.NoChannelAttention)
 class ChannelAttention(nn.Module):
-    """What every kind has, and what ``none`` is."""
+    """Base class of channel attention, and the kind ``none``: the identity."""
 
     def __init__(self, brick: Any, channels: int) -> None:
-        """Make what the brick describes for maps of so many channels."""
+        """Initialize for feature maps with this number of channels."""
         super().__init__()
 
     def forward(self, x: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch channels height width"]:
-        """Weigh a map's channels and places."""
+        """Reweight channels and positions of a feature map."""
         return x
 
 
 @implements(vision.SqueezeExcitation)
 class SqueezeExcitation(ChannelAttention):
-    """x_c s_c, s = sigmoid(W_2 relu(W_1 z + b_1) + b_2), z the mean of each channel (Hu et al. 2018, eq. 2-4)."""
+    """Squeeze-and-excitation: x_c s_c, s = sigmoid(W_2 relu(W_1 z + b_1) + b_2), z the mean of each channel (Hu et al. 2018, eq. 2-4)."""
 
     def __init__(self, brick: vision.SqueezeExcitation, channels: int) -> None:
-        """Make both maps."""
+        """Initialize W_1 (``squeeze``) and W_2 (``excite``)."""
         super().__init__(brick, channels)
         hidden = brick.hidden(channels)
         self.squeeze, self.excite = nn.Linear(channels, hidden), nn.Linear(hidden, channels)
 
     def forward(self, x: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch channels height width"]:
-        """Weigh the channels."""
+        """Reweight the channels."""
         return x * self.weigh(x.mean((2, 3))).sigmoid()[:, :, None, None]
 
     def weigh(self, z: Float[Tensor, "batch channels"]) -> Float[Tensor, "batch channels"]:
-        """Give the channels' scores from one number of each."""
+        """Return the logits of the channel weights from one pooled value per channel."""
         return self.excite(F.relu(self.squeeze(z)))
 
 
 @implements(vision.Cbam)
 class Cbam(SqueezeExcitation):
-    """Channels, then places (Woo et al. 2018): x' = x M_c(x), x'' = x' M_s(x').
+    """CBAM, channel then spatial attention (Woo et al. 2018): x' = x M_c(x), x'' = x' M_s(x').
 
-    M_c(x) = sigmoid(MLP(mean(x)) + MLP(max(x))) over places (eq. 2), M_s(x) = sigmoid(Conv([mean(x); max(x)])) over channels (eq. 3),
+    M_c(x) = sigmoid(MLP(mean(x)) + MLP(max(x))) over positions (eq. 2), M_s(x) = sigmoid(Conv([mean(x); max(x)])) over channels (eq. 3),
     the convolution without a bias.
     """
 
     def __init__(self, brick: vision.Cbam, channels: int) -> None:
-        """Make the perceptron and the convolution."""
+        """Initialize the MLP and the convolution (``spatial``)."""
         super().__init__(brick, channels)
         self.spatial = nn.Conv2d(2, 1, brick.kernel, padding=brick.kernel // 2, bias=False)
 
     def forward(self, x: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch channels height width"]:
-        """Weigh the channels, then the places."""
+        """Reweight the channels, then the positions."""
         x = x * (self.weigh(x.mean((2, 3))) + self.weigh(x.amax((2, 3)))).sigmoid()[:, :, None, None]
         return x * self.spatial(torch.cat([x.mean(1, keepdim=True), x.amax(1, keepdim=True)], 1)).sigmoid()
 
 
 def build_channel_attention(brick: vision.ChannelAttentionBrick, channels: int) -> ChannelAttention:
-    """Build the attention that a brick describes."""
+    """Build the channel attention of a configuration."""
     return build(brick, channels)

@@ -1,4 +1,4 @@
-"""Images as tokens: each patch a vector with its place."""
+"""Patch embedding: split an image into patches and map each to a vector, with position embeddings and a class token."""
 
 import torch
 from jaxtyping import Float
@@ -14,18 +14,19 @@ from transom.layers.vision.stem import Pixels, Stem
 
 
 def patches(x: Float[Tensor, "batch channels height width"], side: int) -> Float[Tensor, "batch patches patch_width"]:
-    """Cut a map into squares, row by row; a patch's numbers stand channel by channel, and row by row in each."""
+    """Split a feature map into square patches, row by row; a patch is flattened channel by channel, then row by row."""
     batch, channels, height, width = x.shape
     rows, columns = height // side, width // side
-    cut = x.reshape(batch, channels, rows, side, columns, side).permute(0, 2, 4, 1, 3, 5)  # (batch, rows, columns, channels, side, side)
+    # (batch, rows, columns, channels, side, side)
+    cut = x.reshape(batch, channels, rows, side, columns, side).permute(0, 2, 4, 1, 3, 5)
     return cut.reshape(batch, rows * columns, channels * side * side)
 
 
 class PatchEmbedding(nn.Module):
-    """z_0 = [x_cls; x_p^1 E; ...; x_p^N E] + E_pos (Dosovitskiy et al. 2021, eq. 1); x_cls only where it is what is classified."""
+    """z_0 = [x_cls; x_p^1 E; ...; x_p^N E] + E_pos (Dosovitskiy et al. 2021, eq. 1); x_cls only with ``pool = "cls"``."""
 
     def __init__(self, config: VisionTransformer) -> None:
-        """Make the stem, E with its bias, positions, and x_cls, which starts as zeros."""
+        """Initialize the stem, E with its bias (``patches``), positions, and x_cls (``cls``, zeros)."""
         super().__init__()
         self.side = config.patch_size
         self.pixels, self.stem = Pixels(config), Stem(config)

@@ -1,4 +1,4 @@
-"""The stages of convolutions in front of an image's patches."""
+"""Convolutional stem before the patch embedding, and pixel normalization."""
 
 import math
 from itertools import pairwise
@@ -14,29 +14,29 @@ from transom.layers.observe import observe
 from transom.layers.vision.channel_attention import build_channel_attention
 
 GROUPS = 8
-"""Most groups of channels that are normalised together (Wu & He 2018): unlike over a batch, an image's answer hangs on itself alone."""
+"""Maximum number of groups of GroupNorm (Wu & He 2018); unlike batch norm, it makes an image independent of its batch."""
 
 
 class Convolution(nn.Module):
     """Attention(relu(GroupNorm(Conv_3x3(x))))."""
 
     def __init__(self, brick: Convolutional, before: int, behind: int) -> None:
-        """Make a convolution from ``before`` to ``behind`` channels."""
+        """Initialize a convolution from ``before`` to ``behind`` channels."""
         super().__init__()
         self.kernel = nn.Conv2d(before, behind, 3, padding=1, bias=False)
         self.norm = nn.GroupNorm(math.gcd(GROUPS, behind), behind)
         self.attention = build_channel_attention(brick.attention, behind)
 
     def forward(self, x: Float[Tensor, "batch before height width"]) -> Float[Tensor, "batch behind height width"]:
-        """Filter a map."""
+        """Apply convolution, norm, ReLU and channel attention."""
         return self.attention(F.relu(self.norm(self.kernel(x))))
 
 
 class Stem(nn.Module):
-    """Stages that each halve a map; without any the image itself."""
+    """Stages of convolutions, each of which halves height and width; without stages, the identity."""
 
     def __init__(self, config: ImageClassifier) -> None:
-        """Make the stages."""
+        """Initialize the stages."""
         super().__init__()
         brick, maps, stages = config.stem, config.maps, list[nn.Module]()
         if isinstance(brick, Convolutional):
@@ -48,24 +48,24 @@ class Stem(nn.Module):
     def forward(
         self, x: Float[Tensor, "batch channels height width"], ctx: LayerContext = LayerContext()
     ) -> Float[Tensor, "batch maps map_height map_width"]:
-        """Filter an image stage by stage; behind each, the largest number of 3 x 3 places at every second one."""
-        last = torch.channels_last  # twice as fast: pooling alone is six times
+        """Apply the stages, each followed by 3 x 3 max pooling with stride 2."""
+        last = torch.channels_last  # twice as fast; pooling alone is six times as fast
         for number, stage in enumerate(self.stages):
-            x = stage(x.contiguous(memory_format=last)).contiguous(memory_format=last)  # a single channel is last and first
+            x = stage(x.contiguous(memory_format=last)).contiguous(memory_format=last)  # a single channel is in both formats
             x = F.max_pool2d(x, 3, 2, 1)
             x = observe(ctx, self, f"stages.{number}", x)
         return x
 
 
 class Pixels(nn.Module):
-    """Pixels from 0 to 1, brought to mean 0 and deviation 1 of the training images."""
+    """Normalize pixels from [0, 1] to mean 0 and standard deviation 1 of the training images."""
 
     def __init__(self, config: ImageClassifier) -> None:
-        """Hold the statistics; they come with the configuration, so they are never saved."""
+        """Take mean and standard deviation from the configuration; they are not saved with the weights."""
         super().__init__()
         self.mean, self.std = config.pixel_mean or (0.0,) * config.channels, config.pixel_std or (1.0,) * config.channels
 
     def forward(self, pixels: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch channels height width"]:
-        """Normalise each channel."""
+        """Normalize each channel."""
         mean, std = (pixels.new_tensor(numbers)[:, None, None] for numbers in (self.mean, self.std))
         return (pixels - mean) / std
