@@ -40,7 +40,7 @@ def uncached(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 def test_it_can_be_switched_off(uncached: pytest.MonkeyPatch) -> None:
     uncached.setenv(SWITCH, "0")
     assert isinstance(searcher_of(model_of(dtype=torch.bfloat16)), FlatSeq2Seq)
-    with pytest.raises(ConfigError, match=f"and {SWITCH}=0; take auto"):
+    with pytest.raises(ConfigError, match=f"but {SWITCH}=0; choose auto"):
         searcher_of(model_of(), eight_bits=True)
 
 
