@@ -148,7 +148,7 @@ def test_file_names_in_a_manifest_never_lead_out(tmp_path):
     entry = {"bytes": 4, "sha256": "0" * 64}
     for name in ["../x.safetensors", "/etc/passwd", "a/b.safetensors", "..", "model.pt", "MODEL.safetensors", "x\n.safetensors", "a" * 99]:
         hostile(checkpoints, 1, {"format_version": 1, "files": {name: entry}})
-        with pytest.raises(CheckpointError, match="expected the file names of a checkpoint, found .*; nothing was read"):
+        with pytest.raises(CheckpointError, match=r"expected the file names of a checkpoint, found .*; nothing was read"):
             checkpoints.load(1)
 
 

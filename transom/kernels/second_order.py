@@ -15,8 +15,8 @@ def wants_graph() -> bool:
 def differentiable_gradients(forward: Callable[..., Tensor], inputs: Sequence[Any], grad: Tensor) -> tuple[Tensor | None, ...]:
     """Return the gradients of ``forward(*inputs)`` with their graph; None for an input without gradient.
 
-    A hand-written backward pass calls this if ``wants_graph()``: its own formula reads tensors that the forward pass computed without
-    autograd, so the derivative of its result would be wrong.
+    A hand-written backward pass calls this if ``wants_graph()``: its own formula reads tensors that the forward pass computed
+    without autograd, so the derivative of its result would be wrong.
 
     Args:
         forward: the same function in operations that autograd records. Random masks must be passed in, not sampled again.

@@ -45,8 +45,8 @@ def refuse_larger_than_memory(n_parameters: int, device: torch.device) -> None:
         there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if n_parameters * BYTES_PER_PARAMETER > there:
         raise ConfigError(
-            f"model: expected a model that can be trained in {there / 1e9:.1f} GB of memory, found {n_parameters:,} parameters, which need"
-            f" at least {n_parameters * BYTES_PER_PARAMETER / 1e9:,.1f} GB; lower the widths, the layers or tokenizer.vocab_size"
+            f"model: expected a model that can be trained in {there / 1e9:.1f} GB of memory, found {n_parameters:,} parameters,"
+            f" which need at least {n_parameters * BYTES_PER_PARAMETER / 1e9:,.1f} GB; lower the widths, the layers or tokenizer.vocab_size"
         )
 
 
