@@ -284,9 +284,7 @@ def test_no_table_of_positions_is_built_that_the_weights_do_not_justify(tmp_path
     put_config(path, fitting | {"max_seq_len": most + 1})
     with pytest.raises(CheckpointError) as error:
         RunFolder.open(path).load_config()
-    one_line(
-        error, "config.json: model.max_seq_len: expected", "at most 4,096 numbers for a model of this size", f"found {most + 1:,}"
-    )
+    one_line(error, "config.json: model.max_seq_len: expected", "at most 4,096 numbers for a model of this size", f"found {most + 1:,}")
     monkeypatch.setattr(parameters, "FREE_POSITION_TABLE", 0)
     put_config(path, fitting)
     assert RunFolder.open(path).load_config() == seq2seq(position=position), "its weights are more"

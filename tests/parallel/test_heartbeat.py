@@ -56,7 +56,9 @@ def test_a_stopped_process_is_named_and_ends() -> None:
     assert children() == before
 
 
-@pytest.mark.parametrize(("does", "found"), [("die early", "found that one has exited"), ("stop early", r"found none from rank 1 for [2-9] s")])
+@pytest.mark.parametrize(
+    ("does", "found"), [("die early", "found that one has exited"), ("stop early", r"found none from rank 1 for [2-9] s")]
+)
 def test_a_process_that_is_lost_between_ready_and_joined_is_noticed(does: str, found: str) -> None:
     before = children(), sys.excepthook
     with pytest.raises(ProcessLostError, match=found), working_together(TALKER, [does], 2, threads=1, limit=LIMIT):

@@ -51,7 +51,10 @@ def test_a_process_that_cannot_begin_is_named_with_its_last_words() -> None:
 
 
 def test_a_process_that_dies_is_noticed_at_once() -> None:
-    with pytest.raises(ProcessLostError, match=r"found that one has exited.*--resume"), working_together(TALKER, ["die"], 2, threads=1) as world:
+    with (
+        pytest.raises(ProcessLostError, match=r"found that one has exited.*--resume"),
+        working_together(TALKER, ["die"], 2, threads=1) as world,
+    ):
         while True:
             talk(world)
             world.from_first(1)
