@@ -180,7 +180,7 @@ def test_other_kinds_of_file_are_named(tmp_path, monkeypatch):
         "empty": "cut short",
         "folder": "found a folder",
         "pipe": "found a device or a pipe",
-        "outside": "leads out of its folder",
+        "outside": "expected a file inside its folder",
         "missing": "No such file",
     }.items():
         with pytest.raises(CheckpointError, match=words) as error:

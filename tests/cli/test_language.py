@@ -120,7 +120,7 @@ def test_score_gives_a_line_a_text_and_the_totals(transom: Call, spoken: Languag
         (("generate", "RUN", "x", "--top-p", "0"), "top_p: expected"),
         (("generate", "RUN", "x", "--repetition-penalty", "0"), "repetition_penalty: expected"),
         (("generate", "RUN", "x", "--temperature", "nan"), "invalid value for '--temperature'"),
-        (("generate", "RUN", "x", "--precision", "int8"), "precision: int8 needs a decoder that can be compiled, and"),
+        (("generate", "RUN", "x", "--precision", "int8"), "precision: int8 requires the native decoder, but"),
         (("score", "RUN"), "expected --source and --target for a translator, or --text for a language model"),
         (("score", "RUN", "--text", "nowhere"), "nowhere: no such file"),
         (("score", "RUN", "--text", "TEXT", "--overlap", "16"), "expected an overlap from 0 to 15"),

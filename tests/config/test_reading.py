@@ -173,8 +173,8 @@ def test_numbers_that_no_computation_holds(override: str, expected: str) -> None
         ("1e400", "too large"),
         ("-1e999", "too large"),
         ("9" * 400 + ".5", "too large"),
-        ("NaN", "NaN, which is no JSON"),
-        ('{"a": -Infinity}', "-Infinity, which is no JSON"),
+        ("NaN", "NaN, which is not JSON"),
+        ('{"a": -Infinity}', "-Infinity, which is not JSON"),
         ("[" * 51 + "]" * 51, "nested more than 50 deep"),
         ('{"a":' * 900 + "1" + "}" * 900, "nested more than 50 deep"),
         ("[" * 100_000, "nested more than 50 deep"),
@@ -200,7 +200,7 @@ def test_links_that_lead_in_a_circle_are_told_and_others_followed(tmp_path: Path
     (tmp_path / "link").symlink_to("real")
     (tmp_path / "dangling").symlink_to("real/later")
     for circle in (tmp_path / "a", tmp_path / "b" / "below"):
-        with pytest.raises(ConfigError, match="links that lead in a circle; remove them"):
+        with pytest.raises(ConfigError, match="links that form a loop; remove them"):
             resolved(circle)
     for name, real in (("link/x", "real/x"), ("dangling", "real/later"), ("none", "none"), ("real/../x", "x")):
         assert resolved(tmp_path / name) == (tmp_path / real).resolve()

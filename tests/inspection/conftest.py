@@ -97,5 +97,5 @@ def facts(alignment: Alignment) -> Facts:
         },
         alignments=(alignment, replace(alignment, source=(HOSTILE, *alignment.source[1:]), target=(HOSTILE, *alignment.target[1:]))),
         scores=(Score("BLEU", 39.61, "test_2016_flickr", "nrefs:1|case:lc|eff:no|tok:13a|smooth:exp|version:2.5.1"),),
-        machine=("2 cores, 1 thread each", "bf16: this processor multiplies it in hardware (amx_bf16)"),
+        machine=("2 cores, 1 thread each", "bf16: this CPU multiplies bf16 in hardware (amx_bf16)"),
     )

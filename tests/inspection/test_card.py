@@ -32,7 +32,7 @@ def test_the_card_states_what_the_facts_state(facts: Facts) -> None:
         "6,000 steps in 42 min 14 s",
         "2 steps skipped",
         "- training: `train.en`, `train.de`",
-        "- `bf16: this processor multiplies it in hardware (amx_bf16)`",
+        "- `bf16: this CPU multiplies bf16 in hardware (amx_bf16)`",
     ):
         assert said in text
 

@@ -268,9 +268,9 @@ def test_what_is_compiled_and_what_is_not() -> None:
     assert isinstance(searcher_of(model_of(dtype=torch.float32)), FlatSeq2Seq)
     assert isinstance(searcher_of(model_of(dtype=torch.float32), eight_bits=True), CompiledSeq2Seq)
     assert isinstance(searcher_of(tiny_model(VOCAB, dtype=torch.bfloat16, d_head=3)), FlatSeq2Seq)
-    with pytest.raises(ConfigError, match=r"int8 needs a decoder that can be compiled, and it takes heads .* found d_head 3"):
+    with pytest.raises(ConfigError, match=r"int8 requires the native decoder, but it requires head .* found d_head 3"):
         searcher_of(tiny_model(VOCAB, d_head=3), eight_bits=True)
-    with pytest.raises(ConfigError, match="its bricks have no such form"):
+    with pytest.raises(ConfigError, match="it does not support some component"):
         searcher_of(tiny_model(VOCAB, norm={"kind": "dyt"}), eight_bits=True)
     language = language_model(LANGUAGE_VARIANTS[0])
     assert isinstance(searcher_of(language, torch.bfloat16), CompiledLanguageModel) and searcher_of(language) is language

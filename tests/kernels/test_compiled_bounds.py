@@ -39,7 +39,7 @@ def test_a_full_cache_more_rows_and_other_shapes_are_refused() -> None:
         cache.reorder(torch.tensor([4]))
     for _ in range(4):
         found.step(tokens, cache)
-    with pytest.raises(IndexError, match="the cache holds 4 tokens, asked for 5"):
+    with pytest.raises(IndexError, match="expected at most 4 tokens in the cache, found 5"):
         found.step(tokens, cache)
     other = model_of({"n_heads": 5})
     assert isinstance(other, Seq2SeqTransformer)

@@ -40,7 +40,7 @@ def uncached(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 def test_it_can_be_switched_off(uncached: pytest.MonkeyPatch) -> None:
     uncached.setenv(SWITCH, "0")
     assert isinstance(searcher_of(model_of(dtype=torch.bfloat16)), FlatSeq2Seq)
-    with pytest.raises(ConfigError, match=f"and {SWITCH}=0; take auto"):
+    with pytest.raises(ConfigError, match=f"but {SWITCH}=0; choose auto"):
         searcher_of(model_of(), eight_bits=True)
 
 
@@ -48,7 +48,7 @@ def test_it_can_be_switched_off(uncached: pytest.MonkeyPatch) -> None:
 def test_without_a_compiler_pytorch_does_it(uncached: pytest.MonkeyPatch, tmp_path: Path) -> None:
     uncached.setenv("PATH", str(tmp_path))
     uncached.delenv("CXX", raising=False)
-    assert "no C++ compiler was found" in native.__wrapped__().reason
+    assert "expected a C++ compiler, found none" in native.__wrapped__().reason
     assert isinstance(searcher_of(model_of(dtype=torch.bfloat16)), FlatSeq2Seq)
 
 
@@ -72,10 +72,10 @@ def test_a_compiler_that_fails_is_told_once_and_remembered(uncached: pytest.Monk
     compiler = compiler_script(tmp_path, f"echo tried >> {tmp_path}/tries; echo 'step.cpp:1: error: no such header' >&2; exit 1")
     uncached.setenv("CXX", compiler)
     uncached.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    assert native.__wrapped__().reason == f"{compiler} could not make it: step.cpp:1: error: no such header"
-    assert "compiling the fast decoder" in caplog.text and caplog.text.count("no such header") == 1
+    assert native.__wrapped__().reason == f"{compiler} failed: step.cpp:1: error: no such header"
+    assert "compiling the native decoder" in caplog.text and caplog.text.count("no such header") == 1
     (marker,) = (tmp_path / "cache" / "transom").iterdir()
-    assert native.__wrapped__().reason.endswith(f"(remembered; remove {marker} to try again)")
+    assert native.__wrapped__().reason.endswith(f"(recorded failure; remove {marker} to retry)")
     assert (tmp_path / "tries").read_text() == "tried\n" and caplog.text.count("no such header") == 1
     os.utime(marker, (time.time() - REMEMBERED - 1,) * 2)
     assert native.__wrapped__().library is None and (tmp_path / "tries").read_text() == "tried\ntried\n"
@@ -88,10 +88,10 @@ def test_a_compiler_that_fails_is_told_once_and_remembered(uncached: pytest.Monk
         ("printf 'step.cpp:1: Fehler f\\374r nichts, error\\n' >&2; exit 1", "step.cpp:1: Fehler f\ufffdr nichts, error"),
         ("echo 'step.cpp:1: error: and on' >&2; exec sleep 20", "timed out after 0.5 seconds"),
         ("sleep 20 & sleep 20", "timed out after 0.5 seconds"),
-        ("exit 0", "made no library: No such file or directory"),
+        ("exit 0", "produced no library: No such file or directory"),
         (f'for made; do :; done; cp "{_ctypes.__file__}" "$made"', "the compiled library failed its check"),
         ('for made; do :; done; echo no library > "$made"', "the compiled library failed its check"),
-        ("kill -9 $$", "could not make it: exit code -9"),
+        ("kill -9 $$", "failed: exit code -9"),
     ],
 )
 def test_no_compiler_is_too_odd(uncached: pytest.MonkeyPatch, tmp_path: Path, script: str, told: str) -> None:

@@ -214,5 +214,5 @@ def test_the_layer_attends_by_tiles_or_seen_keys_alike() -> None:
 
 def test_parts_without_their_sums_cannot_be_joined() -> None:
     z = torch.zeros(1, 2, 3, 4)
-    with pytest.raises(AssertionError, match="joined"):
+    with pytest.raises(AssertionError, match="combined"):
         joined([(z,), (z,)], None)

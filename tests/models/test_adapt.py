@@ -133,9 +133,9 @@ def test_what_it_amounts_to_is_searched_flat() -> None:
 @pytest.mark.parametrize(
     ("kind", "on", "message"),
     [
-        ("decoder", ["cross.q"], "training.adapter.on: expected maps of this decoder, attn.q, .*ff.down, found cross.q; remove it"),
+        ("decoder", ["cross.q"], "training.adapter.on: expected maps of this decoder .attn.q, .*ff.down., found cross.q; remove it"),
         ("encoder", ["ff.gate"], "found ff.gate; remove it"),
-        ("recurrent-decoder", ["attn.q"], "training.adapter: expected a Transformer, .* found recurrent-decoder; leave it out"),
+        ("recurrent-decoder", ["attn.q"], "training.adapter: expected a Transformer, .* found recurrent-decoder; remove it"),
     ],
 )
 def test_maps_that_are_not_there_are_named(kind: str, on: list[str], message: str) -> None:
@@ -144,7 +144,7 @@ def test_maps_that_are_not_there_are_named(kind: str, on: list[str], message: st
 
 
 def test_running_statistics_are_not_adapted() -> None:
-    with pytest.raises(ConfigError, match=r"found model\.norm = 'batchnorm', whose running statistics go on; leave it out"):
+    with pytest.raises(ConfigError, match=r"found model\.norm = 'batchnorm', whose running statistics would change; remove it"):
         count_adapters(described({"kind": "decoder", "vocab_size": 9, "norm": "batchnorm"}), Lora())
 
 

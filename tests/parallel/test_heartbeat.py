@@ -47,7 +47,7 @@ def test_the_time_in_which_the_first_process_itself_stood_still_does_not_count()
 def test_a_stopped_process_is_named_and_ends() -> None:
     before = children()
     with (
-        pytest.raises(ProcessLostError, match=r"found rank 2 silent for [2-9] s: it was stopped.*--resume; .*training\.processes = 1"),
+        pytest.raises(ProcessLostError, match=r"found none from rank 2 for [2-9] s: it was stopped.*--resume; .*training\.processes = 1"),
         working_together(TALKER, ["stop"], 3, threads=1, limit=LIMIT) as world,
     ):
         while True:
@@ -56,7 +56,9 @@ def test_a_stopped_process_is_named_and_ends() -> None:
     assert children() == before
 
 
-@pytest.mark.parametrize(("does", "found"), [("die early", "found one gone"), ("stop early", r"found rank 1 silent for [2-9] s")])
+@pytest.mark.parametrize(
+    ("does", "found"), [("die early", "found that one has exited"), ("stop early", r"found none from rank 1 for [2-9] s")]
+)
 def test_a_process_that_is_lost_between_ready_and_joined_is_noticed(does: str, found: str) -> None:
     before = children(), sys.excepthook
     with pytest.raises(ProcessLostError, match=found), working_together(TALKER, [does], 2, threads=1, limit=LIMIT):

@@ -44,14 +44,17 @@ def test_alone_nothing_changes() -> None:
 
 def test_a_process_that_cannot_begin_is_named_with_its_last_words() -> None:
     with (
-        pytest.raises(ProcessLostError, match=r"could not begin.*training\.processes = 1.*\(nothing works here\)"),
+        pytest.raises(ProcessLostError, match=r"did not start.*training\.processes = 1.*\(nothing works here\)"),
         working_together(TALKER, ["fail"], 2, threads=1),
     ):
         pass
 
 
 def test_a_process_that_dies_is_noticed_at_once() -> None:
-    with pytest.raises(ProcessLostError, match=r"found one gone.*--resume"), working_together(TALKER, ["die"], 2, threads=1) as world:
+    with (
+        pytest.raises(ProcessLostError, match=r"found that one has exited.*--resume"),
+        working_together(TALKER, ["die"], 2, threads=1) as world,
+    ):
         while True:
             talk(world)
             world.from_first(1)

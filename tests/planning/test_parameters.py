@@ -156,7 +156,7 @@ def test_counting_takes_no_memory_no_draws_and_no_time(fields):
     "fields", [{"d_model": 2**40, "position": "none"}, {"d_ff": 2**62}, {"n_heads": 10**12, "d_head": 10**12}], ids=str
 )
 def test_a_matrix_that_cannot_be_counted_is_refused(fields):
-    with pytest.raises(ConfigError, match=r"model: expected matrices of fewer than 2\^61 numbers each"):
+    with pytest.raises(ConfigError, match=r"model: expected matrices of fewer than 2\^61 elements each"):
         count_parameters(Seq2Seq.model_validate(BIG | fields))
 
 

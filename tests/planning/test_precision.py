@@ -19,11 +19,11 @@ CPU = torch.device("cpu")
 @pytest.mark.parametrize(
     ("flags", "expected"),
     [
-        ({"avx512f", "avx512_bf16", "amx_bf16"}, Precision("bf16", "bf16: this processor multiplies it in hardware (amx_bf16)")),
-        ({"avx512f", "avx512_bf16"}, Precision("bf16", "bf16: this processor multiplies it in hardware (avx512_bf16)")),
-        ({"asimd", "bf16"}, Precision("bf16", "bf16: this processor multiplies it in hardware (bf16)")),
-        ({"avx2", "avx512f", "avx512_vnni"}, Precision("fp32", "fp32: this processor has no instructions for bf16")),
-        (set(), Precision("fp32", "fp32: this processor has no instructions for bf16")),
+        ({"avx512f", "avx512_bf16", "amx_bf16"}, Precision("bf16", "bf16: this CPU multiplies bf16 in hardware (amx_bf16)")),
+        ({"avx512f", "avx512_bf16"}, Precision("bf16", "bf16: this CPU multiplies bf16 in hardware (avx512_bf16)")),
+        ({"asimd", "bf16"}, Precision("bf16", "bf16: this CPU multiplies bf16 in hardware (bf16)")),
+        ({"avx2", "avx512f", "avx512_vnni"}, Precision("fp32", "fp32: this CPU has no bf16 instructions")),
+        (set(), Precision("fp32", "fp32: this CPU has no bf16 instructions")),
     ],
     ids=lambda x: "-".join(sorted(x)) if isinstance(x, set) else None,
 )
@@ -66,11 +66,11 @@ def test_flags_are_read_where_linux_tells_them(tmp_path, text, flags):
 @pytest.mark.parametrize(("wanted", "device"), [("fp32", "cpu"), ("bf16", "cpu"), ("fp16", "cuda")])
 def test_what_is_asked_for_is_taken(monkeypatch, wanted, device):
     monkeypatch.setattr(precision, "processor_flags", None)
-    assert choose_precision(wanted, torch.device(device)) == Precision(wanted, f"{wanted}: asked for")
+    assert choose_precision(wanted, torch.device(device)) == Precision(wanted, f"{wanted}: requested")
 
 
 def test_float16_needs_a_gpu():
-    with pytest.raises(ConfigError, match="fp16 needs a GPU, found none; take bf16, fp32 or auto"):
+    with pytest.raises(ConfigError, match="fp16 requires a GPU, found none; choose bf16, fp32 or auto"):
         choose_precision("fp16", CPU)
 
 
@@ -154,8 +154,8 @@ def test_a_containers_share_is_read(tmp_path, files, share):
     ("cores", "share", "count", "reason"),
     [
         (8, None, 8, "threads 8: physical cores available to this process"),
-        (8, 2.5, 2, "threads 2: this container's share of the processor is 2.5"),
-        (8, 0.5, 1, "threads 1: this container's share of the processor is 0.5"),
+        (8, 2.5, 2, "threads 2: this container is limited to 2.5 CPUs"),
+        (8, 0.5, 1, "threads 1: this container is limited to 0.5 CPUs"),
         (2, 16.0, 2, "threads 2: physical cores available to this process"),
     ],
 )
@@ -184,9 +184,9 @@ def test_only_processors_that_may_be_used_count(monkeypatch):
     ("wanted", "expected"),
     [
         (1, Processes(1, 8)),
-        (3, Processes(3, 2, "3 processes of 2 threads share each batch")),
-        (8, Processes(8, 1, "8 processes of 1 thread share each batch")),
-        (20, Processes(20, 1, "20 processes of 1 thread share each batch")),
+        (3, Processes(3, 2, "3 processes with 2 threads each share every batch")),
+        (8, Processes(8, 1, "8 processes with 1 thread each share every batch")),
+        (20, Processes(20, 1, "20 processes with 1 thread each share every batch")),
     ],
 )
 def test_processes_share_the_threads(monkeypatch, wanted, expected):
@@ -196,7 +196,7 @@ def test_processes_share_the_threads(monkeypatch, wanted, expected):
 
 def test_no_machine_has_too_many_processes(monkeypatch):
     monkeypatch.setattr(os, "cpu_count", lambda: 5)
-    with pytest.raises(ConfigError, match=r"training.processes: expected at most 20 on this machine, 4 a processor, found 21; lower it"):
+    with pytest.raises(ConfigError, match=r"training.processes: expected at most 20 on this machine, 4 per CPU, found 21; lower it"):
         share_processors(21, Threads(8, ""), CPU)
 
 

@@ -65,7 +65,7 @@ def test_a_stopped_process_ends_the_run_in_one_line_and_its_checkpoint_is_kept(t
             (other,) = (int(pid) for pid in children if b"transom.training.follower" in Path("/proc", pid, "cmdline").read_bytes())
             os.kill(other, signal.SIGSTOP)
 
-    with pytest.raises(TransomError, match=r"found rank 1 silent for [2-9] s: it was stopped.*its last checkpoint is kept") as error:
+    with pytest.raises(TransomError, match=r"found none from rank 1 for [2-9] s: it was stopped.*the last checkpoint is kept") as error:
         sit(tmp_path, stop_the_other, **EXACT, processes=2)
     assert "\n" not in str(error.value)
     kept = RunFolder.open(tmp_path).checkpoints.latest()

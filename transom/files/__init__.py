@@ -1,1 +1,1 @@
-"""Files: atomic writes, checked reads, locks and the limits of what is read."""
+"""Atomic writes, checked reads, file locks and size limits."""

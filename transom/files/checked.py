@@ -1,4 +1,4 @@
-"""Read files that may be damaged or hostile: plain files only, of a bounded size, inside their folder, with the hash they should have."""
+"""Read files that may be damaged or hostile: regular files of bounded size, inside their folder, with the expected hash."""
 
 import hashlib
 import re
@@ -16,10 +16,10 @@ from transom.files.regular import open_regular, parse_json, read_regular
 
 
 def plain_file(path: Path) -> Path:
-    """Return ``path`` if it is a plain file that lies in its folder, also when symbolic links are followed.
+    """Return ``path`` if it is a regular file that is inside its folder after symbolic links are resolved.
 
     Raises:
-        CheckpointError: it is missing, a folder, a device, or a link to somewhere else.
+        CheckpointError: the path is missing, a folder, a device, or a link that leaves its folder.
     """
     try:
         mode = path.stat().st_mode
@@ -29,12 +29,12 @@ def plain_file(path: Path) -> Path:
     if not stat.S_ISREG(mode):
         raise CheckpointError(f"{path}: expected a file, found {'a folder' if stat.S_ISDIR(mode) else 'a device or a pipe'}")
     if not inside:
-        raise CheckpointError(f"{path}: a symbolic link that leads out of its folder is not followed; copy the file in its place")
+        raise CheckpointError(f"{path}: expected a file inside its folder, found a symbolic link that leaves it; copy the file here")
     return path
 
 
 def read_bytes(path: Path, max_bytes: int = MAX_JSON_BYTES) -> bytes:
-    """Read a plain file of at most ``max_bytes``."""
+    """Read a regular file of at most ``max_bytes`` bytes."""
     plain_file(path)
     try:
         return read_regular(path, max_bytes, "one of transom's files", CheckpointError)
@@ -43,10 +43,12 @@ def read_bytes(path: Path, max_bytes: int = MAX_JSON_BYTES) -> bytes:
 
 
 def read_json(path: Path, max_bytes: int = MAX_JSON_BYTES) -> dict[str, Any]:
-    """Read a JSON object whose ``format_version`` this transom reads; numbers may be NaN, as a checkpoint's validation figures can be.
+    """Read a JSON object with a supported ``format_version``.
+
+    NaN is accepted, because validation metrics in a checkpoint can be NaN.
 
     Raises:
-        CheckpointError: it is damaged, too large, or written by a newer transom.
+        CheckpointError: the file is damaged, too large, or written by a newer version of transom.
     """
     data = read_bytes(path, max_bytes)
     try:
@@ -54,43 +56,43 @@ def read_json(path: Path, max_bytes: int = MAX_JSON_BYTES) -> dict[str, Any]:
     except ValueError as error:
         raise CheckpointError(f"{path}: damaged, expected JSON ({error})") from error
     if not isinstance(document, dict) or not isinstance(version := document.get("format_version"), int):
-        raise CheckpointError(f"{path}: expected a JSON object with a format_version, found none; this is no file of transom's")
+        raise CheckpointError(f"{path}: expected a JSON object with a format_version, found none; this file was not written by transom")
     if not 1 <= version <= FORMAT_VERSION or isinstance(version, bool):
-        raise CheckpointError(f"{path}: format_version {version}, this transom reads 1 to {FORMAT_VERSION}; use the transom that wrote it")
+        raise CheckpointError(f"{path}: expected format_version 1 to {FORMAT_VERSION}, found {version}; use the transom that wrote it")
     return document
 
 
 def explain(error: ValidationError) -> str:
-    """Describe the first thing that is wrong with a document that transom wrote: the field, what was expected and found."""
+    """Return a one-line description of the first invalid field of a document that transom wrote."""
     first = error.errors()[0]
     field = ".".join(ascii(str(part))[1:-1] for part in first["loc"]) or "the whole"
     return f"{field[:200]}: expected what transom writes, found {first['input']!r:.80} ({first['msg'][:200]})"
 
 
 def read_manifest(folder: Path, names: re.Pattern[str]) -> dict[str, dict[str, Any]]:
-    """Read which files belong to a folder.
+    """Read the manifest of a folder: file name to size and hash.
 
     Args:
-        folder: what ``durable.write_folder`` wrote.
-        names: what a file's whole name may look like.
+        folder: a folder written by ``durable.write_folder``.
+        names: pattern that every complete file name must match.
     """
     path = folder / MANIFEST
     files = read_json(path).get("files")
     if not isinstance(files, dict):
-        raise CheckpointError(f"{path}: damaged, expected a table of files")
+        raise CheckpointError(f"{path}: damaged, expected an object with one entry per file")
     for name, entry in files.items():
         if not names.fullmatch(name):
-            raise CheckpointError(f"{path}: the file name {name[:80]!r} is not one of a checkpoint's; nothing was read")
+            raise CheckpointError(f"{path}: expected the file names of a checkpoint, found {name[:80]!r}; nothing was read")
         if not isinstance(entry, dict) or type(entry.get("bytes")) is not int or not isinstance(entry.get("sha256"), str):
             raise CheckpointError(f"{path}: damaged, expected a size and a hash for {name}")
     return files
 
 
 def verify(folder: Path, files: dict[str, dict[str, Any]], names: Iterable[str]) -> None:
-    """Compare the size and the hash of ``names`` in ``folder`` with its manifest's entries ``files``.
+    """Compare the size and hash of the files ``names`` in ``folder`` with the manifest entries ``files``.
 
     Raises:
-        CheckpointError: naming the first file that is missing, cut or altered.
+        CheckpointError: a file is missing, truncated or altered; the message names the first one.
     """
     for name in names:
         path, entry = plain_file(folder / name), files[name]
@@ -101,10 +103,10 @@ def verify(folder: Path, files: dict[str, dict[str, Any]], names: Iterable[str])
 
 
 def sha256(path: Path) -> str:
-    """Hash a regular file's content.
+    """Return the SHA-256 of a regular file as hexadecimal digits.
 
     Raises:
-        CheckpointError: it cannot be read.
+        CheckpointError: the file cannot be read.
     """
     try:
         with open_regular(path, CheckpointError) as file:

@@ -1,7 +1,7 @@
-"""Write files and folders so that a name holds the old content or the new, never a mixture, even through ``kill -9``.
+"""Write files and folders atomically: a name holds the old content or the new content, also after ``kill -9``.
 
-Content is written aside under ``NAME.partial-XXXXXXXX``, forced to the disk, renamed, and the folder that holds the name is forced
-to the disk too. What a killed process leaves is such a partial name; ``remove_leftovers`` clears it.
+Content is written to ``NAME.partial-XXXXXXXX``, synced with fsync and renamed; then the parent folder is synced. A killed process can leave
+only such partial names; ``remove_leftovers`` removes them.
 """
 
 import errno
@@ -21,16 +21,16 @@ from transom.errors import DiskError
 from transom.files.lock import lock, refuse_without_locks
 
 FORMAT_VERSION = 2
-"""Version of everything in a run folder: configuration, checkpoints, manifests. Since 2, files of tensors carry the run and the step."""
+"""Format version of a run folder: configuration, checkpoints, manifests. Since 2, tensor files contain the run identifier and the step."""
 
 MANIFEST = "manifest.json"
-"""The file of a folder that lists the size and SHA-256 of the others."""
+"""File that lists the size and SHA-256 of the other files in its folder."""
 
 Content = bytes | Callable[[], bytes]
-"""What a file will hold, or a function that makes it when its turn comes, so that one file at a time is in memory."""
+"""Content of a file, or a function that creates it when the file is written, so that only one file at a time is in memory."""
 
 _ESCAPE = "backslashreplace"
-"""How half a surrogate pair, which names of files can hold and UTF-8 cannot, is spelled: as JSON spells it."""
+"""Error handler that escapes lone surrogates as JSON does: file names can contain them, UTF-8 cannot."""
 
 _PARTIAL = re.compile(r".\.partial-[0-9a-f]{8}$")
 
@@ -42,18 +42,18 @@ _REASONS = {
     errno.EPERM: "permission denied; choose another place or change the folder's permissions",
     errno.EROFS: "the file system is read-only; choose another place",
     errno.ENAMETOOLONG: "the name is too long; choose a shorter one",
-    errno.ENOTDIR: "a file stands where a folder should be; choose another place or move that file away",
-    errno.EEXIST: "a file stands where a folder should be; choose another place or move that file away",
-    errno.EISDIR: "a folder stands where a file should be; choose another name",
-    errno.ENOENT: "its folder does not exist; make it first",
-    errno.ELOOP: "a symbolic link stands there; choose another name or remove the link",
+    errno.ENOTDIR: "expected a folder, found a file of that name; choose another place or move that file",
+    errno.EEXIST: "expected a folder, found a file of that name; choose another place or move that file",
+    errno.EISDIR: "expected a file, found a folder of that name; choose another name",
+    errno.ENOENT: "its folder does not exist; create it first",
+    errno.ELOOP: "found a symbolic link of that name; choose another name or remove the link",
     errno.EIO: "the disk reports a hardware error; choose another disk",
 }
 
 
 @contextmanager
 def disk_errors(path: Path, kept: str = "nothing there was changed") -> Iterator[None]:
-    """Turn an ``OSError`` within into a DiskError that names ``path`` and says what was ``kept``."""
+    """Convert an ``OSError`` raised in the block to a DiskError that names ``path`` and states in ``kept`` what is unchanged."""
     try:
         yield
     except OSError as error:
@@ -62,10 +62,10 @@ def disk_errors(path: Path, kept: str = "nothing there was changed") -> Iterator
 
 
 def write_file(path: Path, content: Content) -> None:
-    """Put ``content`` under ``path``, durably and at once.
+    """Write ``content`` to ``path`` atomically and durably.
 
     Raises:
-        DiskError: it could not be written; what was under ``path`` is unchanged.
+        DiskError: the file could not be written; the previous content of ``path`` is unchanged.
     """
     _refuse_special(path)
     partial = _partial(path)
@@ -80,12 +80,12 @@ def write_file(path: Path, content: Content) -> None:
 
 
 def write_folder(path: Path, files: Mapping[str, Content]) -> None:
-    """Put a folder of ``files`` and their manifest under ``path``, durably and at once.
+    """Write a folder with ``files`` and their manifest to ``path`` atomically and durably.
 
-    A folder that is already there is replaced; between its removal and the new one's arrival there is, for a moment, none.
+    An existing folder is replaced. For a moment between the two renames no folder has the name.
 
     Raises:
-        DiskError: it could not be written; what was under ``path`` is unchanged.
+        DiskError: the folder could not be written; the previous folder ``path`` is unchanged.
     """
     assert MANIFEST not in files and all(name == Path(name).name for name in files), "expected plain file names"
     partial, old = _partial(path), _partial(path)
@@ -109,25 +109,27 @@ def write_folder(path: Path, files: Mapping[str, Content]) -> None:
 
 
 def write_manifest(folder: Path, entries: Mapping[str, Mapping[str, Any]]) -> None:
-    """Say in ``folder`` which files belong to it, with their sizes and hashes."""
+    """Write the manifest of ``folder``: its files with their sizes and hashes."""
     write_file(folder / MANIFEST, json_bytes({"format_version": FORMAT_VERSION, "files": dict(entries)}))
 
 
 def json_bytes(value: object) -> bytes:
-    """Spell ``value`` as readable JSON with a line end."""
+    """Serialize ``value`` to indented JSON with a final newline."""
     return (json.dumps(value, indent=1, ensure_ascii=False) + "\n").encode(errors=_ESCAPE)
 
 
 def append_line(path: Path, line: str, sync: bool = False) -> None:
-    """Add a line to a file, whole or not at all unless the process is killed meanwhile; a torn line before it is ended first.
+    """Append a line to a file, completely or not at all unless the process is killed while writing.
+
+    An incomplete last line is terminated first.
 
     Args:
-        path: the file, made if there is none; never followed if it is a symbolic link.
-        line: text without a line end.
-        sync: force it to the disk before returning.
+        path: the file; created if missing; a symbolic link is not followed.
+        line: text without a newline.
+        sync: call fsync before returning.
 
     Raises:
-        DiskError: it could not be written; the earlier lines are unchanged.
+        DiskError: the line could not be written; the earlier lines are unchanged.
         ConfigError: this system cannot lock files.
     """
     refuse_without_locks()
@@ -151,14 +153,14 @@ def append_line(path: Path, line: str, sync: bool = False) -> None:
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder and those above it, durably; it may exist."""
+    """Create a folder and its parents durably; an existing folder is accepted."""
     with disk_errors(path):
         missing = [folder for folder in (path, *path.parents) if not folder.exists()]
         while True:
             try:
                 path.mkdir(parents=True, exist_ok=True)
                 break
-            except FileExistsError:  # also where a folder was there, and was removed before it could be looked at
+            except FileExistsError:  # also raised if a folder existed and was removed before mkdir examined it
                 if _stands_in_the_way(path):
                     raise
     for folder in missing:
@@ -166,7 +168,7 @@ def make_folder(path: Path) -> None:
 
 
 def remove(path: Path) -> None:
-    """Remove a file, a link or a folder at once: a folder loses its name first, then its files."""
+    """Remove a file, a link or a folder; a folder is renamed first, so that its name is free at once."""
     with disk_errors(path, "it could not be removed"):
         if path.is_dir() and not path.is_symlink():
             aside = _partial(path)
@@ -177,22 +179,22 @@ def remove(path: Path) -> None:
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Remove the partial files and folders that a killed process left in ``folder``."""
+    """Remove the partial files and folders left in ``folder`` by a killed process."""
     for entry in list(folder.iterdir()):
         if _PARTIAL.search(entry.name):
             remove(entry)
 
 
 def sync_folder(folder: Path) -> None:
-    """Force a folder's list of names to the disk, where the system opens folders (Windows does not)."""
+    """Sync a folder's entries to disk with fsync, on systems that can open folders (Windows cannot)."""
     if not hasattr(os, "O_DIRECTORY"):
         return
-    with disk_errors(folder, "its newest names are in place but may not survive a power cut"):
+    with disk_errors(folder, "its newest entries are in place but may be lost in a power failure"):
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         try:
             os.fsync(descriptor)
         except OSError as error:
-            if error.errno != errno.EINVAL:  # some network file systems know no fsync of a folder
+            if error.errno != errno.EINVAL:  # some network file systems have no fsync for folders
                 raise
         finally:
             os.close(descriptor)
@@ -203,7 +205,7 @@ def _partial(path: Path) -> Path:
 
 
 def _write(path: Path, content: Content) -> dict[str, Any]:
-    """Write one new file, force it to the disk and return its line of the manifest."""
+    """Write a new file, sync it with fsync and return its manifest entry."""
     data = content() if callable(content) else content
     with path.open("xb") as file:
         file.write(data)
@@ -213,7 +215,7 @@ def _write(path: Path, content: Content) -> dict[str, Any]:
 
 
 def _stands_in_the_way(path: Path) -> bool:
-    """Tell whether something else than a folder is where one should be."""
+    """Return whether ``path`` exists and is not a folder."""
     try:
         return not stat.S_ISDIR(path.lstat().st_mode)
     except FileNotFoundError:
@@ -221,7 +223,7 @@ def _stands_in_the_way(path: Path) -> bool:
 
 
 def _refuse_special(path: Path) -> None:
-    """Refuse to put a plain file in the place of a folder, a device, a pipe or a link: /dev/stdout is one."""
+    """Raise DiskError if ``path`` is a folder, a device, a pipe or a link (such as /dev/stdout), which a regular file must not replace."""
     with disk_errors(path):
         try:
             mode = path.lstat().st_mode
@@ -232,4 +234,4 @@ def _refuse_special(path: Path) -> None:
         if stat.S_ISDIR(mode):
             raise OSError(errno.EISDIR, "")
         if not stat.S_ISREG(mode):
-            raise OSError(0, "a device or a pipe stands there; choose a plain file")
+            raise OSError(0, "expected a regular file, found a device or a pipe; choose another name")

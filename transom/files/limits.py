@@ -1,93 +1,93 @@
-"""The limits on what transom reads and prints: one table, with the reason for each.
+"""Limits on the sizes that transom reads and prints, with the reason for each.
 
-A file may claim any size, and a small one may unfold into any amount of memory. Each limit is far above what real use needs, and is
-checked before memory is taken.
+A file may declare any size, and a small file may expand to any amount of memory. Each limit is far above real use and is checked before
+memory is allocated.
 """
 
 MAX_DEPTH = 50
-"""Levels of tables and lists within each other, in TOML and in JSON; a recipe has at most 6. Parsers recurse per level."""
+"""Nesting levels of tables and lists in TOML and JSON; a recipe has at most 6. Parsers recurse once per level."""
 
 MAX_DIGITS = 40
-"""Digits of a number in TOML or JSON; 64 bits have 20. Python refuses to convert 4,300 and takes quadratic time below that."""
+"""Digits of a number in TOML or JSON; 64-bit integers have 20. Python refuses 4,300 digits and takes quadratic time below that."""
 
 MAX_INT = 2**63 - 1
-"""Whole number of a configuration: what 64 bits hold, as PyTorch's do."""
+"""Integer in a configuration: the largest signed 64-bit integer, as in PyTorch."""
 
 MAX_FLOAT = 3.4e38
-"""Number of a configuration: what float32 holds."""
+"""Floating-point number in a configuration: the range of float32."""
 
 MAX_RECIPE_BYTES = 2**20
-"""Bytes of a recipe, or of a value of ``--set``; the packaged ones have at most 3,000."""
+"""Bytes of a recipe or of a ``--set`` value; the packaged recipes have at most 3,000."""
 
 MAX_RECIPE_VALUES = 20_000
-"""Names and list elements of a recipe: the parser takes a kilobyte per part of a dotted name, validation as much per wrong element."""
+"""Names and list elements in a recipe: the parser takes 1 KB per part of a dotted name, validation 1 KB per invalid element."""
 
 MAX_CONFIG_BYTES = 2**20
-"""Bytes of a run's ``config.json``, in which only the names of classes can be many."""
+"""Bytes of a run's ``config.json``; only its class names can become numerous."""
 
 MAX_PLUGIN_BYTES = 2**24
 """Bytes of a plugin's Python file."""
 
 MAX_JSON_BYTES = 2**26
-"""Bytes of another file of a run."""
+"""Bytes of any other JSON file of a run."""
 
 MAX_METRICS_BYTES = 2**30
-"""Bytes of a run's ``metrics.jsonl``: some million records."""
+"""Bytes of a run's ``metrics.jsonl``: a few million records."""
 
 MAX_LEDGER_BYTES = 2**26
-"""Bytes of a run's ``ledger.jsonl``: some 300,000 evaluations."""
+"""Bytes of a run's ``ledger.jsonl``: about 300,000 evaluations."""
 
 MAX_TOKENIZER_BYTES = 2**25
-"""Bytes of a ``tokenizer.json``; a million words take about half. Parsed, a list of short strings takes ten times its bytes."""
+"""Bytes of a ``tokenizer.json``; a million words take about half. Parsing a list of short strings takes ten times its bytes in memory."""
 
 MAX_SYMBOLS = 1_000_000
-"""Symbols of a vocabulary; the largest published ones have 256,000."""
+"""Tokens in a vocabulary; the largest published vocabularies have 256,000."""
 
 MAX_SYMBOL_CHARACTERS = 1_000
-"""Characters of a symbol: a word has 64 at most and white space any number. Merges of merges would double it each time."""
+"""Characters of a token: words have at most 64, runs of white space are unbounded. Nested merges would double the length each time."""
 
 MAX_TOKENIZER_LISTS = MAX_SYMBOLS + 2**16
-"""Lists in a ``tokenizer.json``: each merge is one, and takes eight times its bytes in memory."""
+"""Lists in a ``tokenizer.json``: one per merge; each takes eight times its bytes in memory."""
 
 MAX_TOKENIZER_STRINGS = 3 * MAX_SYMBOLS
 """Strings in a ``tokenizer.json``: two per merge, one per character or word."""
 
 MAX_LINE_BYTES = 2**20
-"""Bytes of a line of a text with one sample per line: a longer one is a binary file or one without line ends, not a sentence."""
+"""Bytes per line of a text with one sample per line; a longer line means a binary file or one without newlines."""
 
 MAX_DOCUMENT_LINE_BYTES = 2**30
-"""Bytes of a line of a document: continuous text needs no line ends."""
+"""Bytes per line of a document; continuous text needs no newlines."""
 
 MAX_UNPACKED_BYTES = 2**34
-"""Bytes of an unpacked gzip file, 16 GiB: text is held in memory as a whole."""
+"""Bytes of a decompressed gzip file, 16 GiB: the whole text is held in memory."""
 
 MAX_UNPACKED_RATIO = 100
-"""Unpacked bytes per packed byte of a gzip file; text has 3 to 20, a bomb up to 1,030."""
+"""Decompressed bytes per compressed byte of a gzip file; text has 3 to 20, a decompression bomb up to 1,030."""
 
 UNPACKED_FREE_BYTES = 2**20
-"""Unpacked bytes to which no ratio applies: a small file of repeated lines is no threat, a million empty lines
+"""Decompressed bytes below which the ratio is not checked: small files of repeated lines are harmless; a million empty lines
 take a second."""
 
 MAX_CLASS_NAMES_BYTES = 2**18
-"""Bytes of the names of all classes together: escaped, they fit a run's ``config.json``."""
+"""Total bytes of all class names; escaped, they fit in a run's ``config.json``."""
 
 MAX_CLASSES = 10_000
-"""Classes of labelled samples: more than these are something else in their place."""
+"""Number of classes of labeled samples; more than this suggests that the labels column holds something else."""
 
 MAX_IMAGE_BYTES = 2**27
-"""Bytes of an image's file."""
+"""Bytes of an image file."""
 
 MAX_IMAGE_PIXELS = 2**26
-"""Pixels of an image, 67 million: a small file may claim any size."""
+"""Pixels of an image, 67 million: a small file may declare any size."""
 
 MAX_PATCHES = 2**16
-"""Patches of an image: attention compares all of them with all."""
+"""Patches per image: attention compares all pairs of patches."""
 
 MAX_POSITION_TABLE = 2**28
-"""Numbers in a table of positions that is learned, or that a model of as many weights computes."""
+"""Numbers in a position table: learned, or computed by a model with at least as many weights."""
 
 FREE_POSITION_TABLE = 2**24
-"""Numbers in a computed table of positions, 64 MiB, to which a model of any size has a right; a larger table needs as many weights."""
+"""Numbers in a computed position table, 64 MiB, allowed for a model of any size; a larger table requires as many weights."""
 
 MAX_ERROR_CHARACTERS = 500
-"""Characters of an error line."""
+"""Characters per error line."""

@@ -1,34 +1,34 @@
-"""Locks on open files: held until the file is closed, also by the process's death."""
+"""Locks on open files, held until the file is closed or the process ends."""
 
 try:
     import fcntl
-except ImportError:  # Windows has none, and its own locks hold ranges of bytes against reading too
+except ImportError:  # missing on Windows, whose own locks also block reading of the locked byte range
     fcntl = None  # type: ignore[assignment]
 
 from transom.errors import ConfigError
 
 
 def refuse_without_locks() -> None:
-    """Refuse to write where no lock can be had, before anything is made.
+    """Raise ConfigError if this system has no ``fcntl`` locks; called before anything is written.
 
     Raises:
         ConfigError: this system has no such locks.
     """
     if fcntl is None:
         raise ConfigError(
-            "expected a system that locks files by Python's module fcntl, found none; train and evaluate on Linux or macOS (loading a run"
+            "expected a system with Python's fcntl module for file locks, found none; train and evaluate on Linux or macOS (loading a run"
             " and predicting need no lock)"
         )
 
 
 def lock(descriptor: int, wait: bool) -> None:
-    """Lock an open file against all other openings of it, after ``refuse_without_locks``.
+    """Lock an open file exclusively; call ``refuse_without_locks`` first.
 
     Args:
-        descriptor: of the file.
-        wait: for whoever holds it, as long as that takes.
+        descriptor: file descriptor.
+        wait: wait until the lock is free, without a time limit.
 
     Raises:
-        BlockingIOError: somebody holds it, and this call should not wait.
+        BlockingIOError: the lock is held elsewhere and ``wait`` is false.
     """
     fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))

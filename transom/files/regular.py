@@ -1,4 +1,4 @@
-"""Files from outside, read with care: regular files only, of a bounded size, and JSON without surprises."""
+"""Read untrusted files: regular files of bounded size, and JSON with bounded numbers and nesting."""
 
 import json
 import math
@@ -13,41 +13,41 @@ from transom.errors import ConfigError, TransomError
 from transom.files.limits import MAX_DEPTH, MAX_DIGITS
 
 _NOT_PLAIN = re.compile(rf"[0-9]{{{MAX_DIGITS}}}|[eE][+-]?[0-9]{{3}}|NaN|Infinity")
-"""What a number of too many digits, or one that is not finite, cannot do without; it may also stand in a string."""
+"""Matches every text that contains a number with too many digits or a non-finite number; it can also match inside a string."""
 
 
 def resolved(path: Path) -> Path:
-    """Make a path absolute and follow its symbolic links; what it names need not exist.
+    """Return the absolute path with symbolic links resolved; the target need not exist.
 
     Raises:
-        ConfigError: its links lead in a circle.
+        ConfigError: the symbolic links form a loop.
     """
-    real = Path(os.path.realpath(path))  # Path.resolve raises RuntimeError for a circle, before Python 3.13
+    real = Path(os.path.realpath(path))  # Path.resolve raises RuntimeError for a loop before Python 3.13
     if any(place.is_symlink() for place in (real, *real.parents)):
-        raise ConfigError(f"{path}: expected a path, found symbolic links that lead in a circle; remove them or name another place")
+        raise ConfigError(f"{path}: expected a path, found symbolic links that form a loop; remove them or choose another path")
     return real
 
 
 def open_regular(path: str | Path, error: type[TransomError]) -> BufferedReader:
-    """Open a regular file for reading, checked by its descriptor: reading a device or a pipe might never end.
+    """Open a regular file for reading. The type is checked on the open descriptor, because reading a device or a pipe might never end.
 
     Args:
         path: the file; symbolic links are followed.
-        error: the class to raise.
+        error: exception class to raise.
 
     Raises:
-        TransomError: it is a folder, a device, a pipe or a socket.
-        OSError: it is missing or cannot be opened.
+        TransomError: the path is a folder, a device, a pipe or a socket.
+        OSError: the file is missing or cannot be opened.
     """
     descriptor = os.open(
         path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0)
-    )  # opening a pipe would wait for its writer
+    )  # O_NONBLOCK: opening a pipe would wait for its writer
     try:
         mode = os.fstat(descriptor).st_mode
         if stat.S_ISDIR(mode):
-            raise error(f"{path}: expected a file, found a folder; name a file in it")
+            raise error(f"{path}: expected a file, found a folder; choose a file in it")
         if not stat.S_ISREG(mode):
-            raise error(f"{path}: expected a file, found a device or a pipe; write its content to a file and name that")
+            raise error(f"{path}: expected a file, found a device or a pipe; write its content to a file and pass that file")
         return os.fdopen(descriptor, "rb")
     except BaseException:
         os.close(descriptor)
@@ -55,7 +55,18 @@ def open_regular(path: str | Path, error: type[TransomError]) -> BufferedReader:
 
 
 def read_regular(path: str | Path, max_bytes: int, what: str, error: type[TransomError]) -> bytes:
-    """Read a regular file of at most ``max_bytes`` bytes; arguments as in ``open_regular``, and ``what`` it should be, for people."""
+    """Read a regular file of at most ``max_bytes`` bytes.
+
+    Args:
+        path: the file; symbolic links are followed.
+        max_bytes: size limit.
+        what: description of the expected file for the error message.
+        error: exception class to raise.
+
+    Raises:
+        TransomError: the path is not a regular file, or the file is too large.
+        OSError: the file is missing or cannot be read.
+    """
     with open_regular(path, error) as file:
         data = file.read(max_bytes + 1)
         if len(data) > max_bytes:
@@ -65,18 +76,18 @@ def read_regular(path: str | Path, max_bytes: int, what: str, error: type[Transo
 
 
 def parse_json(data: str | bytes, finite: bool = True) -> Any:
-    """Parse JSON whose whole numbers have at most ``MAX_DIGITS`` digits, and whose nesting is at most ``MAX_DEPTH`` deep.
+    """Parse JSON with integers of at most ``MAX_DIGITS`` digits and at most ``MAX_DEPTH`` nesting levels.
 
     Args:
         data: UTF-8 text.
-        finite: refuse numbers that are not finite, among them NaN and Infinity, which are Python's addition.
+        finite: reject non-finite numbers, including NaN and Infinity, which Python adds to JSON.
 
     Raises:
-        ValueError: it is something else; the message says what, in a few words.
+        ValueError: the text is not JSON or exceeds a limit; the message states the reason in a few words.
     """
     text = data.decode() if isinstance(data, bytes) else data
     try:
-        if _NOT_PLAIN.search(text):  # only then is each number looked at, which takes time
+        if _NOT_PLAIN.search(text):  # the callbacks below make parsing slower
             value = json.loads(
                 text,
                 parse_int=_parse_int,
@@ -101,7 +112,7 @@ _TOO_DEEP = f"nested more than {MAX_DEPTH} deep"
 
 def _parse_int(digits: str) -> int:
     if len(digits) > MAX_DIGITS:
-        raise ValueError(f"a number of {len(digits):,} digits, {MAX_DIGITS} are the most")
+        raise ValueError(f"expected numbers of at most {MAX_DIGITS} digits, found {len(digits):,} digits")
     return int(digits)
 
 
@@ -113,4 +124,4 @@ def _parse_float(digits: str) -> float:
 
 
 def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name}, which is no JSON")
+    raise ValueError(f"{name}, which is not JSON")

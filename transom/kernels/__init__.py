@@ -1,1 +1,1 @@
-"""Hand-written fast paths of operations in ``layers/``, ``training/`` and ``decoding/``; everything runs without this folder."""
+"""Optimized implementations of operations in ``layers/``, ``training/`` and ``decoding/``; everything also runs without this package."""

@@ -1,4 +1,7 @@
-"""Attention with its gradient written out: on a CPU the fastest way to train on short sequences, and on the visible tiles of long ones."""
+"""Attention kernels: explicit attention with a hand-written gradient for training on a CPU, and PyTorch's fused kernel.
+
+The explicit kernel is the fastest way to train on a CPU with short sequences, and with the visible tiles of long ones.
+"""
 
 from functools import partial
 from typing import Any, NamedTuple
@@ -13,24 +16,24 @@ from transom.layers.attention import PLAIN, Terms, per_query_head
 from transom.layers.dropout import keep_mask, rounded
 
 SHORT = 1024
-"""Up to this many keys, training on a CPU computes attention explicitly: the fused kernel is 1.4 to 8 times slower there, forward and back.
-Behind it the weights that are kept for the gradient, a number a pair of tokens, take more memory than that is worth."""
+"""Maximum number of keys for explicit attention when training on a CPU: there the fused kernel is 1.4 to 8 times slower, forward and
+backward. Beyond it, the attention weights saved for the gradient, one number per pair of tokens, take too much memory."""
 
 
 def in_groups(x: Float[Tensor, "batch n_heads query width"], kv_heads: int) -> Float[Tensor, "batch kv_heads queries width"]:
-    """Lay the query heads of a group one behind the other, as so many more queries of its one key head: nothing is repeated."""
+    """Concatenate the query heads of a group along the query axis, so that keys and values are not repeated (grouped-query attention)."""
     return x if x.shape[1] == kv_heads else x.reshape(len(x), kv_heads, x.shape[1] // kv_heads * x.shape[2], x.shape[3])
 
 
 class Weights(NamedTuple):
-    """What queries give each key, and what the gradient needs beside.
+    """Attention weights and the values that the backward pass needs.
 
     Attributes:
-        p: the softmax of the scores.
-        log: the logarithm of each query's sum of exponentials, in float32 at least; None where nobody asked.
-        drop: 0 or 1 / (1 - dropout), by which ``p`` is multiplied; None where nothing is dropped.
-        blind: True at queries that see nothing; None where nothing is masked.
-        slope: of the curve that bounds the scores; None without one.
+        p: softmax of the scores.
+        log: logsumexp of each query's scores, in float32 or wider; None unless requested.
+        drop: 0 or 1 / (1 - dropout), the factor of ``p``; None without dropout.
+        blind: True for queries that may attend to no key; None without a mask.
+        slope: derivative of the softcap; None without one.
     """
 
     p: Float[Tensor, "batch n_heads query key"]
@@ -41,21 +44,21 @@ class Weights(NamedTuple):
 
     @property
     def kept(self) -> Float[Tensor, "batch n_heads query key"]:
-        """The weights, dropped."""
+        """Attention weights after dropout."""
         return self.p if self.drop is None else self.p * self.drop
 
     def gather(self, v: Float[Tensor, "batch kv_heads key d_value"]) -> Float[Tensor, "batch n_heads query d_value"]:
-        """Gather values; a query that sees nothing gathers 0, never NaN."""
+        """Return the weighted sum of the values; a query that may attend to no key gives 0, never NaN."""
         z = (in_groups(self.kept, v.shape[1]) @ v).view(*self.p.shape[:3], v.shape[3])
         return z if self.blind is None else z.masked_fill_(self.blind, 0.0)
 
 
 class Lean(NamedTuple):
-    """Attention and its gradient, by formula.
+    """Explicit attention with its gradient.
 
-    With P = softmax(S), D what drops, Z = (P D) V and G the gradient of Z:
+    With P = softmax(S), D the dropout mask, Z = (P D) V and G the gradient of Z:
     dV = (P D)^T G, dP = D (G V^T), dS = P (dP - rowsum(P dP)), dQ = dS K / sqrt(d_k), dK = dS^T Q / sqrt(d_k).
-    The softmax works in float32 inside and keeps P in the type of the products: at these sizes time goes into passes over memory.
+    The softmax is computed in float32 and P is stored in the dtype of the products: at these sizes memory traffic dominates the time.
 
     Attributes:
         dropout: probability of dropping a weight.
@@ -73,7 +76,7 @@ class Lean(NamedTuple):
         bias: Float[Tensor, "#batch #n_heads #query #key"] | None,
         log: bool = False,
     ) -> Weights:
-        """Compare each query with each key, and turn scores into weights; ``log`` asks for the sums of exponentials too."""
+        """Compute the attention weights; ``log`` requests the logsumexp of the scores too."""
         (s, slope), blind = self.scores(q, k), None
         if bias is not None:
             s = s.add_(bias)
@@ -87,7 +90,7 @@ class Lean(NamedTuple):
     def scores(
         self, q: Float[Tensor, "batch n_heads query d_head"], k: Float[Tensor, "batch kv_heads key d_head"]
     ) -> tuple[Float[Tensor, "batch n_heads query key"], Float[Tensor, "batch n_heads query key"] | None]:
-        """Compare each query with each key; return the scores, and the slope of the curve that bounds them."""
+        """Return the scores Q K^T / sqrt(d_k), softcapped, and the derivative of the softcap (None without one)."""
         s = (in_groups(q * q.shape[3] ** -0.5, k.shape[1]) @ k.transpose(-2, -1)).view(*q.shape[:3], k.shape[2])
         if self.softcap is None:
             return s, None
@@ -97,9 +100,9 @@ class Lean(NamedTuple):
 
 
 def _log_sums(s: Tensor, p: Tensor, blind: Tensor | None) -> Float[Tensor, "batch n_heads query 1"]:
-    """Give log sum_j exp(s_j) = s_m - log softmax(s)_m, m the largest; the least number there is where a query sees nothing."""
+    """Return log sum_j exp(s_j) = s_m - log softmax(s)_m, m the index of the maximum; the lowest finite number for a fully masked query."""
     wide = torch.promote_types(s.dtype, torch.float32)
-    if torch.is_grad_enabled():  # rounding makes weights equal whose scores differ: the largest of each then have other gradients
+    if torch.is_grad_enabled():  # after rounding, the maxima of s and p can differ, and their gradients with them
         log = s.to(wide).logsumexp(-1, keepdim=True)
     else:
         log = s.amax(-1, keepdim=True).to(wide) - p.amax(-1, keepdim=True).to(wide).log()
@@ -114,15 +117,15 @@ def gradients(
     grad: Float[Tensor, "batch n_heads query d_value"],
     inner: Float[Tensor, "batch n_heads query 1"] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Give the gradients of queries, keys, values and of the scores with their bias.
+    """Return the gradients of queries, keys, values and biased scores.
 
     Args:
         of: the weights.
         q: queries.
         k: keys.
         v: values.
-        grad: of what was gathered.
-        inner: rowsum(P dP) over all keys, where these are but a part of them: rowsum(G Z) of all that was gathered.
+        grad: gradient of the output.
+        inner: rowsum(P dP) over all keys = rowsum(G Z), required if ``k`` holds only some of the keys.
     """
     n, scale = k.shape[1], q.shape[3] ** -0.5
     if of.blind is not None:
@@ -139,13 +142,13 @@ def gradients(
 
 
 def softmax_gradient(grad: Float[Tensor, "*axes key"], p: Float[Tensor, "*axes key"]) -> Float[Tensor, "*axes key"]:
-    """Return the gradient P (dP - rowsum(P dP)) of the scores whose softmax is P, by PyTorch's own kernel where it has it."""
+    """Return the softmax gradient P (dP - rowsum(P dP)), with PyTorch's private kernel if it exists."""
     kernel = getattr(torch, "_softmax_backward_data", None)  # private
     return (grad - (grad * p).sum(-1, keepdim=True)) * p if kernel is None else kernel(grad, p, -1, p.dtype)
 
 
 class _Attend(torch.autograd.Function):
-    """Attention with its weights kept for the gradient; ``bias`` gets none."""
+    """Explicit attention that saves its weights for the backward pass; ``bias`` gets no gradient."""
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, bias: Tensor | None, lean: Lean) -> Tensor:
@@ -163,10 +166,10 @@ class _Attend(torch.autograd.Function):
 
 
 def _attended(found: Weights, lean: Lean, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Attend as ``_Attend`` did, in operations that autograd records.
+    """Repeat the forward pass of ``_Attend`` with operations that autograd records.
 
-    Mask and bias, which are constants, are not saved but told by the weights: log p is the scores, plus the bias, less a number per query,
-    and minus infinity where a key is masked.
+    Mask and bias are constants and are not saved but recovered from the weights: log p equals score plus bias minus a constant per
+    query, and minus infinity for a masked key.
     """
     s, _ = lean.scores(q, k)
     exact = s.to(torch.promote_types(s.dtype, torch.float32))
@@ -175,7 +178,7 @@ def _attended(found: Weights, lean: Lean, q: Tensor, k: Tensor, v: Tensor) -> Te
 
 
 def lean(terms: Terms) -> Lean:
-    """Return what the written-out gradient needs of the terms."""
+    """Return the CPU attention with the dropout and softcap of ``terms``."""
     return Lean(rounded(terms.dropout), terms.softcap)
 
 
@@ -185,18 +188,18 @@ def attend_short(
     v: Float[Tensor, "batch kv_heads key d_value"],
     terms: Terms = PLAIN,
 ) -> Float[Tensor, "batch n_heads query d_value"]:
-    """Attend explicitly, with the weights kept for a written-out gradient: the fastest way to train on short sequences on a CPU.
+    """Compute explicit attention with a hand-written gradient, the fastest way to train with short sequences on a CPU.
 
-    Equal to ``attend_explicit`` where scores have no sinks; the bias gets no gradient.
+    Equal to ``attend_explicit`` without sinks; the bias gets no gradient.
     """
-    assert terms.sinks is None, "the written-out gradient of short sequences knows no sinks"
+    assert terms.sinks is None, "the hand-written gradient does not support sinks"
     q, k, v = (x.contiguous() for x in (q, k, v))
     z: Tensor = _Attend.apply(q, k, v, terms.mask, terms.bias, lean(terms))  # type: ignore[no-untyped-call]
     return z
 
 
 def short_in_training(q: Tensor, k: Tensor, v: Tensor, terms: Terms = PLAIN) -> bool:
-    """Return whether ``attend_short`` serves."""
+    """Return whether ``attend_short`` applies."""
     if q.device.type != "cpu" or k.shape[2] > SHORT or not torch.is_grad_enabled():
         return False
     learned = terms.bias is not None and terms.bias.requires_grad
@@ -209,14 +212,14 @@ def attend_fused(
     v: Float[Tensor, "batch kv_heads key d_value"],
     terms: Terms = PLAIN,
 ) -> Float[Tensor, "batch n_heads query d_value"]:
-    """Attend by PyTorch's fused kernel; the same function as ``attend_explicit`` where scores are neither bounded nor sunk."""
-    assert terms.softcap is None and terms.sinks is None, "the fused kernel knows no softcap and no sinks"
+    """Compute attention with PyTorch's fused kernel; equal to ``attend_explicit`` without softcap and sinks."""
+    assert terms.softcap is None and terms.sinks is None, "the fused kernel supports neither softcap nor sinks"
     mask = terms.mask
     if terms.bias is not None:
         bias = terms.bias.to(q.dtype)
         mask = bias if mask is None else bias.masked_fill(~mask, float("-inf"))
-    if k.shape[1] < q.shape[1] and q.shape[2] == 1 and (mask is None or mask.shape[-3] == 1):  # a step: no copy of the cache
-        grouped = q.view(len(q), k.shape[1], -1, q.shape[3])  # the heads of a group are queries of one key head
+    if k.shape[1] < q.shape[1] and q.shape[2] == 1 and (mask is None or mask.shape[-3] == 1):  # one decoding step: do not copy the cache
+        grouped = q.view(len(q), k.shape[1], -1, q.shape[3])  # the query heads of a group become queries of one key head
         z = F.scaled_dot_product_attention(grouped, k, v, attn_mask=mask, dropout_p=terms.dropout)
         return z.reshape(len(q), q.shape[1], 1, -1)
     k, v = per_query_head(k, q.shape[1]), per_query_head(v, q.shape[1])
@@ -224,5 +227,5 @@ def attend_fused(
 
 
 def neither_bounded_nor_sunk(q: Tensor, k: Tensor, v: Tensor, terms: Terms = PLAIN) -> bool:
-    """Return whether ``attend_fused`` serves."""
+    """Return whether ``attend_fused`` applies."""
     return terms.softcap is None and terms.sinks is None and terms.score is None

@@ -1,9 +1,9 @@
-"""Attention over the visible tiles of a mask only: exact, forward and back, in time and memory that grow with what is seen.
+"""Block-sparse attention on a CPU: exact, forward and backward, with time and memory proportional to the visible tiles of the mask.
 
-Tokens are cut into tiles, each tile of queries gathers the tiles of keys that any of its queries may see, and attention is computed among
-them by the formulas for short sequences; backward the weights are computed again, so that none are kept. Where tokens that see each other
-lie in groups far apart (strided patterns), they are first laid side by side. A union of patterns that want different orders is computed in
-disjoint parts, each a softmax of its own, which are joined by the sums of their exponentials.
+Sequences are split into tiles. Each query tile gathers the key tiles that any of its queries may attend to, and the explicit attention of
+``kernels/attention.py`` is computed on them. The backward pass recomputes the weights, so that none are stored. If tokens that attend to
+each other are far apart (strided patterns), they are first reordered to be adjacent. A union of patterns that require different orders is
+computed in disjoint parts, each with its own softmax; the parts are combined by their logsumexp.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -25,22 +25,22 @@ from transom.layers.masks.visible_tiles import VisibleTiles
 from transom.layers.position import Position
 
 PAIRS_AT_ONCE = 2**15
-"""Most scores a head that are held at once, unless one tile of queries has more: more take no less time, and memory."""
+"""Maximum scores per head held at once, unless one query tile has more. Larger chunks take more memory and are not faster."""
 
 WASTE = 0.2
-"""Most of a chunk's keys that may be filled up, so that its tiles of queries have equally many."""
+"""Maximum fraction of a chunk's key tiles that are padding, added so that all its query tiles have the same number."""
 
 Bias = Callable[..., Tensor | None]
-"""Gives what is added to the scores between positions of queries and keys, from what is learned; None for nothing."""
+"""Maps query positions, key positions and learned parameters to the bias of the scores; None for no bias."""
 
 
 class Chunk(NamedTuple):
-    """Tiles of queries that are worked on together, each with as many tiles of keys.
+    """Query tiles that are computed together, each with the same number of key tiles.
 
     Attributes:
-        queries: numbers of the tiles, counted over all rows.
-        keys: numbers of the tiles of keys that each sees: those to be masked first.
-        mask: of those to be masked; the others are seen whole.
+        queries: indices of the query tiles, over all sequences of the batch.
+        keys: indices of the visible key tiles of each query tile; the partially masked ones come first.
+        mask: mask of the partially masked tiles; the others are fully visible.
     """
 
     queries: Int[Tensor, "tiles"]
@@ -49,12 +49,12 @@ class Chunk(NamedTuple):
 
 
 class Side(NamedTuple):
-    """Queries or keys in tiles.
+    """Queries or keys split into tiles.
 
     Attributes:
-        places: where the tokens stand; the last one is repeated to fill its tile.
-        order: in which the tokens of each row are laid; None as they are.
-        length: tokens a row.
+        places: positions and segments of the tokens; the last token is repeated to fill its tile.
+        order: permutation of the tokens of each sequence; None for the original order.
+        length: tokens per sequence.
     """
 
     places: Places
@@ -63,19 +63,19 @@ class Side(NamedTuple):
 
     @property
     def n_tiles(self) -> int:
-        """Tiles a row."""
+        """Tiles per sequence."""
         return self.places.positions.shape[1]
 
     def arrange(self, x: Float[Tensor, "batch heads length width"]) -> Float[Tensor, "batch heads length width"]:
-        """Put vectors into the order."""
+        """Permute vectors into ``order``."""
         return x if self.order is None else x.gather(2, self.order[:, None, :, None].expand_as(x))
 
     def put_back(self, x: Float[Tensor, "batch heads length width"]) -> Float[Tensor, "batch heads length width"]:
-        """Put vectors back from the order."""
+        """Permute vectors from ``order`` back to the original order."""
         return x if self.order is None else torch.empty_like(x).scatter_(2, self.order[:, None, :, None].expand_as(x), x)
 
     def lay(self, x: Float[Tensor, "batch heads length width"]) -> Float[Tensor, "batch heads tiles tile width"]:
-        """Cut vectors into tiles."""
+        """Reorder vectors and split them into tiles; the last tile is padded with zeros."""
         x = self.arrange(x)
         missing = -self.length % TILE
         if missing:
@@ -83,12 +83,12 @@ class Side(NamedTuple):
         return x.unflatten(2, (-1, TILE)).contiguous()
 
     def take_up(self, x: Float[Tensor, "batch heads tiles tile width"]) -> Float[Tensor, "batch heads length width"]:
-        """Put tiles together again."""
+        """Join tiles to sequences in the original order; inverse of ``lay``."""
         return self.put_back(x.flatten(2, 3)[:, :, : self.length])
 
 
 class Part(NamedTuple):
-    """A part of a mask, and what is to be done for it."""
+    """A part of a mask: the layouts of its queries and keys, and its chunks."""
 
     queries: Side
     keys: Side
@@ -96,19 +96,19 @@ class Part(NamedTuple):
 
     @property
     def sides(self) -> tuple[Side, Side, Side]:
-        """How queries, keys and values are laid."""
+        """Layouts of queries, keys and values."""
         return self.queries, self.keys, self.keys
 
     @property
     def pairs(self) -> int:
-        """Scores that are computed a head."""
+        """Computed scores per head."""
         return sum(chunk.keys.numel() for chunk in self.chunks) * TILE**2
 
 
 def parts_of(rule: Rule) -> list[tuple[Rule, Rule | None]]:
-    """Split a rule into disjoint rules, each with the rule whose groups its tokens are to be laid in (None: as they are).
+    """Split a rule into disjoint rules, each with the rule by whose groups its tokens are reordered (None: original order).
 
-    (a | b) & c becomes a & c and b & c & ~a, where a and b want different orders.
+    (a | b) & c becomes a & c and b & c & ~a if a and b require different orders.
     """
     if isinstance(rule, Or):
         together = dict[Rule | None, Rule]()
@@ -127,19 +127,19 @@ def parts_of(rule: Rule) -> list[tuple[Rule, Rule | None]]:
 
 
 def plan(rule: Rule, queries: Places, keys: Places) -> list[Part]:
-    """Find the visible tiles of a mask; parts of it that see nothing are left out.
+    """Find the visible tiles of a mask; parts without any are dropped.
 
     Args:
-        rule: the mask.
-        queries: where the queries stand.
-        keys: where the keys stand.
+        rule: mask rule.
+        queries: positions of the queries.
+        keys: positions of the keys.
     """
     parts = [_part(each, side_of(queries, order), side_of(keys, order)) for each, order in parts_of(rule)]
     return [part for part in parts if part.chunks]
 
 
 def side_of(places: Places, by: Rule | None, tile: int = TILE) -> Side:
-    """Cut places into tiles, those of each group of ``by`` side by side."""
+    """Split token positions into tiles, with the tokens of each group of ``by`` adjacent."""
     shape = torch.broadcast_shapes(*(x.shape for x in places if x is not None))
     places = places.each(lambda x: x.expand(shape))
     length, order = places.positions.shape[1], None
@@ -158,7 +158,7 @@ def _part(rule: Rule, queries: Side, keys: Side) -> Part:
     if keys.length % TILE:
         every[:, :, -1] = False
     rank = (some.long() + (some & every)).flatten(0, 1)  # 0 for none, 1 for some, 2 for all
-    rank, seen = rank.sort(dim=-1, stable=True)  # those that are seen last, whole ones behind the others
+    rank, seen = rank.sort(dim=-1, stable=True)  # visible tiles last, fully visible ones after partially visible ones
     counts = (rank > 0).sum(-1)
     by_count = counts.argsort(stable=True)
     by_count = by_count[counts[by_count] > 0]
@@ -171,7 +171,7 @@ def _part(rule: Rule, queries: Side, keys: Side) -> Part:
 
 
 def _chunk(rule: Rule, queries: Side, keys: Side, tiles: Tensor, rank: Tensor, seen: Tensor) -> Chunk:
-    """Put together tiles of queries, the tiles of keys that they see, and the mask of those that are not seen whole."""
+    """Build a chunk from query tiles, their visible key tiles, and the mask of the partially visible ones."""
     row = (tiles // queries.n_tiles)[:, None]
     n_masked = int((rank < 2).sum(-1).max())
     masked = seen[:, :n_masked]
@@ -184,7 +184,7 @@ def _chunk(rule: Rule, queries: Side, keys: Side, tiles: Tensor, rank: Tensor, s
 
 
 def _cuts(counts: list[int]) -> Iterator[tuple[int, int]]:
-    """Cut ascending numbers of keys into runs that fit into the memory and differ little."""
+    """Yield (first, last) of runs of the ascending key-tile counts that fit in memory and differ little."""
     first, total = 0, 0
     for last, count in enumerate(counts):
         pairs = count * (last + 1 - first)
@@ -197,10 +197,10 @@ def _cuts(counts: list[int]) -> Iterator[tuple[int, int]]:
 
 
 class Tiles(VisibleTiles):
-    """A mask by its visible tiles, each gathered on a CPU; its parts are of ``Part``."""
+    """A block-sparse mask for a CPU; its parts are of type ``Part``."""
 
     def bias(self, queries: Tensor, keys: Tensor, *learned: Tensor) -> Tensor | None:
-        """Return what is added to the scores between positions."""
+        """Return the bias of the scores between positions."""
         return None if self.position is None else self.position.bias(queries, keys, *learned)
 
 
@@ -208,21 +208,21 @@ def plan_tiles(rule: Rule, queries: Places, keys: Places, position: Position | N
     """Find the visible tiles of a mask.
 
     Args:
-        rule: the mask.
-        queries: where the queries stand.
-        keys: where the keys stand.
-        position: the brick whose bias is added to the scores.
+        rule: mask rule.
+        queries: positions of the queries.
+        keys: positions of the keys.
+        position: position encoding whose bias is added to the scores.
     """
     return Tiles(plan(rule, queries, keys), rule, queries, keys, position)
 
 
 def planned_on_cpu(rule: Rule, queries: Places, keys: Places, position: Position | None) -> bool:
-    """Return whether ``plan_tiles`` serves."""
+    """Return whether ``plan_tiles`` applies."""
     return queries.segments.device.type == "cpu"
 
 
 def over_tiles(q: Tensor, k: Tensor, v: Tensor, tiles: VisibleTiles, terms: Terms = PLAIN) -> bool:
-    """Return whether ``attend_tiles`` serves."""
+    """Return whether ``attend_tiles`` applies."""
     return isinstance(tiles, Tiles) and terms.score is None
 
 
@@ -233,43 +233,44 @@ def attend_tiles(
     tiles: VisibleTiles,
     terms: Terms = PLAIN,
 ) -> Float[Tensor, "batch n_heads query d_value"]:
-    """Attend over the visible tiles of a mask: equal to ``attend_explicit`` with its mask and bias written out."""
-    assert tiles.parts, "something is seen"
+    """Compute attention over the visible tiles of a mask; equal to ``attend_explicit`` with the dense mask and bias."""
+    assert tiles.parts, "at least one tile is visible"
     learned = () if tiles.position is None else tiles.position.learned
     z: Tensor = _OverTiles.apply(tiles, lean(terms), q, k, v, terms.sinks, *learned)  # type: ignore[no-untyped-call]
     return z
 
 
 def joined(found: Sequence[tuple[Tensor, ...]], sinks: Float[Tensor, "n_heads"] | None) -> Float[Tensor, "batch n_heads query d_value"]:
-    """Join what the parts of a mask gave, each with the logarithm of its sum of exponentials, which one alone need not have.
+    """Combine the outputs of the parts of a mask by their logsumexp, which is not required for a single part.
 
-    With Z_p and L_p what part p alone gives and that logarithm, Z = sum_p softmax_p(L) Z_p. A sink is a part that gives 0.
+    With output Z_p and logsumexp L_p of part p, Z = sum_p softmax_p(L) Z_p. A sink is a part with output 0.
     """
     if len(found[0]) == 1:
-        assert len(found) == 1 and sinks is None, "parts and sinks are joined by their sums of exponentials"
+        assert len(found) == 1 and sinks is None, "parts and sinks are combined by their logsumexp"
         return found[0][0]
     shares = shares_of([log for _, log in found], sinks)
     return torch.stack([z * share for (z, _), share in zip(found, shares, strict=False)]).sum(0)
 
 
 def shares_of(logs: list[Tensor], sinks: Float[Tensor, "n_heads"] | None) -> Sequence[Float[Tensor, "batch n_heads query 1"]]:
-    """Give each part's share of a query's weights, that of the sinks last."""
+    """Return each part's fraction of a query's attention weights; the fraction of the sinks is last."""
     if sinks is not None:
         logs = [*logs, sinks.to(logs[0].dtype)[:, None, None].expand_as(logs[0])]
     return torch.cat(logs, -1).softmax(-1).split(1, -1)
 
 
 def _slabs(numbers: Int[Tensor, "tiles *axes"], n_tiles: int, heads: int) -> Int[Tensor, "tiles heads *axes"]:
-    """Number the tiles of each head, from the numbers of the tiles of each row."""
+    """Return tile indices over all sequences and heads, from tile indices over all sequences."""
     row, tile = (x[:, None] for x in (numbers // n_tiles, numbers % n_tiles))
     head = torch.arange(heads, device=numbers.device).view(1, -1, *[1] * (numbers.dim() - 1))
     return (row * heads + head) * n_tiles + tile
 
 
 class _OverTiles(torch.autograd.Function):
-    """Attention of tiles of queries with the tiles of keys that each sees, chunk by chunk; backward its weights are computed again.
+    """Attention of query tiles with their visible key tiles, chunk by chunk; the backward pass recomputes the weights.
 
-    A part's weights are its own softmax times its share of all: so are its gradients, with rowsum(P dP) of all keys, which is rowsum(G Z).
+    The weights of a part are its own softmax times its fraction of all weights. The same holds for its gradients, with rowsum(P dP) over
+    all keys, which equals rowsum(G Z).
     """
 
     @staticmethod
@@ -289,7 +290,7 @@ class _OverTiles(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         if wants_graph():
             return _OverTiles.backward_twice(ctx, grad)
-        q, k, v, z, *rest = (x.detach() for x in ctx.saved_tensors[1:])  # what lies before them is not this function's
+        q, k, v, z, *rest = (x.detach() for x in ctx.saved_tensors[1:])  # detached: their earlier graph is not part of this function
         learned, shares = [x.requires_grad_() for x in rest[: ctx.n_learned]], rest[ctx.n_learned :]
         inner = (grad * z).sum(-1, keepdim=True, dtype=_wide(grad)) if shares else None
         totals = list[Tensor]()
@@ -303,7 +304,7 @@ class _OverTiles(torch.autograd.Function):
 
     @staticmethod
     def backward_twice(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        """Compute the same gradients out of the forward pass, recorded."""
+        """Compute the same gradients by recording the forward pass with autograd."""
         sinks, q, k, v, _, *rest = ctx.saved_tensors
 
         def attend(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, *learned: Tensor) -> Tensor:
@@ -315,7 +316,7 @@ class _OverTiles(torch.autograd.Function):
 
 @contextmanager
 def _drawn_again(draws: Tensor | None) -> Iterator[None]:
-    """Replay the random draws of a forward pass from the generator's state before it, so that the same weights are dropped."""
+    """Restore the random state of the forward pass in the block, so that dropout drops the same weights."""
     with torch.random.fork_rng([], enabled=draws is not None):
         if draws is not None:
             torch.set_rng_state(draws)
@@ -325,23 +326,23 @@ def _drawn_again(draws: Tensor | None) -> Iterator[None]:
 def _gather_parts(
     tiles: Tiles, lean: Lean, sides: tuple[Tensor, Tensor, Tensor], sinks: Tensor | None, learned: Sequence[Tensor]
 ) -> list[tuple[Tensor, ...]]:
-    """Gather the values of all parts of a mask, with the logarithms of their sums of exponentials where there is more than one part."""
+    """Compute the outputs of all parts of a mask, with their logsumexp if there are several parts or sinks."""
     log = len(tiles.parts) > 1 or sinks is not None
     return [_gather_part(part, tiles.bias, learned, lean, sides, log) for part in tiles.parts]
 
 
 def _wide(x: Tensor) -> torch.dtype:
-    """Name the type in which sums are added up."""
+    """Return the dtype in which sums are accumulated."""
     return torch.promote_types(x.dtype, torch.float32)
 
 
 def _gather_part(
     part: Part, bias: Bias, learned: Sequence[Tensor], lean: Lean, sides: tuple[Tensor, Tensor, Tensor], log: bool
 ) -> tuple[Tensor, ...]:
-    """Gather the values of a part of a mask; ``log`` asks for the logarithms of the sums of exponentials too."""
+    """Compute the output of a part of a mask; ``log`` requests its logsumexp too."""
     q, k, v = (side.lay(x) for side, x in zip(part.sides, sides, strict=True))
     z = q.new_zeros(*q.shape[:-1], v.shape[-1])
-    logs = q.new_full((*q.shape[:-1], 1), torch.finfo(_wide(q)).min, dtype=_wide(q)) if log else None  # where nothing is seen
+    logs = q.new_full((*q.shape[:-1], 1), torch.finfo(_wide(q)).min, dtype=_wide(q)) if log else None  # for fully masked queries
     for chunk in part.chunks:
         (at, _, _), (queries, keys, values) = _gathered(chunk, q, k, v)
         weights = lean.weights(queries, keys, *_terms(part, chunk, bias, learned), log)
@@ -360,7 +361,7 @@ def _gradients_of_part(
     grad: Tensor,
     inner: Tensor | None,
 ) -> list[Tensor]:
-    """Give the gradients of queries, keys, values and what the bias is learned from, as far as they come from a part of a mask."""
+    """Return the gradients of queries, keys, values and bias parameters that come from one part of a mask."""
     q, k, v = (side.lay(x) for side, x in zip(part.sides, sides, strict=True))
     behind, inside = part.queries.lay(grad), None if inner is None else part.queries.lay(inner)
     sums, of_learned = [torch.zeros_like(x, dtype=_wide(x)) for x in (q, k, v)], [torch.zeros_like(x) for x in learned]
@@ -377,24 +378,24 @@ def _gradients_of_part(
             of_bias = of_scores.sum_to_size(added.shape).to(added)
             for total, x in zip(of_learned, torch.autograd.grad(added, learned, of_bias), strict=True):
                 total += x
-    del q, k, v, behind, inside  # what follows needs their room
+    del q, k, v, behind, inside  # free memory for the copies below
     return [side.take_up(sums.pop(0)) for side in part.sides] + of_learned
 
 
 def _gathered(chunk: Chunk, q: Tensor, k: Tensor, v: Tensor) -> tuple[tuple[Tensor, ...], list[Tensor]]:
-    """Gather the queries, keys and values of a chunk from the tiles of all heads; say where they were, each."""
+    """Gather the queries, keys and values of a chunk from the tiles of all heads; return their tile indices and the vectors."""
     at, seen = _slabs(chunk.queries, q.shape[2], q.shape[1]), _slabs(chunk.keys, k.shape[2], k.shape[1])
     numbers = (at, seen, seen)
     return numbers, [_gather(x, slabs) for x, slabs in zip((q, k, v), numbers, strict=True)]
 
 
 def _gather(x: Tensor, slabs: Tensor) -> Float[Tensor, "tiles heads length width"]:
-    """Gather tiles."""
+    """Gather tiles by index."""
     return x.flatten(0, 2).index_select(0, slabs.flatten()).view(*slabs.shape[:2], -1, x.shape[-1])
 
 
 def _terms(part: Part, chunk: Chunk, bias: Bias, learned: Sequence[Tensor]) -> tuple[Tensor | None, Tensor | None]:
-    """Give a chunk's mask and bias."""
+    """Return a chunk's mask and bias."""
     queries, keys = (side.places.positions.flatten(0, 1) for side in (part.queries, part.keys))
     positions = queries[chunk.queries], keys[chunk.keys].flatten(1)
     seen_whole = positions[1].shape[1] - chunk.mask.shape[3]

@@ -1,7 +1,8 @@
-"""Attention over the visible blocks of a mask on a GPU, by FlexAttention (Dong et al. 2024): exact, forward and back.
+"""Block-sparse attention on a GPU with FlexAttention (Dong et al. 2024): exact, forward and backward.
 
-What ``tiles`` does on a processor by gathering, PyTorch's kernel does in place: it is told which blocks of keys each block of queries sees
-some or all of, from the rule's verdicts and without the matrix, and asks the rule again only inside those that are seen in part.
+``block_sparse`` gathers tiles on a CPU; PyTorch's kernel computes in place. Its block mask lists the fully and partially visible key blocks
+of each query block. It is built from the tile status of the rule, without the dense mask. The kernel evaluates the rule only in partially
+visible blocks.
 """
 
 from collections.abc import Callable
@@ -21,14 +22,14 @@ from transom.layers.masks.visible_tiles import VisibleTiles
 from transom.layers.position import Position
 
 BLOCK = 128
-"""Tokens of a block: the kernel's own tiles divide it."""
+"""Tokens per block; a multiple of the kernel's own tile sizes."""
 
 NARROWEST = 16
-"""Least width of a head that the kernel takes."""
+"""Minimum head width that the kernel supports."""
 
 
 class BlockPart(NamedTuple):
-    """A part of a mask: its tokens in the order in which they are laid, and the blocks that are seen."""
+    """A part of a mask: the layouts of its queries and keys, and its block mask."""
 
     queries: Side
     keys: Side
@@ -37,22 +38,22 @@ class BlockPart(NamedTuple):
 
 
 class Blocks(VisibleTiles):
-    """A mask by its visible blocks, for a GPU; its parts are of ``BlockPart``."""
+    """A block-sparse mask for a GPU; its parts are of type ``BlockPart``."""
 
 
 def available(device: torch.device) -> bool:
-    """Tell whether the kernel can be compiled for a device."""
+    """Return whether the kernel can be compiled for a device."""
     return device.type == "cuda" and find_spec("triton") is not None
 
 
 def plan_blocks(rule: Rule, queries: Places, keys: Places, position: Position | None = None) -> Blocks:
-    """Find the visible blocks of a mask; parts of it that see nothing are left out.
+    """Find the visible blocks of a mask; parts without any are dropped.
 
     Args:
-        rule: the mask.
-        queries: where the queries stand.
-        keys: where the keys stand.
-        position: the brick whose bias is added to the scores.
+        rule: mask rule.
+        queries: positions of the queries.
+        keys: positions of the keys.
+        position: position encoding whose bias is added to the scores.
     """
     parts = [_part(each, side_of(queries, order, BLOCK), side_of(keys, order, BLOCK)) for each, order in parts_of(rule)]
     return Blocks([part for part in parts if part.pairs], rule, queries, keys, position)
@@ -62,7 +63,7 @@ def _part(rule: Rule, queries: Side, keys: Side) -> BlockPart:
     some, every = (x.clone() for x in torch.broadcast_tensors(*rule.judge(queries.places, keys.places)))
     every &= some
     for side, last in ((queries, (slice(None), -1)), (keys, (slice(None), slice(None), -1))):
-        if side.length % BLOCK:  # the kernel asks again where a block is not full
+        if side.length % BLOCK:  # the kernel evaluates the rule in incomplete blocks
             every[last] = False
     partly = (some & ~every)[:, None]
     listed = (*_listed(partly), *_listed(every[:, None]))
@@ -72,12 +73,15 @@ def _part(rule: Rule, queries: Side, keys: Side) -> BlockPart:
 
 
 def _listed(blocks: Bool[Tensor, "batch 1 query_tiles key_tiles"]) -> tuple[Tensor, Tensor]:
-    """Say for each block of queries how many blocks of keys there are, and which, those first."""
+    """Return the number of marked key blocks per query block, and the key block indices with the marked ones first."""
     return blocks.sum(-1, dtype=torch.int32), blocks.int().argsort(dim=-1, descending=True, stable=True).int()
 
 
 def _asked(rule: Rule, queries: Places, keys: Places) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
-    """Ask the rule of one query and one key by their numbers; places that all rows share are one row's."""
+    """Return the ``mask_mod`` of FlexAttention: evaluate the rule for one query index and one key index.
+
+    Positions shared by all sequences have a batch size of 1.
+    """
     shared = len(queries.positions) == 1
 
     def sees(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
@@ -88,12 +92,12 @@ def _asked(rule: Rule, queries: Places, keys: Places) -> Callable[[Tensor, Tenso
 
 
 def planned_on_gpu(rule: Rule, queries: Places, keys: Places, position: Position | None) -> bool:
-    """Return whether ``plan_blocks`` serves."""
+    """Return whether ``plan_blocks`` applies."""
     return available(queries.segments.device)
 
 
 def over_blocks(q: Tensor, k: Tensor, v: Tensor, tiles: VisibleTiles, terms: Terms = PLAIN) -> bool:
-    """Return whether ``attend_blocks`` serves."""
+    """Return whether ``attend_blocks`` applies."""
     fits = not terms.dropout and terms.score is None and min(q.shape[3], v.shape[3]) >= NARROWEST and q.dtype != torch.float64
     return fits and isinstance(tiles, Blocks)
 
@@ -105,10 +109,10 @@ def attend_blocks(
     blocks: VisibleTiles,
     terms: Terms = PLAIN,
 ) -> Float[Tensor, "batch n_heads query d_value"]:
-    """Attend over the visible blocks of a mask; parts and sinks are joined as those of tiles are."""
-    assert blocks.parts, "something is seen"
+    """Compute attention over the visible blocks of a mask; parts and sinks are combined as in ``block_sparse``."""
+    assert blocks.parts, "at least one block is visible"
     alone = len(blocks.parts) == 1 and terms.sinks is None
-    kernel = flex_attention if q.device.type == "cpu" else _compiled()  # uncompiled, it writes all scores out: for tests
+    kernel = flex_attention if q.device.type == "cpu" else _compiled()  # uncompiled, it stores all scores: for tests
     found = []
     for part in blocks.parts:
         z, aux = kernel(
@@ -118,13 +122,13 @@ def attend_blocks(
             enable_gqa=k.shape[1] < q.shape[1],
             return_aux=AuxRequest(lse=not alone),
         )
-        log = () if alone else (aux.lse[..., None].clamp(min=torch.finfo(aux.lse.dtype).min),)  # minus infinity where nothing is seen
+        log = () if alone else (aux.lse[..., None].clamp(min=torch.finfo(aux.lse.dtype).min),)  # minus infinity for fully masked queries
         found.append(tuple(part.queries.put_back(x) for x in (z, *log)))
     return joined(found, terms.sinks).to(v.dtype)
 
 
 def _score(part: BlockPart, position: Position | None, softcap: float | None) -> Callable[..., Tensor] | None:
-    """Give what becomes of a score: c tanh(s / c), then the bias."""
+    """Return the ``score_mod`` of FlexAttention: the softcap c tanh(s / c), then the bias; None without either."""
     bias = None if position is None else position.one_bias()
     if softcap is None and bias is None:
         return None
@@ -144,6 +148,6 @@ def _score(part: BlockPart, position: Position | None, softcap: float | None) ->
 
 @cache
 def _compiled() -> Any:
-    """Give the compiled kernel, a variant of which is made for each rule, bias and width."""
-    compile_kernel: Any = torch.compile  # its overloads lack the limit
+    """Return the compiled kernel; it is specialized for each rule, bias and head width."""
+    compile_kernel: Any = torch.compile  # its overloads lack recompile_limit
     return compile_kernel(flex_attention, recompile_limit=64, isolate_recompiles=True)

@@ -1,4 +1,4 @@
-"""The output map and its cross-entropy a few rows at a time, gradients included, without ever holding all logits."""
+"""Fused linear cross-entropy: output projection, loss and gradients in chunks of rows, without storing all logits."""
 
 from typing import Any
 
@@ -10,18 +10,18 @@ from transom.kernels.second_order import differentiable_gradients, wants_graph
 from transom.layers.dispatch import REFERENCES
 
 CHUNK_ELEMENTS = 1 << 25
-"""Logits held at a time: enough to keep the matrix units busy and to add up the output map's gradient only a few times."""
+"""Logits per chunk: enough to use the matrix units fully and to accumulate the weight gradient only a few times."""
 
 SLICE_ELEMENTS = 1 << 19
-"""Of these, how many are exponentiated at a time in float32: few enough to stay in a core's cache through all passes."""
+"""Logits per softmax slice in float32: few enough to stay in a core's cache through all passes."""
 
 ROUND = 64
-"""Rows of logits are filled up to a multiple of this, so that batches of any number of tokens share a few shapes of products: the first
-product of a shape makes its kernel, which for a wide vocabulary takes as long as dozens of products."""
+"""Rows are padded to a multiple of this, so that batches of different sizes share a few product shapes. The first product of a shape
+builds its kernel, which for a large vocabulary takes as long as dozens of products."""
 
 
 TINY = 1e-30
-"""Probabilities are taken for no smaller than this where their quotient is."""
+"""Lower bound of the probabilities in a ratio."""
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
@@ -48,7 +48,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
 
 def _whole(hidden: Tensor, weight: Tensor, labels: Tensor, smoothing: float, r_drop: float, dtype: torch.dtype) -> Tensor:
-    """Compute the loss by the reference, in the type of the forward pass."""
+    """Compute the loss by the reference implementation, in the dtype of the forward pass."""
     with torch.autocast(hidden.device.type, dtype, enabled=dtype != weight.dtype):
         loss: Tensor = REFERENCES["linear_cross_entropy"](hidden, weight, labels, smoothing, r_drop)[0]
         return loss
@@ -57,14 +57,14 @@ def _whole(hidden: Tensor, weight: Tensor, labels: Tensor, smoothing: float, r_d
 def _chunked(
     hidden: Tensor, weight: Tensor, labels: Tensor, smoothing: float, r_drop: float, dtype: torch.dtype, wanted: bool, frozen: bool
 ) -> tuple[Tensor, ...]:
-    """Compute the loss and, where wanted, its gradients, that of a frozen map left out, reusing one buffer for all chunks' logits.
+    """Compute the loss and, if needed, its gradients (not for frozen weights), with one logits buffer for all chunks.
 
-    The smoothing's share of loss and gradient is the same for every vocabulary entry, so it needs sums of the map's rows, not of logits:
-    sum_j z_j = h . sum_j w_j. The target's share touches one row a token.
+    The label-smoothing term of loss and gradient is the same for every vocabulary entry, so it requires the sum of the weight rows, not of
+    the logits: sum_j z_j = h . sum_j w_j. The target term uses one weight row per token.
     """
     exact = torch.promote_types(dtype, torch.float32)
     (n_tokens, d_model), vocab = hidden.shape, weight.shape[0]
-    w, h_all = weight.to(dtype), F.pad(hidden.to(dtype), (0, 0, 0, -len(hidden) % ROUND))  # a row of zeros adds nothing to z^T h
+    w, h_all = weight.to(dtype), F.pad(hidden.to(dtype), (0, 0, 0, -len(hidden) % ROUND))  # rows of zeros contribute nothing to z^T h
     w_sum, w_target = w.sum(0, dtype=exact), w[labels]
     log_sums = hidden.new_empty(len(h_all), dtype=exact)
     grad_hidden = hidden.new_empty(len(h_all), d_model, dtype=dtype)
@@ -94,7 +94,7 @@ def _chunked(
     grad_hidden = grad_hidden.to(exact) - (1 - smoothing) * w_target - smoothing / vocab * w_sum
     if frozen:
         return loss, nll, grad_hidden.to(hidden.dtype)
-    if grad_weight is None:  # there is no token
+    if grad_weight is None:  # the batch has no tokens
         grad_weight = torch.zeros_like(weight, dtype=exact)
     grad_weight.index_add_(0, labels, h_all.to(exact), alpha=smoothing - 1)
     grad_weight -= smoothing / vocab * h_all.sum(0, dtype=exact)
@@ -102,7 +102,7 @@ def _chunked(
 
 
 def _softmax_(z: Tensor, e: Tensor, log_sum: Tensor) -> None:
-    """Replace logits ``z`` by their softmax and fill in ``log_sum``, working in the wider type of the buffer ``e``."""
+    """Replace logits ``z`` by their softmax and write their logsumexp to ``log_sum``; computed in the wider dtype of the buffer ``e``."""
     largest = e.copy_(z).amax(-1, keepdim=True)
     total = e.sub_(largest).exp_().sum(-1, keepdim=True)
     log_sum.copy_((total.log() + largest)[:, 0])
@@ -110,9 +110,10 @@ def _softmax_(z: Tensor, e: Tensor, log_sum: Tensor) -> None:
 
 
 def _draw_together_(z: Tensor, e: Tensor, r_drop: float) -> Tensor:
-    """Return the divergence of softmaxes ``e``, each two rows a token's, and add ``r_drop`` times its gradient by the logits to ``z``.
+    """Return the R-Drop divergence of the softmaxes ``e`` and add ``r_drop`` times its gradient with respect to the logits to ``z``.
 
-    With r = log p - log q, d KL(p || q) / d logits of p = p (r - KL(p || q)) and d KL(q || p) / d logits of p = p - q.
+    Rows 2i and 2i + 1 are the two forward passes p and q of token i (Liang et al. 2021). With r = log p - log q,
+    d KL(p || q) / d logits of p = p (r - KL(p || q)) and d KL(q || p) / d logits of p = p - q.
     """
     p, q = e.unflatten(0, (-1, 2)).unbind(1)
     r = (p.clamp_min(TINY) / q.clamp_min(TINY)).log_()
@@ -123,6 +124,6 @@ def _draw_together_(z: Tensor, e: Tensor, r_drop: float) -> Tensor:
 
 
 def linear_cross_entropy(hidden: Tensor, weight: Tensor, labels: Tensor, smoothing: float, r_drop: float = 0.0) -> tuple[Tensor, Tensor]:
-    """Compute loss and negative log-likelihood; the logits of a chunk live only while their loss and their gradient are computed."""
+    """Return the loss and the negative log-likelihood, summed over tokens; each chunk's logits exist only while it is computed."""
     found: tuple[Tensor, Tensor] = _LinearCrossEntropy.apply(hidden, weight, labels, smoothing, r_drop)  # type: ignore[no-untyped-call]
     return found

@@ -1,4 +1,4 @@
-"""The project's own C++, loaded: ``native_build`` makes it on the machine that runs it."""
+"""Load the native library (C++), which ``native_build`` compiles on the machine that runs it."""
 
 import ctypes
 import os
@@ -10,7 +10,7 @@ from transom.kernels import native_structs
 from transom.kernels.native_build import BuildError, find_compiler, load
 
 SWITCH = "TRANSOM_NATIVE"
-"""Environment variable; 0 keeps to PyTorch's operations."""
+"""Environment variable; 0 disables the native library in favor of PyTorch's operations."""
 
 _NEEDED = {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni"}
 _INT, _POINTER = ctypes.c_int, ctypes.c_void_p
@@ -23,15 +23,15 @@ _FUNCTIONS: dict[str, tuple[list[type], type | None]] = {
     "transom_close": ([_POINTER], None),
     "transom_step": ([_POINTER] * 3, _INT),
 }
-"""Arguments and result of each function of ``step.cpp``."""
+"""Argument types and result type of each function of ``step.cpp``."""
 
 
 class Native(NamedTuple):
-    """What became of the library.
+    """Result of loading the native library.
 
     Attributes:
-        library: loaded, or None.
-        reason: for people, why there is none or where it lies.
+        library: the loaded library, or None.
+        reason: path of the library, or the reason why it is missing.
     """
 
     library: ctypes.CDLL | None
@@ -40,32 +40,35 @@ class Native(NamedTuple):
 
 @cache
 def native() -> Native:
-    """Load the library, compiling it first where this machine has not done so yet (about three seconds)."""
+    """Load the library; the first call on a machine compiles it (about three seconds)."""
     if os.environ.get(SWITCH, "1") == "0":
         return Native(None, f"{SWITCH}=0")
     if missing := sorted(_NEEDED - processor_flags()):
-        return Native(None, f"this processor has no {missing[0]}")
+        return Native(None, f"this CPU has no {missing[0]}")
     try:
         library, where = compiled()
     except (BuildError, OSError, AttributeError) as error:  # AttributeError: a library without our functions
         return Native(None, str(error))
     if not library.transom_works():
-        return Native(None, "the system does not let programs use this processor's matrix unit")
+        return Native(None, "the operating system does not permit use of this CPU's matrix unit")
     return Native(library, where)
 
 
 def compiled(*flags: str) -> tuple[ctypes.CDLL, str]:
-    """Load the library as compiled with ``flags`` after the usual ones, its functions declared.
+    """Build and load the library with additional compiler ``flags``, and declare its functions.
+
+    Returns:
+        The library and a description of its location.
 
     Raises:
-        BuildError: it cannot be built.
+        BuildError: the library cannot be built.
     """
     library, where = load(find_compiler(), sorted(processor_flags()), flags)
     return declared(library), where
 
 
 def declared(library: ctypes.CDLL) -> ctypes.CDLL:
-    """Tell ctypes what the functions of a library take and return; give it, as ``structs``, the structures that they read."""
+    """Declare argument and result types of a library's functions for ctypes; attach the structures that they read as ``structs``."""
     for name, (arguments, result) in _FUNCTIONS.items():
         function = getattr(library, name)
         function.argtypes, function.restype = arguments, result

@@ -1,8 +1,8 @@
-"""Build the project's C++ on the machine that runs it, and keep the library in the user's cache folder.
+"""Build the native library (C++) on the machine that runs it, and cache it in the user's cache folder.
 
-A library runs as the user, so nothing is loaded but what this user wrote into a folder that nobody else can write: owner and mode are
-checked on the open folder and on the open file, and the library is loaded through that same descriptor. Without such a folder the library
-is built for one process and removed.
+A library runs with the user's permissions, so only files written by this user to a folder that no other user can write are loaded. Owner
+and mode are checked on the open folder and the open file, and the library is loaded through that file descriptor. Without such a folder
+the library is built for one process and removed.
 """
 
 import ctypes
@@ -28,13 +28,13 @@ CHECK = Path(__file__).parent / "native_check.py"
 FLAGS = ["-O3", "-march=native", "-std=c++17", "-shared", "-fPIC", "-pthread"]
 
 TIMEOUT = 60.0
-"""Seconds that a compiler may take before it is killed with all that it started."""
+"""Seconds after which a compiler and its child processes are killed."""
 
 STALE = 3600.0
-"""Seconds after which what an interrupted build left is removed."""
+"""Age in seconds at which files of an interrupted build are removed."""
 
 REMEMBERED = 3600.0
-"""Seconds for which a failed build is not tried again; a full disk or a busy machine does not last."""
+"""Seconds for which a failed build is not retried; causes such as a full disk or a busy machine are temporary."""
 
 _SEAL = hashlib.sha256().digest_size
 _BUILD, _FAILED = ".build-", ".failed"
@@ -42,15 +42,15 @@ _log = logging.getLogger(__name__)
 
 
 class BuildError(Exception):
-    """The library could not be built, or not be used once built; the message is one line for people."""
+    """Raised when the library cannot be built, or cannot be used after building; the message is one line."""
 
 
 class Compiler(NamedTuple):
     """A C++ compiler.
 
     Attributes:
-        command: its words: the program's path, and what CXX says after it.
-        version: what it says of itself.
+        command: path of the program and the options given in CXX.
+        version: output of ``--version``.
     """
 
     command: tuple[str, ...]
@@ -58,39 +58,39 @@ class Compiler(NamedTuple):
 
 
 def find_compiler() -> Compiler:
-    """Find the compiler that CXX names, which may be several words, or the system's.
+    """Find the compiler named in the environment variable CXX, which may include options, or the system's compiler.
 
     Raises:
-        BuildError: there is none, or it does not answer.
+        BuildError: no compiler is found, or it does not run.
     """
     wanted = os.environ.get("CXX", "").strip() or "c++"
     try:
-        words = [wanted] if shutil.which(wanted) else shlex.split(wanted)  # a path may have spaces
+        words = [wanted] if shutil.which(wanted) else shlex.split(wanted)  # a path may contain spaces
     except ValueError as error:
         raise BuildError(f"CXX: expected a compiler and its options, found {wanted!r} ({error}); correct or unset it") from error
     for program, *rest in (words, ["g++"], ["clang++"]):
         if (path := shutil.which(program)) is not None:
             return Compiler((path, *rest), _run([path, *rest, "--version"], check=False))
-    raise BuildError("no C++ compiler was found; install g++ or clang++, or name one in CXX")
+    raise BuildError("expected a C++ compiler, found none; install g++ or clang++, or set CXX")
 
 
 class Cache:
-    """An open folder of this user's, in which libraries are kept by the hash of all that they are built from."""
+    """An open folder of this user in which libraries are cached by the hash of their sources, compiler and flags."""
 
     def __init__(self, folder: Path, descriptor: int) -> None:
-        """Use ``open_cache``."""
+        """Create a handle; use ``open_cache`` instead."""
         self.folder = folder
         self.descriptor = descriptor
 
     def read(self, name: str, seconds: float) -> bytes | None:
-        """Read a file that was written in the last ``seconds``, and as ``open`` asks; None if there is none such."""
+        """Read a private file written in the last ``seconds``; None if it does not exist."""
         if (opened := self.open(name)) is None:
             return None
         with os.fdopen(opened, "rb") as file:
             return file.read() if time.time() - os.fstat(opened).st_mtime < seconds else None
 
     def open(self, name: str) -> int | None:
-        """Open a file that this user owns and nobody else can write; None if there is none such."""
+        """Open a regular file that this user owns and no other user can write; None if it does not exist."""
         try:
             descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=self.descriptor)
         except OSError:
@@ -102,7 +102,7 @@ class Cache:
         return None
 
     def write(self, name: str, content: bytes) -> None:
-        """Put a file in place at once, readable by this user only."""
+        """Write a file atomically, readable by this user only."""
         partial = f"{_BUILD}{secrets.token_hex(4)}"
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
@@ -116,13 +116,13 @@ class Cache:
             raise
 
     def remove(self, name: str) -> None:
-        """Remove a file, if it is there."""
+        """Remove a file if it exists."""
         with suppress(FileNotFoundError):
             os.unlink(name, dir_fd=self.descriptor)
 
     def remove_stale(self) -> None:
-        """Remove what interrupted builds left."""
-        for name in os.listdir(self.descriptor):  # noqa: PTH208 - of the open folder, whatever its path leads to by now
+        """Remove files of interrupted builds."""
+        for name in os.listdir(self.descriptor):  # noqa: PTH208 - the open folder, even if its path now names another one
             if name.startswith(_BUILD):
                 status = os.stat(name, dir_fd=self.descriptor, follow_symlinks=False)
                 if stat.S_ISREG(status.st_mode) and time.time() - status.st_mtime > STALE:
@@ -130,14 +130,14 @@ class Cache:
 
 
 def is_private(status: os.stat_result) -> bool:
-    """Tell whether a file or folder is this user's and nobody else can write it."""
+    """Return whether a file or folder is owned by this user and writable by no other user."""
     return status.st_uid == os.geteuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
 
 def cache_folder() -> Path | None:
-    """Return the user's cache folder; None where neither XDG_CACHE_HOME nor HOME is an absolute path below the root."""
+    """Return the user's cache folder; None if neither XDG_CACHE_HOME nor HOME is an absolute path below the root."""
     home = os.environ.get("HOME")
-    if home is None:  # the user database; "~" where that has none either
+    if home is None:  # from the user database; "~" if it has no entry
         home = os.path.expanduser("~")  # noqa: PTH111 - Path.home() raises
     for base, below in ((os.environ.get("XDG_CACHE_HOME", ""), ""), (home, ".cache")):
         path = Path(os.path.normpath(base)) if base else Path()
@@ -148,7 +148,7 @@ def cache_folder() -> Path | None:
 
 @contextmanager
 def open_cache() -> Iterator[Cache | None]:
-    """Open the cache, making its folder if there is none; None where it is not safe to load from, or cannot be written."""
+    """Open the cache and create its folder if missing; None if the folder is not private or cannot be opened."""
     if (folder := cache_folder()) is None:
         yield None
         return
@@ -165,15 +165,18 @@ def open_cache() -> Iterator[Cache | None]:
 
 
 def load(compiler: Compiler, processor: Sequence[str], flags: Sequence[str] = ()) -> tuple[ctypes.CDLL, str]:
-    """Load the library, building it first where this machine has not done so yet; return it, and where it lies for people.
+    """Load the library from the cache, or build it.
 
     Args:
-        compiler: that builds it.
-        processor: what the processor can do; another one needs another library.
-        flags: after those of every build.
+        compiler: compiler for the build.
+        processor: CPU flags; each set of flags has its own library.
+        flags: additional compiler flags.
+
+    Returns:
+        The library and a description of its location.
 
     Raises:
-        BuildError: it cannot be built or used; a failed build is told once and remembered, so that the next process does not try again.
+        BuildError: the library cannot be built or used. A failure is logged once and recorded, so that the next process does not retry.
     """
     facts = [*compiler.command, *FLAGS, *flags, *processor]
     sources = [path.read_bytes() for path in sorted(SOURCE.parent.iterdir())]
@@ -181,15 +184,15 @@ def load(compiler: Compiler, processor: Sequence[str], flags: Sequence[str] = ()
     with open_cache() as cache:
         if cache is None:
             with _private_copy(_build(compiler, flags)) as path:
-                return ctypes.CDLL(path), "built for this process only: there is no cache folder that is safe to load from"
+                return ctypes.CDLL(path), "built for this process only: the cache folder is missing or not private"
         if (library := _load_kept(cache, f"{name}.so")) is None:
             if (told := cache.read(name + _FAILED, REMEMBERED)) is not None:
-                raise BuildError(f"{told.decode(errors='replace')} (remembered; remove {cache.folder / (name + _FAILED)} to try again)")
+                raise BuildError(f"{told.decode(errors='replace')} (recorded failure; remove {cache.folder / (name + _FAILED)} to retry)")
             try:
                 content = _build(compiler, flags)
             except BuildError as error:
-                _log.warning("the fast decoder cannot be built, PyTorch's operations take its place: %s", error)
-                with suppress(OSError):  # a full disk: the next process tries again
+                _log.warning("the native decoder cannot be built, using PyTorch's operations instead: %s", error)
+                with suppress(OSError):  # for example a full disk: the next process retries
                     cache.write(name + _FAILED, str(error).encode())
                 raise
             cache.remove_stale()
@@ -201,9 +204,9 @@ def load(compiler: Compiler, processor: Sequence[str], flags: Sequence[str] = ()
 
 
 def _load_kept(cache: Cache, name: str) -> ctypes.CDLL | None:
-    """Load a kept library through the descriptor that was checked; None if there is none, or it is not as it was written.
+    """Load a cached library through the checked file descriptor; None if it is missing or damaged.
 
-    The descriptor stays open as long as the process: the system's loader knows a library by its path, and this number is its path.
+    The descriptor stays open until the process ends: the system's loader identifies a library by its path, which contains the descriptor.
     """
     descriptor = cache.open(name)
     if descriptor is None:
@@ -217,27 +220,27 @@ def _load_kept(cache: Cache, name: str) -> ctypes.CDLL | None:
 
 
 def _build(compiler: Compiler, flags: Sequence[str]) -> bytes:
-    """Compile the library and try it in a process of its own; return its bytes."""
-    _log.info("compiling the fast decoder for this processor, once (a few seconds; TRANSOM_NATIVE=0 does without)")
+    """Compile the library, check it in a separate process and return its bytes."""
+    _log.info("compiling the native decoder for this CPU, once (a few seconds; TRANSOM_NATIVE=0 disables it)")
     with tempfile.TemporaryDirectory(prefix="transom-build-") as scratch:
         made = Path(scratch) / "step.so"
         _run([*compiler.command, *FLAGS, *flags, str(SOURCE), "-o", str(made)])
         try:
             content = made.read_bytes()
         except OSError as error:
-            raise BuildError(f"{compiler.command[0]} made no library: {error.strerror}") from error
+            raise BuildError(f"{compiler.command[0]} produced no library: {error.strerror}") from error
         _run([sys.executable, "-I", str(CHECK), str(made)], "the compiled library failed its check")
         return content
 
 
 def _run(command: Sequence[str], what: str = "", check: bool = True) -> bytes:
-    """Run a program with a time limit that ends all that it started; return what it printed.
+    """Run a program with a timeout, kill its child processes afterwards, and return its output.
 
     Raises:
-        BuildError: it cannot run, takes too long, or fails and ``check`` is set.
+        BuildError: the program cannot run, times out, or fails and ``check`` is set.
     """
-    what = what or f"{command[0]} could not make it"
-    with tempfile.TemporaryFile() as told:  # not a pipe, which what it started may hold open
+    what = what or f"{command[0]} failed"
+    with tempfile.TemporaryFile() as told:  # not a pipe, which a child process could keep open
         try:
             process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=told, stderr=subprocess.STDOUT, start_new_session=True)
         except OSError as error:
@@ -257,7 +260,7 @@ def _run(command: Sequence[str], what: str = "", check: bool = True) -> bytes:
 
 
 def _end_group(process: "subprocess.Popen[bytes]") -> None:
-    """Kill a process and whatever it started that is still there."""
+    """Kill a process and its remaining child processes."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
@@ -265,7 +268,7 @@ def _end_group(process: "subprocess.Popen[bytes]") -> None:
 
 @contextmanager
 def _private_copy(content: bytes) -> Iterator[str]:
-    """Put a library into a folder of this process's own, until it is loaded."""
+    """Write a library to a temporary folder for the block."""
     with tempfile.TemporaryDirectory(prefix="transom-build-") as scratch:
         path = Path(scratch) / "step.so"
         path.write_bytes(content)

@@ -1,6 +1,6 @@
-"""Load a freshly compiled library and multiply with it, in a process of its own: ``python native_check.py LIBRARY``.
+"""Check a newly compiled library in a separate process: ``python native_check.py LIBRARY``.
 
-It imports nothing of the project, so that it starts at once; a library that crashes takes this process along, and is not kept.
+This script does not import transom, so that it starts fast. A library that crashes this process is not cached.
 """
 
 import ctypes
@@ -10,7 +10,7 @@ INNER, OUTER, ROWS = 64, 16, 3
 
 
 class Linear(ctypes.Structure):
-    """The ``Linear`` of ``products.h``."""
+    """Mirrors ``Linear`` in ``products.h``."""
 
     _fields_ = [
         *((name, ctypes.c_void_p) for name in ("weight", "scale", "bias")),
@@ -19,12 +19,12 @@ class Linear(ctypes.Structure):
 
 
 def main(path: str) -> int:
-    """Return 0 if every kind of product gives what it should; every number here is exact in bfloat16 and in 8 bits."""
+    """Return 0 if the products of every kind are correct; all numbers here are exact in bfloat16 and int8."""
     library = ctypes.CDLL(path)
     library.transom_packed_bytes.restype = ctypes.c_int64
     library.transom_open.restype = ctypes.c_void_p
     if not library.transom_works():
-        return 0  # the system does not let programs use the matrix unit; ``native`` says so
+        return 0  # the operating system does not permit use of the matrix unit; reported when loading
     weight = (ctypes.c_float * (INNER * OUTER))(*(1.0 if (i * 7 + o) % 3 else -1.0 for o in range(OUTER) for i in range(INNER)))
     x = (ctypes.c_float * (INNER * ROWS))(*(1.0 if (i + row) % 2 else -1.0 for row in range(ROWS) for i in range(INNER)))
     expected = [sum(x[r * INNER + i] * weight[o * INNER + i] for i in range(INNER)) for r in range(ROWS) for o in range(OUTER)]
@@ -36,7 +36,7 @@ def main(path: str) -> int:
         if library.transom_product(kind, ctypes.byref(linear), x, ROWS, y):
             return 3
         if any(abs(found - wanted) > 1e-3 for found, wanted in zip(y, expected, strict=True)):
-            sys.exit(f"error: kind {kind} multiplies wrongly")
+            sys.exit(f"error: wrong product of kind {kind}")
     workspace = library.transom_open(2)
     if not workspace:
         return 5

@@ -1,10 +1,10 @@
-"""What crosses to ``step.cpp``: the structures that its functions read, field for field, and the errors that they report."""
+"""ctypes mirrors of the structures in ``step.cpp`` and ``products.h``, field by field, and conversion of status codes to exceptions."""
 
 import ctypes
 
 
 class Linear(ctypes.Structure):
-    """A linear map in tiles, ``Linear`` of ``products.h``."""
+    """A linear map with tiled weights; mirrors ``Linear`` in ``products.h``."""
 
     _fields_ = [
         *((name, ctypes.c_void_p) for name in ("weight", "scale", "bias")),
@@ -13,7 +13,7 @@ class Linear(ctypes.Structure):
 
 
 class Norm(ctypes.Structure):
-    """A norm; none where ``gain`` is null."""
+    """A normalization; no normalization if ``gain`` is null."""
 
     _fields_ = [("gain", ctypes.c_void_p), ("shift", ctypes.c_void_p), ("eps", ctypes.c_float), ("centred", ctypes.c_int32)]
 
@@ -23,13 +23,13 @@ _LINEARS = ("qkv", "o", "q", "cross_o", "gate", "up", "down")
 
 
 class Block(ctypes.Structure):
-    """A block of the stack."""
+    """A decoder block."""
 
     _fields_ = [(name, Norm) for name in _NORMS] + [(name, Linear) for name in _LINEARS]
 
 
 class Decoder(ctypes.Structure):
-    """A stack of blocks and the output map."""
+    """A decoder stack and the output projection."""
 
     _fields_ = [
         *((name, ctypes.c_int32) for name in ("kind", "n_blocks", "d_model", "n_heads", "n_kv_heads", "d_head", "d_value", "pairs")),
@@ -41,7 +41,7 @@ class Decoder(ctypes.Structure):
 
 
 class State(ctypes.Structure):
-    """Where a search stands."""
+    """State of a search between steps."""
 
     _fields_ = [
         *((name, ctypes.c_int32) for name in ("rows", "length", "capacity", "max_length", "longest")),
@@ -52,7 +52,7 @@ class State(ctypes.Structure):
 
 
 def check(status: int) -> None:
-    """Raise what a function of ``step.cpp`` reported: MemoryError, IndexError or RuntimeError; 0 is success."""
+    """Raise the exception for a nonzero status of ``step.cpp``: MemoryError, IndexError or RuntimeError."""
     if status:
         kind = {1: MemoryError, 2: IndexError}.get(status, RuntimeError)
-        raise kind(f"the compiled step failed: {({1: 'no memory', 2: 'out of bounds'}).get(status, 'unknown error')} (status {status})")
+        raise kind(f"the native step failed: {({1: 'no memory', 2: 'out of bounds'}).get(status, 'unknown error')} (status {status})")

@@ -1,4 +1,4 @@
-"""Layer and RMS normalization with their gradients written out, for CPUs."""
+"""Layer and RMS normalization with hand-written gradients, for CPUs."""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,10 +12,10 @@ from transom.layers.dispatch import REFERENCES
 
 
 class _ShortLayerNorm(torch.autograd.Function):
-    """Layer normalization of bfloat16 with PyTorch's kernels, but for the gradients of gamma and beta.
+    """Layer normalization in bfloat16 with PyTorch's kernels, except for the gradients of gamma and beta.
 
-    On a CPU these are added up in bfloat16 there, which puts them off by 8 % over 4,096 tokens. With n = (x - mean) / sigma and G the
-    gradient: dbeta = sum(G), dgamma = sum(G * n) = sum(G * x / sigma) - sum(G * mean / sigma), as products that add up in float32.
+    PyTorch accumulates these in bfloat16 on a CPU, an error of 8 % over 4,096 tokens. With n = (x - mean) / sigma and G the gradient:
+    dbeta = sum(G), dgamma = sum(G * n) = sum(G * x / sigma) - sum(G * mean / sigma), computed as products that accumulate in float32.
     """
 
     @staticmethod
@@ -38,7 +38,7 @@ class _ShortLayerNorm(torch.autograd.Function):
 
 
 def _gradient_of_input(grad: Tensor, x: Tensor, mean: Tensor, r: Tensor, weight: Tensor) -> Tensor:
-    """Return (u - mean(u) - n mean(u n)) r for u = weight * grad, n = (x - mean) r: the kernel of layer normalization."""
+    """Return the input gradient of layer normalization, (u - mean(u) - n mean(u n)) r with u = weight * grad and n = (x - mean) r."""
     kernel = getattr(torch.ops.aten, "native_layer_norm_backward", None)  # undocumented
     if kernel is None:
         u, n = grad.to(r.dtype) * weight, (x.to(r.dtype) - mean) * r
@@ -48,7 +48,7 @@ def _gradient_of_input(grad: Tensor, x: Tensor, mean: Tensor, r: Tensor, weight:
 
 
 def _normalize(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the normalized vectors, and the mean and 1 / sigma of each."""
+    """Return the normalized vectors, and the mean and 1 / sigma of each vector."""
     kernel = getattr(torch, "native_layer_norm", None)  # undocumented
     if kernel is None:
         variance, mean = torch.var_mean(x.to(torch.promote_types(x.dtype, torch.float32)), -1, correction=0, keepdim=True)
@@ -58,15 +58,15 @@ def _normalize(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> tu
 
 
 def _weighted_sum(r: Tensor, rows: Tensor) -> Tensor:
-    """Add up rows, each times its number."""
+    """Return sum_i r_i rows_i."""
     return (r.to(rows.dtype).reshape(1, -1) @ rows.reshape(-1, rows.shape[-1]))[0]
 
 
 class _RootMeanSquare(torch.autograd.Function):
-    """RMS normalization with its gradient written out; on a CPU PyTorch composes both of a dozen passes over memory.
+    """RMS normalization with a hand-written gradient; PyTorch's CPU implementation takes a dozen passes over memory for each direction.
 
     With n = x / r, r = sqrt(mean(x^2) + eps), u = gamma * G and G the gradient of gamma * n: dgamma = sum(G * n),
-    dx = (u - n mean(u n)) / r. The kernel of layer normalization's gradient, told that the mean is 0, gives that less mean(u) / r.
+    dx = (u - n mean(u n)) / r. The gradient kernel of layer normalization with mean 0 returns dx - mean(u) / r.
     """
 
     @staticmethod
@@ -89,22 +89,22 @@ class _RootMeanSquare(torch.autograd.Function):
 
 
 def in_short_type(x: Tensor, *_: object) -> bool:
-    """Return whether ``short_layer_norm`` serves: vectors of 16 bits on a CPU, in training."""
+    """Return whether ``short_layer_norm`` applies: 16-bit dtypes on a CPU, in training."""
     return x.dtype.itemsize < torch.float32.itemsize and x.device.type == "cpu" and torch.is_grad_enabled()
 
 
 short_layer_norm: Callable[..., Tensor] = _ShortLayerNorm.apply
-"""Normalize vectors of 16 bits on a CPU."""
+"""Apply layer normalization to 16-bit vectors on a CPU."""
 
 written_out_rms_norm: Callable[..., Tensor] = _RootMeanSquare.apply
-"""Normalize by the root mean square on a CPU."""
+"""Apply RMS normalization on a CPU."""
 
 
 def fused_layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
-    """Normalize by PyTorch's own kernel."""
+    """Apply layer normalization with PyTorch's kernel."""
     return F.layer_norm(x, x.shape[-1:], weight, bias, eps)
 
 
 def fused_rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Normalize by PyTorch's own kernel."""
+    """Apply RMS normalization with PyTorch's kernel."""
     return F.rms_norm(x, x.shape[-1:], weight.to(x.dtype), eps)

@@ -1,4 +1,4 @@
-"""Linear maps whose weights are laid out once as the processor's matrix units want them."""
+"""Linear maps with weights packed once by oneDNN for the CPU's matrix units."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -19,17 +19,17 @@ FUSED: dict[Activation | None, tuple[str, str]] = {
     gelu_tanh: ("gelu", "tanh"),
     F.silu: ("swish", ""),
 }
-"""Activations that a product applies itself, by the name and the algorithm that oneDNN has for them."""
+"""Activations that oneDNN fuses with the product: its name and algorithm for each."""
 
 
 class Kernels(NamedTuple):
-    """PyTorch's products by oneDNN, none of them documented.
+    """PyTorch's undocumented oneDNN operations.
 
     Attributes:
-        supported: tells whether the processor has them in bfloat16.
-        pack: lays weights out.
-        apply: makes a product, with a bias and an activation.
-        apply_and_add: makes a product, with a bias, and adds to it.
+        supported: returns whether the CPU supports bfloat16 products.
+        pack: packs the weights.
+        apply: computes a product with bias and activation.
+        apply_and_add: computes a product with bias and adds a tensor.
     """
 
     supported: Callable[[], bool]
@@ -39,7 +39,7 @@ class Kernels(NamedTuple):
 
 
 def kernels() -> Kernels | None:
-    """Return PyTorch's products by oneDNN; None where this PyTorch lacks one of them."""
+    """Return PyTorch's oneDNN operations; None if this PyTorch lacks one of them."""
     supported = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", None)
     pack = getattr(torch.ops.mkldnn, "_reorder_linear_weight", None)
     product = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
@@ -48,7 +48,7 @@ def kernels() -> Kernels | None:
 
 
 class Packed:
-    """The map with its weights packed for oneDNN: no call lays them out again, and bias, activation and sum need no pass of their own."""
+    """A linear map with weights packed for oneDNN once, which fuses bias, activation and residual sum with the product."""
 
     def __init__(
         self,
@@ -57,27 +57,27 @@ class Packed:
         after: Activation | None,
         rows: int,
     ) -> None:
-        """Pack the weights for products with about as many rows; others work as well, but a map may take twice the time."""
+        """Pack the weights for inputs of about ``rows`` rows; other numbers of rows work but may take twice the time."""
         found = kernels()
-        assert found is not None, "pays() asked for them"
+        assert found is not None, "checked by pays()"
         self.weight = found.pack(weight.contiguous(), rows)
         self.bias = bias
         self.after, self.algorithm = FUSED[after]
         self.apply, self.apply_and_add = found.apply, found.apply_and_add
 
     def __call__(self, x: Float[Tensor, "*axes inner"], plus: Float[Tensor, "*axes outer"] | None = None) -> Float[Tensor, "*axes outer"]:
-        """Apply it."""
+        """Return f(x W^T + b), or x W^T + b + ``plus``."""
         if plus is None:
             return self.apply(x, self.weight, self.bias, self.after, [], self.algorithm)
         return self.apply_and_add(x, plus, self.weight, self.bias, "add")
 
 
 def supported() -> bool:
-    """Return whether this PyTorch and this processor have the product."""
+    """Return whether this PyTorch and this CPU support the operations."""
     found = kernels()
     return found is not None and found.supported()
 
 
 def pays(weight: Tensor, bias: Tensor | None, after: Activation | None, rows: int) -> bool:
-    """Return whether this PyTorch and this processor have the product: of bfloat16 on a CPU, with an activation that it knows."""
+    """Return whether ``Packed`` applies: bfloat16 weights on a supported CPU, with an activation in ``FUSED``."""
     return weight.dtype == torch.bfloat16 and weight.device.type == "cpu" and after in FUSED and supported()

@@ -1,4 +1,4 @@
-"""The rectifier, dropped residual sums and rotary positions with their gradients written out, each in few passes over memory."""
+"""ReLU, dropout with residual sum, and rotary position encoding with hand-written gradients, each in few passes over memory."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,7 +10,7 @@ from transom.kernels.second_order import wants_graph
 
 
 class _Relu(torch.autograd.Function):
-    """The rectifier; its gradient is a product with a 0/1 mask."""
+    """max(0, x); the gradient is a product with a 0/1 mask."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -41,7 +41,7 @@ class _DropoutAdd(torch.autograd.Function):
 
 
 class _Rotate(torch.autograd.Function):
-    """The rotation of pairs of columns, and of gradients the rotation back; products are in the angles' type."""
+    """Rotation of pairs of columns; the backward pass rotates gradients by the negative angles. Computed in the dtype of the angles."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -61,7 +61,7 @@ class _Rotate(torch.autograd.Function):
 
 
 def of_one_type(residual: Tensor, x: Tensor, mask: Tensor) -> bool:
-    """Return whether ``dropout_add`` serves."""
+    """Return whether ``dropout_add`` applies."""
     return residual.dtype == x.dtype and x.device.type == "cpu"
 
 
@@ -72,4 +72,4 @@ dropout_add: Callable[[Tensor, Tensor, Tensor], Tensor] = _DropoutAdd.apply
 """Compute residual + x * mask."""
 
 rotate: Callable[[Tensor, Tensor, Tensor], Tensor] = _Rotate.apply
-"""Rotate the pairs (x_k, x_{k + d/2}) of each vector; cosines and sines get no gradient."""
+"""Apply RoPE: rotate the pairs (x_k, x_{k + d/2}) of each vector; cosines and sines get no gradient."""

@@ -1,1 +1,1 @@
-"""Several processes, one run: who they are, how they start, and what they say to each other."""
+"""Data-parallel training on one machine: launcher, collectives and heartbeats."""

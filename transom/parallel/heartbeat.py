@@ -1,8 +1,8 @@
-"""Heartbeats: each worker sends them from a thread of its own, and the first process ends a worker that has stopped sending.
+"""Heartbeats: each worker sends them from a separate thread, and rank 0 kills a worker whose heartbeats stop.
 
-A process that dies closes its connections, which the others notice at once. One that is stopped (SIGSTOP, a frozen container, a debugger)
-keeps them open, and the others would wait for it for ever. A busy worker's thread goes on sending, however long a step takes. This module
-imports no PyTorch, so that a worker begins to send before it imports anything large.
+A process that exits closes its connections, which the other ranks notice at once. A stopped process (SIGSTOP, a frozen container, a
+debugger) keeps them open, and the other ranks would wait forever. The thread of a busy worker keeps sending, however long a step takes.
+This module does not import PyTorch, so that a worker sends heartbeats before its slow imports.
 """
 
 import os
@@ -14,24 +14,24 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 LIMIT = 60.0
-"""Seconds of silence after which a worker counts as stopped."""
+"""Seconds without a heartbeat after which a worker is considered stopped."""
 
 STARTING = 60.0
-"""The same, at the least, until a worker is ready: loading PyTorch's libraries holds the interpreter, and with it the heartbeats."""
+"""Minimum timeout until a worker is ready: loading PyTorch's libraries blocks the interpreter, and with it the heartbeat thread."""
 
 BEATS = 12
-"""Heartbeats in the time after which a worker counts as stopped."""
+"""Heartbeats per timeout interval."""
 
 BEAT, READY = b".", b"ready\n"
-"""What a worker writes on its standard output: a heartbeat, and that it has all it needs and is about to join."""
+"""Messages of a worker on its standard output: a heartbeat, and that it is ready to join the process group."""
 
 
 def start_beating(interval: float) -> None:
-    """Send a heartbeat on standard output every ``interval`` seconds, until the process ends or nobody listens any more."""
+    """Write a heartbeat to standard output every ``interval`` seconds until the process exits or the pipe is closed."""
     over = threading.Event()  # never set: the thread ends with the process
 
     def beat() -> None:
-        with suppress(OSError):  # the first process is gone
+        with suppress(OSError):  # rank 0 has exited
             while os.write(1, BEAT):
                 over.wait(interval)
 
@@ -39,50 +39,50 @@ def start_beating(interval: float) -> None:
 
 
 class Silence:
-    """How long each rank has been silent, in time that this process itself was running.
+    """Seconds since each rank's last heartbeat, counting only time in which this process itself was running.
 
     Attributes:
-        limits: seconds that each rank may be silent.
+        limits: timeout in seconds, by rank.
     """
 
     def __init__(self, limits: dict[int, float], tick: float) -> None:
-        """Begin to count; this process looks every ``tick`` seconds, and of a longer pause of its own counts only two of them."""
+        """Start at 0 s; ``advance`` is called every ``tick`` seconds, and longer gaps count as two ticks."""
         self.limits = limits
         self._tick = tick
         self._seconds = dict.fromkeys(limits, 0.0)
 
     def pass_time(self, seconds: float) -> None:
-        """Count the time since the last look."""
+        """Add the seconds since the last call, at most two ticks."""
         for rank in self._seconds:
             self._seconds[rank] += min(seconds, 2 * self._tick)
 
     def hear(self, rank: int) -> None:
-        """Note a sign of life."""
+        """Reset the time of a rank after a heartbeat."""
         self._seconds[rank] = 0.0
 
     def forget(self, rank: int) -> None:
-        """Expect nothing more of a rank."""
+        """Stop timing a rank."""
         del self._seconds[rank]
 
     def too_long(self) -> list[tuple[int, float]]:
-        """Return the ranks that were silent for longer than their limits, and for how long."""
+        """Return (rank, seconds) of every rank beyond its timeout."""
         return [(rank, seconds) for rank, seconds in self._seconds.items() if seconds > self.limits[rank]]
 
 
 class Watch:
-    """Listens to the workers, in a thread of its own, and ends one that is silent for too long.
+    """Receives the workers' heartbeats in a separate thread and kills a worker that times out.
 
     Attributes:
-        silent: the rank that was ended and the seconds that it had been silent; None while all send.
+        silent: rank of the killed worker and its seconds without a heartbeat; None while all workers send.
     """
 
     def __init__(self, processes: Sequence["subprocess.Popen[bytes]"], limit: float, abandon: Callable[[], None]) -> None:
-        """Listen to processes whose ranks begin at 1.
+        """Monitor worker processes, whose ranks start at 1.
 
         Args:
-            processes: begun with ``start_beating`` and their standard output in a pipe.
-            limit: seconds of silence after which one of them is ended.
-            abandon: makes joining fail in all processes that wait for one that is gone.
+            processes: workers that call ``start_beating``, with standard output in a pipe.
+            limit: seconds without a heartbeat after which a worker is killed.
+            abandon: makes the rendezvous fail in every process that still waits in it.
         """
         self.silent: tuple[int, float] | None = None
         self._processes = dict(enumerate(processes, 1))
@@ -96,14 +96,14 @@ class Watch:
         self._thread.start()
 
     def wait_until_ready(self) -> bool:
-        """Wait until all are ready, or one is gone; tell which."""
+        """Wait until all workers are ready or one has exited; return whether all are ready."""
         with self._changed:
             self._changed.wait_for(lambda: self._gone or len(self._ready) == len(self._processes))
             return not self._gone
 
     @contextmanager
     def joining(self) -> Iterator[None]:
-        """Join the others within: only there would the loss of a process, which has no connection yet, go unnoticed."""
+        """Mark the block in which the process group is joined: without connections yet, the exit of a process would go unnoticed."""
         self._joining = True
         try:
             yield
@@ -111,7 +111,7 @@ class Watch:
             self._joining = False
 
     def close(self) -> None:
-        """Listen no more."""
+        """Stop the monitor thread."""
         os.close(self._end)
         self._thread.join()
         os.close(self._ending)
@@ -134,14 +134,14 @@ class Watch:
                         selector.unregister(key.fd)
                 for rank, seconds in self._silence.too_long():
                     self.silent = self.silent or (rank, seconds)
-                    self._processes[rank].kill()  # ends a stopped process too, and with it its pipe and its connections
+                    self._processes[rank].kill()  # also ends a stopped process and closes its pipe and connections
                 stuck = stuck + now - before if self._gone and self._joining else 0.0
-                if stuck > 2 * self._tick:  # not at once: this process may be about to notice by itself
+                if stuck > 2 * self._tick:  # not at once: this process may be about to notice it
                     self._abandon()
                 before = now
 
     def _hear(self, rank: int, said: bytes) -> bool:
-        """Take in what a worker said; tell whether it may say more."""
+        """Process bytes from a worker; return whether its pipe is still open."""
         with self._changed:
             self._changed.notify_all()
             if not said:

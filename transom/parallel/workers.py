@@ -1,4 +1,4 @@
-"""The other processes of a run on one machine: begun by its first process, and never outliving it."""
+"""Launch the worker processes of a run on one machine; they are started by rank 0 and never outlive it."""
 
 import os
 import shutil
@@ -20,25 +20,25 @@ BEGIN = (
     "import runpy, sys; sys.path.append(sys.argv.pop(1)); from transom.parallel.heartbeat import start_beating;"
     " start_beating(float(sys.argv.pop(1))); runpy.run_module(sys.argv.pop(1), run_name='__main__', alter_sys=True)"
 )
-"""How a worker begins: it finds this very package, behind all else that it could find, whatever folder it is in, and sends heartbeats."""
+"""Program of a worker: append the folder of this package to ``sys.path``, start the heartbeat, run the module."""
 
 LOOPBACK = "lo" if sys.platform == "linux" else "lo0"
-"""The interface that the processes talk over: this machine's own."""
+"""Network interface of the process group: the loopback interface."""
 
 
 @contextmanager
 def working_together(module: str, arguments: Sequence[str], size: int, threads: int, limit: float | None = None) -> Iterator[World]:
-    """Start ``size - 1`` processes of a module and join them; they end with this one, however it ends.
+    """Start ``size - 1`` worker processes and join their process group as rank 0; the workers exit with this process.
 
     Args:
-        module: run as with ``python -m MODULE RANK SIZE MEETING ARGUMENTS``; it calls ``worker``.
-        arguments: the rest of its command line.
-        size: how many processes there are with this one.
-        threads: of each.
-        limit: seconds without a heartbeat after which a process counts as stopped and is ended; left out, ``heartbeat.LIMIT``.
+        module: run as ``python -m MODULE RANK SIZE MEETING ARGUMENTS``; it calls ``worker``.
+        arguments: remaining command-line arguments.
+        size: number of processes, this one included.
+        threads: threads per worker.
+        limit: seconds without a heartbeat after which a worker is killed; ``heartbeat.LIMIT`` by default.
 
     Raises:
-        ProcessLostError: one of them ended before its time, or was stopped; its last words are in the message.
+        ProcessLostError: a worker exited early or stopped; the message contains the last line of its log.
     """
     if size == 1:
         yield ALONE
@@ -62,7 +62,7 @@ def working_together(module: str, arguments: Sequence[str], size: int, threads: 
         stack.callback(watch.close)
         try:
             if not watch.wait_until_ready():
-                raise ProcessLostError(f"expected {size} processes, found that one could not begin")
+                raise ProcessLostError(f"expected {size} processes, found that one did not start")
             with ExitStack() as group:
                 with watch.joining():
                     world = group.enter_context(joined(0, size, meeting))
@@ -73,13 +73,13 @@ def working_together(module: str, arguments: Sequence[str], size: int, threads: 
                 process.wait()
             words = " ".join(line for log in logs for line in _last_line(log))
             found = _stopped(*watch.silent) if watch.silent else error
-            advice = "a run begun with training.processes = 1 needs no others"
+            advice = "with training.processes = 1 a run needs no other process"
             raise ProcessLostError(f"{found}; {advice}" + (f" ({words})" if words else "")) from error
 
 
 @contextmanager
 def worker(rank: int, size: int, meeting: Path) -> Iterator[World]:
-    """Join the run as one of its workers: deaf to signals, which are for the first process, and gone when that is gone."""
+    """Join the process group as a worker that ignores signals (rank 0 handles them) and exits when rank 0 exits."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     threading.Thread(target=_die_with_the_first, daemon=True).start()
@@ -90,21 +90,21 @@ def worker(rank: int, size: int, meeting: Path) -> Iterator[World]:
 
 
 def _spoil(meeting: Path) -> None:
-    """Make every look into the meeting's file fail: who waits in it for a process that is gone would wait for ``world.PATIENCE``."""
+    """Replace the rendezvous folder by a file, so that ranks that wait in the rendezvous fail at once instead of after the timeout."""
     if meeting.parent.is_dir():
         shutil.rmtree(meeting.parent)
-        meeting.parent.touch()  # looking for a file below a file is an error; a file that is not there is waited for
+        meeting.parent.touch()  # opening a path below a file is an error; a missing file would be polled
 
 
 def _stopped(rank: int, seconds: float) -> str:
     return (
-        f"expected heartbeats of all processes of the run, found rank {rank} silent for {seconds:.0f} s: it was stopped, or gets no time on"
-        " this machine; its last checkpoint is kept: go on with --resume"
+        f"expected heartbeats from all processes of the run, found none from rank {rank} for {seconds:.0f} s: it was stopped or gets no"
+        " CPU time; the last checkpoint is kept: continue with --resume"
     )
 
 
 def _die_with_the_first() -> None:
-    sys.stdin.buffer.read()  # nothing is ever written: it returns when the first process has closed it or died
+    sys.stdin.buffer.read()  # nothing is ever written: returns when rank 0 closes the pipe or exits
     os._exit(1)
 
 

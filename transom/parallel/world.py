@@ -1,4 +1,4 @@
-"""The processes that share a run, as each of them sees the others."""
+"""Collective operations over the processes of a run."""
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -12,28 +12,28 @@ from torch import Tensor, distributed
 from transom.errors import TransomError
 
 PATIENCE = timedelta(days=7)
-"""How long one process waits for another: a validation of the first may take any time. A process that is gone is noticed at once,
-and one that is stopped by its heartbeats."""
+"""Timeout of a collective: long, because validation on rank 0 may take any time. An exited process is detected at once, a stopped
+one by missing heartbeats."""
 
 
 class ProcessLostError(TransomError):
-    """Another process of the run is gone."""
+    """Raised when another process of the run has exited."""
 
 
 class World:
-    """What all processes of a run do together. Alone, each of these is what it would be without.
+    """Collective operations over all processes of a run. With one process each of them returns its input.
 
     Attributes:
-        rank: number of this process, from 0.
-        size: how many there are.
+        rank: rank of this process, from 0.
+        size: number of processes.
     """
 
     def __init__(self, rank: int = 0, size: int = 1) -> None:
-        """Use ``joined`` where there are others."""
+        """Create a handle; use ``joined`` for more than one process."""
         self.rank, self.size = rank, size
 
     def from_first(self, number: int = 0) -> int:
-        """Return the first process's number to all."""
+        """Return rank 0's number on every rank."""
         if self.size == 1:
             return number
         told = torch.tensor([number])
@@ -41,7 +41,7 @@ class World:
         return int(told)
 
     def copied(self, tensors: Sequence[Tensor]) -> None:
-        """Put the first process's tensors in place of each process's own."""
+        """Copy rank 0's tensors into the tensors of every rank, in place."""
         if self.size == 1:
             return
         flat = torch.cat([x.detach().reshape(-1) for x in tensors])
@@ -51,7 +51,7 @@ class World:
                 x.copy_(part.view_as(x))
 
     def totals(self, *numbers: float) -> tuple[float, ...]:
-        """Return the sum of each number over all processes, in float64."""
+        """Return the sum of each number over all ranks, in float64."""
         if self.size == 1:
             return numbers
         sums = torch.tensor(numbers, dtype=torch.float64)
@@ -59,7 +59,7 @@ class World:
         return tuple(sums.tolist())
 
     def summed(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Return the sum of each tensor over all processes: the same bits in each of them."""
+        """Return the sum of each tensor over all ranks, bit-identical on every rank."""
         if self.size == 1:
             return list(tensors)
         flat = torch.cat([x.reshape(-1) for x in tensors])
@@ -67,7 +67,7 @@ class World:
         return [part.view_as(x) for part, x in zip(flat.split([x.numel() for x in tensors]), tensors, strict=True)]
 
     def gathered(self, x: Tensor) -> list[Tensor]:
-        """Return each process's tensor of one shape, by rank."""
+        """Return the tensors of all ranks, in rank order; all have one shape."""
         if self.size == 1:
             return [x]
         every = [torch.empty_like(x) for _ in range(self.size)]
@@ -75,7 +75,7 @@ class World:
         return every
 
     def joint(self, numbers: Sequence[int]) -> list[int]:
-        """Return all processes' lists as one, by rank."""
+        """Return the concatenated lists of all ranks, in rank order; lengths may differ."""
         lengths = [int(n) for n in self.gathered(torch.tensor([len(numbers)]))]
         row = torch.zeros(max(lengths), dtype=torch.long)
         row[: len(numbers)] = torch.tensor(numbers, dtype=torch.long)
@@ -84,27 +84,27 @@ class World:
     def _together(self, act: Callable[[], object]) -> None:
         try:
             act()
-        except RuntimeError as error:  # what gloo raises when a connection ends
+        except RuntimeError as error:  # raised by gloo when a connection closes
             raise ProcessLostError(
-                f"expected all {self.size} processes of the run to go on, found one gone; its last checkpoint is kept: go on with --resume"
+                f"expected {self.size} running processes, found that one has exited; the last checkpoint is kept: continue with --resume"
             ) from error
 
 
 ALONE = World()
-"""The world of a run in one process."""
+"""The world of a run with one process."""
 
 
 @contextmanager
 def joined(rank: int, size: int, meeting: Path) -> Iterator[World]:
-    """Join the other processes of this machine; all must come.
+    """Join the process group of a run on this machine; waits until all ranks have joined.
 
     Args:
-        rank: number of this process, from 0.
-        size: how many there are.
-        meeting: a file, the same for all, that none of them made.
+        rank: rank of this process, from 0.
+        size: number of processes.
+        meeting: path of the rendezvous file, the same for all ranks; must not exist yet.
 
     Raises:
-        ProcessLostError: one of them ended meanwhile.
+        ProcessLostError: another process exited while joining.
     """
     hook = sys.excepthook
     try:
@@ -112,17 +112,20 @@ def joined(rank: int, size: int, meeting: Path) -> Iterator[World]:
             distributed.init_process_group("gloo", init_method=meeting.as_uri(), rank=rank, world_size=size, timeout=PATIENCE)
         except RuntimeError as error:
             _reset_groups()
-            raise ProcessLostError(f"expected {size} processes to join, found one gone") from error
+            raise ProcessLostError(f"expected {size} processes to join, found that one has exited") from error
         try:
             yield World(rank, size)
         finally:
             distributed.destroy_process_group()
     finally:
-        sys.excepthook = hook  # PyTorch's, which puts the rank before each line, would stay
+        sys.excepthook = hook  # PyTorch installs one that prefixes each line with the rank
 
 
 def _reset_groups() -> None:
-    """Let PyTorch count its groups from zero again, as only the end of a group does: its next one would wait for others of another name."""
-    store = distributed.HashStore()  # type: ignore[attr-defined]  # documented, and not in the module's list of names
+    """Reset PyTorch's group counter to zero.
+
+    Only destroying a group resets it; otherwise the next group would get another name than on the other ranks and wait forever.
+    """
+    store = distributed.HashStore()  # type: ignore[attr-defined]  # documented, but missing from the module's stubs
     distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
     distributed.destroy_process_group()

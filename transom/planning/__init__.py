@@ -1,1 +1,1 @@
-"""What a run will cost and how it should use the machine: parameters, FLOPs, precision, threads."""
+"""Plan a run: parameters, FLOPs and memory of a model; precision, threads and processes on this machine."""

@@ -1,4 +1,4 @@
-"""What low-rank adaptation adds to a model, from the configuration alone."""
+"""Parameter count of low-rank adapters (LoRA), from the configuration alone."""
 
 import re
 from typing import get_args
@@ -12,7 +12,7 @@ from transom.planning.parameters import totals
 
 
 def adaptable(config: Architecture) -> dict[str, int]:
-    """Sum rows and columns of the maps of all blocks, by the name that ``training.adapter.on`` has for them; only Transformers have any."""
+    """Return the summed d_in + d_out of the blocks' linear maps by their name in ``training.adapter.on``; empty unless a Transformer."""
     found = dict[str, int]()
     for name, size in totals(config, _rows_and_columns).items() if isinstance(config, Transformer) else ():
         path = re.sub(r"\.(experts|shared)\.", ".", name).removesuffix(".weight").split(".")
@@ -22,21 +22,21 @@ def adaptable(config: Architecture) -> dict[str, int]:
 
 
 def count_adapters(config: Architecture, brick: Lora) -> int:
-    """Count the numbers of all A and B: a map of d_in to d_out columns has rank * (d_in + d_out).
+    """Count the parameters of all matrices A and B: rank * (d_in + d_out) per adapted linear map.
 
     Raises:
-        ConfigError: the model has no such maps, or statistics that would move beside them.
+        ConfigError: the model has no such maps, or has running statistics that training would change.
     """
     there = adaptable(config)
     if not there:
-        raise ConfigError(f"training.adapter: expected a Transformer, whose maps can be adapted, found {config.kind}; leave it out")
+        raise ConfigError(f"training.adapter: expected a Transformer, whose linear maps can be adapted, found {config.kind}; remove it")
     if isinstance(config, Transformer) and config.norm.kind == "batchnorm":
         raise ConfigError(
-            "training.adapter: expected a model that stays as it was beside what learns, found model.norm = 'batchnorm', whose running"
-            " statistics go on; leave it out"
+            "training.adapter: expected a base model that stays unchanged, found model.norm = 'batchnorm', whose running statistics would"
+            " change; remove it"
         )
     if missing := [name for name in brick.on if name not in there]:
-        raise ConfigError(f"training.adapter.on: expected maps of this {config.kind}, {', '.join(there)}, found {missing[0]}; remove it")
+        raise ConfigError(f"training.adapter.on: expected maps of this {config.kind} ({', '.join(there)}), found {missing[0]}; remove it")
     return brick.rank * sum(there[name] for name in set(brick.on))
 
 

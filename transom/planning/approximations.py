@@ -1,4 +1,4 @@
-"""How much arithmetic approximations of attention do: 2 operations a multiply-add, matrix products only."""
+"""FLOPs of attention approximations: 2 per multiply-add, matrix products only."""
 
 from transom.config.approximations import Linear, Linformer, Nystrom, Performer
 from transom.config.architecture import Transformer
@@ -6,14 +6,14 @@ from transom.layers.approximations.linear_attention import CHUNK
 
 
 def approximate(c: Transformer, batch: int, n_queries: int, n_keys: int, causal: bool) -> int:
-    """Count the operations between projections and output map, of one layer.
+    """Count the FLOPs of one layer between the input projections and the output projection.
 
     Args:
-        c: a model whose attention is approximated.
-        batch: rows, one text each.
-        n_queries: a row.
-        n_keys: a row.
-        causal: whether tokens see only what came before.
+        c: configuration of a model with approximated attention.
+        batch: sequences.
+        n_queries: queries per sequence.
+        n_keys: keys per sequence.
+        causal: whether tokens attend only to earlier tokens.
     """
     h, g, d, d_value = c.n_heads, c.key_heads, c.width_of_head, c.width_of_value
     match c.attention.approximation:
@@ -36,7 +36,7 @@ def approximate(c: Transformer, batch: int, n_queries: int, n_keys: int, causal:
 
 
 def _in_chunks(h: int, g: int, features: int, width: int, length: int) -> int:
-    """Multiply-adds of a causal pass: pairs within each chunk, and, where there are several, the sums that each adds and reads."""
+    """Count the multiply-adds of a causal pass: the pairs within each chunk and, with several chunks, updating and reading the state."""
     chunk = min(CHUNK, length)
     filled = -(-length // chunk) * chunk
     inside = h * filled * chunk * (features + width)

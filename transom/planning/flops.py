@@ -1,4 +1,4 @@
-"""How much arithmetic a model does: 2 operations a multiply-add, matrix products only."""
+"""FLOPs of a model: 2 per multiply-add, matrix products only."""
 
 from dataclasses import dataclass
 from functools import lru_cache
@@ -14,41 +14,42 @@ from transom.planning.approximations import approximate
 from transom.planning.parameters import feed_forward_weights, weights
 
 OF_FROZEN_MAPS = 2 / 3
-"""Part of a training's operations that is left where maps are frozen: those for their gradients are not made. The few of what is adapted
-and those of scores, whose two sides both have gradients, are not told apart."""
+"""Fraction of the training FLOPs that remain with frozen weights, whose weight gradients are not computed. The few FLOPs of the adapters,
+and of the scores, which need both gradients, are not treated separately."""
 
 
 @dataclass(frozen=True)
 class Flops:
-    """Floating-point operations of one pass forward over a batch, by the part of the model that does them."""
+    """Floating-point operations of one forward pass over a batch, by part of the model."""
 
     parts: dict[str, int]
 
     @property
     def forward(self) -> int:
-        """One pass forward."""
+        """FLOPs of one forward pass."""
         return sum(self.parts.values())
 
     @property
     def training(self) -> int:
-        """One pass forward and back: every product forward has two backward, for its input and for its weights."""
+        """FLOPs of one forward and backward pass: each forward product has two backward products, for its input and its weights."""
         return 3 * self.forward
 
 
 def count_flops(config: Architecture, batch: int, source: int, target: int) -> Flops:
-    """Count the operations of teacher forcing.
+    """Count the FLOPs of a forward pass with teacher forcing.
 
-    A weight matrix costs 2 operations a weight and token. Attention scores and weighted values cost 2 h (d_k + d_v) a pair of query and
-    key that is computed: of the whole square, causal or not, or, where rows are long and patterns sparse, of the visible tiles
-    (``kernels/block_sparse.py``); an approximation has costs of its own (``planning/approximations.py``). Softmax, norms and other work
-    per element are left out.
+    A weight matrix costs 2 FLOPs per weight and token. Attention scores and weighted values cost 2 h (d_k + d_v) per computed pair of
+    query and key: all pairs, causal or not, or the pairs of the visible tiles for long sequences with sparse patterns
+    (``kernels/block_sparse.py``). Approximations are counted in ``planning/approximations.py``. Softmax, norms and other elementwise
+    work are not counted.
 
     Args:
-        config: the model.
-        batch: rows.
-        source: tokens a row on the source side: padded for the machine's work, the mean length for the useful work; 0 where there is none.
-        target: tokens a row on the target side, likewise; of an encoder alone, places a row that logits are taken of: masked tokens, or
-            1 for a class. Of images, ``source`` is ``n_positions``, and 0 where there are none.
+        config: model configuration.
+        batch: sequences.
+        source: source tokens per sequence: the padded length for executed work, the mean length for useful work; 0 without a source.
+            For images ``n_positions``, or 0 for a convolutional network.
+        target: target tokens per sequence, likewise. For an encoder alone, the positions per sequence with logits: masked tokens, or
+            1 for a class.
     """
     c, n_source, n_target, parts = config, batch * source, batch * target, dict[str, int]()
     feed_forward = 2 * feed_forward_weights(c) if isinstance(c, Transformer) else 0
@@ -84,7 +85,7 @@ def count_flops(config: Architecture, batch: int, source: int, target: int) -> F
 
 
 def _self_attention(c: Transformer, n_layers: int, batch: int, length: int, family: Rule) -> int:
-    """All layers of a stack, each with its pattern; masks are written out where only chosen tokens pass some of the layers."""
+    """Count all layers of a stack, each with its pattern; with mixture-of-depths, masks are dense and all pairs are counted."""
     passing = _passing(c, n_layers, length)
     projections = sum(_projections(c, batch * n, batch * n) for n in passing)
     if c.attention.approximation.kind != "none":
@@ -96,36 +97,36 @@ def _self_attention(c: Transformer, n_layers: int, batch: int, length: int, fami
 
 
 def _passing(c: Transformer, n_layers: int, length: int) -> list[int]:
-    """Count the tokens of a sequence that pass each layer of a stack in training."""
+    """Return the tokens per sequence that each layer of a stack processes in training."""
     return [c.depth.n_chosen(length) if c.depth.routed(i) else length for i in range(n_layers)]
 
 
 def _routers(c: Transformer, n_layers: int, n_tokens: int) -> int:
-    """The scores of all tokens in front of each layer that only chosen ones pass."""
+    """Count the router scores of all tokens before each routed layer."""
     return 2 * c.d_model * n_tokens * sum(c.depth.routed(i) for i in range(n_layers))
 
 
 def _across(c: Transformer, batch: int, target: int, source: int) -> int:
-    """What every target token gathers of all of its source, in one layer."""
+    """Count the cross-attention of one layer without projections: every target token attends to all of its source."""
     if c.attention.approximation.kind != "none":
         return approximate(c, batch, target, source, causal=False)
     return _of_pairs(c, batch * target * source)
 
 
 def _projections(c: Transformer, n_queries: int, n_keys: int) -> int:
-    """Projections of all queries and keys, and the output map."""
+    """Count the query, key, value and output projections."""
     output = c.n_heads * c.width_of_value if c.attention.output else 0
     of_keys = c.key_heads * (c.width_of_head + c.width_of_value)
     return 2 * c.d_model * (n_queries * (c.n_heads * c.width_of_head + output) + n_keys * of_keys)
 
 
 def _of_pairs(c: Transformer, pairs: int) -> int:
-    """Scores and weighted values of pairs."""
+    """Count the scores and weighted values of query-key pairs."""
     return 2 * c.n_heads * (c.width_of_head + c.width_of_value) * pairs
 
 
 def _recurrent(c: RecurrentSeq2Seq, batch: int, source: int, target: int) -> dict[str, int]:
-    """Both recurrences, the decoder's start, and what its attention compares and gathers."""
+    """Count both recurrences, the decoder's initial state, and its attention over the source."""
     n_source, n_target = batch * source, batch * target
     asked, answered = weights(c, "decoder.cross.q", "decoder.maxout", "decoder.joined"), weights(c, "decoder.cross.k")
     pairs = n_target * source * (c.attention.width(c.d_model) + c.d_model) if c.attention.kind != "none" else 0
@@ -139,7 +140,7 @@ def _recurrent(c: RecurrentSeq2Seq, batch: int, source: int, target: int) -> dic
 
 @lru_cache(maxsize=256)
 def _pairs(rule: Rule, length: int, image: VisionTransformer | None = None) -> int:
-    """Count the pairs of a query and a key of one sequence, or of one image, that are computed."""
+    """Count the computed query-key pairs of one sequence or image."""
     places = Places.of_text(length) if image is None or not length else image_places(image)
     tiles = visible_tiles(rule, places, places)
     return length**2 if tiles is None else tiles.pairs

@@ -1,4 +1,4 @@
-"""The machine's best measured speed, the yardstick that speeds are reported against."""
+"""Measure the machine's peak matrix-product rate and memory bandwidth, the reference for reported utilization."""
 
 import functools
 import time
@@ -8,22 +8,22 @@ from dataclasses import dataclass
 import torch
 
 SHAPES = ((512, 512, 512), (1024, 1024, 1024), (4096, 512, 2048), (2048, 2048, 2048), (4096, 2048, 4096))
-"""Matrix products whose best rate is the peak: rows, inner width, columns; small first, so that a slow machine stops early."""
+"""Measured matrix products (rows, inner, columns), small ones first so that a slow machine stops early; the best rate is the peak."""
 
 READ_BYTES = 2**28
-"""Bytes that are read to measure the memory: more than fits in caches."""
+"""Bytes read to measure memory bandwidth; larger than the caches."""
 
 BUDGET = 0.5
-"""Seconds for one type's shapes."""
+"""Seconds per dtype for all shapes."""
 
 
 @dataclass(frozen=True)
 class MachinePeak:
-    """The best rates seen.
+    """The best measured rates.
 
     Attributes:
-        flops: type to floating-point operations a second of matrix products.
-        bandwidth: bytes a second read from memory.
+        flops: FLOP/s of matrix products, by dtype.
+        bandwidth: bytes per second read from memory.
     """
 
     flops: dict[torch.dtype, float]
@@ -32,10 +32,10 @@ class MachinePeak:
 
 @functools.cache
 def measure_peak(device: torch.device | None = None) -> MachinePeak:
-    """Measure the best of a fixed list of matrix products, for each type, and the memory, once a process; takes about two seconds.
+    """Measure the peak matrix-product rate per dtype and the memory bandwidth; about two seconds, once per process.
 
     Args:
-        device: what to measure; left out, the CPU.
+        device: device to measure; the CPU by default.
     """
     device = device or torch.device("cpu")
     dtypes = (torch.float32, torch.bfloat16) if device.type == "cpu" else (torch.float32, torch.bfloat16, torch.float16)
@@ -46,13 +46,13 @@ def measure_peak(device: torch.device | None = None) -> MachinePeak:
 
 
 def matmul_rate(shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device, budget: float) -> float:
-    """Measure a matrix product, in FLOP/s, for about ``budget`` seconds.
+    """Return the rate of a matrix product in FLOP/s.
 
     Args:
-        shape: rows, inner width, columns.
-        dtype: of both factors.
-        device: where.
-        budget: seconds.
+        shape: (rows, inner, columns).
+        dtype: dtype of both factors.
+        device: device to measure.
+        budget: seconds to measure, approximately.
     """
     rows, inner, columns = shape
     left, right = torch.ones(rows, inner, dtype=dtype, device=device), torch.ones(inner, columns, dtype=dtype, device=device)
@@ -60,9 +60,9 @@ def matmul_rate(shape: tuple[int, int, int], dtype: torch.dtype, device: torch.d
 
 
 def best_seconds(work: Callable[[], object], device: torch.device, budget: float) -> float:
-    """Return the shortest of repeated times of ``work``, after one run to warm up, in about ``budget`` seconds.
+    """Return the shortest time of repeated calls of ``work`` in seconds, after one warm-up call; takes about ``budget`` seconds.
 
-    Of one thread on a CPU, time that the system gives to other work does not count.
+    With one thread on a CPU, the thread's CPU time is measured, so that other processes do not count.
     """
     alone = device.type == "cpu" and torch.get_num_threads() == 1
     clock = time.thread_time if alone else time.perf_counter

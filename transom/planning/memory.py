@@ -1,4 +1,4 @@
-"""Memory: whether a model fits in it, and how the C library hands it out, in large blocks, thousands of times a step."""
+"""Check that a model fits in memory, and configure how glibc's malloc and oneDNN reuse memory between training steps."""
 
 import ctypes
 import os
@@ -10,34 +10,34 @@ import torch
 from transom.errors import ConfigError
 
 BYTES_PER_PARAMETER = 12
-"""What training holds at the least: weights, gradients and the weights that are validated, in float32."""
+"""Minimum memory of training: weights, gradients and the weights that are validated, in float32."""
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 _LARGEST_ON_HEAP, _NEVER = 1 << 30, (1 << 31) - 1
 _LARGEST_BY_DEFAULT = 4 * 1024 * 1024 * ctypes.sizeof(ctypes.c_long)
-"""Where glibc's own threshold of separate mappings ends, which grows with what a process frees (mallopt(3), M_MMAP_THRESHOLD)."""
+"""Upper limit of glibc's dynamic mmap threshold, which grows with the blocks that a process frees (mallopt(3), M_MMAP_THRESHOLD)."""
 
 _ASKED_FOR = {"MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_"}
 _TUNABLES = ("glibc.malloc.mmap_threshold", "glibc.malloc.trim_threshold")
-"""By which a user sets the same thresholds for a whole process."""
+"""Environment variables and tunables with which a user sets these thresholds for the whole process."""
 
 KERNELS = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "4096"}
-"""Lets oneDNN keep all the kernels that it makes, one a shape of product; it asks the environment once, before its first product.
+"""Capacity of oneDNN's kernel cache, one kernel per product shape; oneDNN reads the variable once, before its first product.
 
-Batches of sentences have a hundred shapes, which make, by estimate, three thousand shapes of products; by itself it keeps 1,024 and makes
-the others again and again, for some 6 % of a training step.
+Batches of sentences have about a hundred shapes, an estimated three thousand product shapes. The default capacity of 1,024 rebuilds the
+others repeatedly, which costs about 6 % of a training step.
 """
 
 
 def refuse_larger_than_memory(n_parameters: int, device: torch.device) -> None:
-    """Refuse to build a model that could not be trained here.
+    """Raise ConfigError if a model cannot be trained in the memory of a device.
 
     Args:
-        n_parameters: of the model.
-        device: where it would be.
+        n_parameters: parameters of the model.
+        device: device of the model.
 
     Raises:
-        ConfigError: its parameters alone are more than all the memory there is.
+        ConfigError: ``BYTES_PER_PARAMETER`` per parameter exceeds the device's total memory.
     """
     if device.type == "cuda":
         there = torch.cuda.get_device_properties(device).total_memory
@@ -45,20 +45,19 @@ def refuse_larger_than_memory(n_parameters: int, device: torch.device) -> None:
         there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if n_parameters * BYTES_PER_PARAMETER > there:
         raise ConfigError(
-            f"model: expected one that fits in {there / 1e9:.1f} GB of memory, found {n_parameters:,} parameters, which take at least"
-            f" {n_parameters * BYTES_PER_PARAMETER / 1e9:,.1f} GB to train; lower the widths, the layers or tokenizer.vocab_size"
+            f"model: expected a model that can be trained in {there / 1e9:.1f} GB of memory, found {n_parameters:,} parameters,"
+            f" which need at least {n_parameters * BYTES_PER_PARAMETER / 1e9:,.1f} GB; lower the widths, the layers or tokenizer.vocab_size"
         )
 
 
 def keep_freed_memory() -> bool:
-    """Let glibc keep what is freed for the next request instead of giving it back to the system.
+    """Raise glibc's malloc thresholds, so that freed memory is reused instead of returned to the system.
 
-    A block that is given back comes again as pages that the kernel must clear on first touch; on small models that costs about a tenth
-    of a training step. What is held so goes back by ``give_back_freed_memory``. Elsewhere than with glibc this does nothing, nor where
-    the environment sets these thresholds.
+    Returned memory comes back as pages that the system clears on first touch, which costs about 10 % of a training step on small models.
+    ``give_back_freed_memory`` returns the memory held this way. Does nothing without glibc, or if the environment sets these thresholds.
 
     Returns:
-        Whether the setting was made.
+        Whether the thresholds were set.
     """
     tunables = os.environ.get("GLIBC_TUNABLES", "")
     if _ASKED_FOR & os.environ.keys() or any(name in tunables for name in _TUNABLES):
@@ -68,11 +67,11 @@ def keep_freed_memory() -> bool:
 
 @contextmanager
 def freed_memory_kept() -> Iterator[None]:
-    """Keep freed memory for a while, then give it back to the system and set the thresholds as a process has them by itself.
+    """Raise glibc's malloc thresholds in the block; afterwards return free memory and set the thresholds to their usual maximum.
 
-    glibc cannot say what its thresholds were. They begin at 128 KiB, and freeing a larger block raises them, to 32 MiB (64 MiB for what
-    is kept) in a process that has freed one tensor of that size, until they are set, which ends their growing. So they are set to where
-    they would have ended: at 128 KiB for good, each larger tensor of the caller's would be cleared by the kernel on first touch.
+    The previous thresholds cannot be read. They start at 128 KiB and grow as larger blocks are freed, up to 32 MiB for mmap and 64 MiB for
+    trimming; setting them stops this growth. They are therefore set to this maximum: at 128 KiB, the pages of every larger tensor of the
+    caller would be cleared on first touch.
     """
     kept = keep_freed_memory()
     try:
@@ -84,7 +83,7 @@ def freed_memory_kept() -> Iterator[None]:
 
 
 def give_back_freed_memory() -> None:
-    """Give what glibc holds unused back to the system: now and then, so that holes between blocks of many sizes do not add up."""
+    """Return unused memory from glibc to the system (``malloc_trim``); called occasionally to limit fragmentation."""
     libc = ctypes.CDLL(None)
     if hasattr(libc, "malloc_trim"):
         libc.malloc_trim(0)

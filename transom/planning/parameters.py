@@ -1,4 +1,4 @@
-"""How many numbers a model learns: those of the same model on the meta device, where tensors have shapes and no memory."""
+"""Parameter counts of a model, taken from the same model on the meta device, where tensors have shapes but no memory."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -20,11 +20,11 @@ from transom.models.build import build_empty
 
 @dataclass(frozen=True)
 class Parameters:
-    """Learned numbers by the part of the model that holds them; what is shared counts once.
+    """Parameters by part of the model; shared parameters are counted once.
 
     Attributes:
-        parts: module path, with all blocks of a stack together, to count: "decoder.cross" is W_Q, W_K, W_V, W_O of every decoder block.
-        idle: how many of them a token does not use: the experts that it is not sent to.
+        parts: count by module path, all blocks of a stack together: "decoder.cross" is W_Q, W_K, W_V, W_O of every decoder block.
+        idle: parameters that one token does not use: the experts to which it is not routed.
     """
 
     parts: dict[str, int]
@@ -32,28 +32,28 @@ class Parameters:
 
     @property
     def total(self) -> int:
-        """All of them."""
+        """All parameters."""
         return sum(self.parts.values())
 
     @property
     def active(self) -> int:
-        """Those that a token uses."""
+        """Parameters that one token uses."""
         return self.total - self.idle
 
     @property
     def embeddings(self) -> int:
-        """Those of the token and position tables, the output map included."""
+        """Parameters of token and position embeddings, the output embedding included."""
         return sum(count for part, count in self.parts.items() if "embedding" in part)
 
 
 def count_parameters(config: Architecture) -> Parameters:
-    """Count the parameters of a model whose vocabulary sizes are known.
+    """Count the parameters of a model with known vocabulary sizes.
 
-    An attention layer has 4 d_model^2 weights where h d_k = h d_v = d_model, a feed-forward layer 2 d_model d_ff; biases and norms
-    come on top.
+    With h d_k = h d_v = d_model an attention layer has 4 d_model^2 weights; a feed-forward layer has 2 d_model d_ff. Biases and norms
+    are added to these.
 
     Raises:
-        ConfigError: a matrix of it has more numbers than PyTorch can count.
+        ConfigError: a matrix has more elements than PyTorch can count.
     """
     parts = dict[str, int]()
     sizes = totals(config, torch.numel)
@@ -63,20 +63,20 @@ def count_parameters(config: Architecture) -> Parameters:
 
 
 def weights(config: Architecture, *names: str) -> int:
-    """Count the weights of the linear maps whose parameters' names, numbers left out, begin with one of these."""
+    """Count the weights of the linear maps whose parameter names, without indices, start with one of ``names``."""
     return sum(size for name, size in totals(config, _weights).items() if name.startswith(names))
 
 
 def feed_forward_weights(config: Transformer) -> int:
-    """Count the weights of a block's feed-forward network that multiply each token."""
+    """Count the weights of one block's feed-forward network that multiply each token (active experts only)."""
     in_all = weights(config, "encoder.blocks.ff.", "decoder.blocks.ff.")
     return (in_all - _idle(config, totals(config, _weights))) // sum(config.stacks)
 
 
 def excess_positions(config: Architecture) -> str | None:
-    """Tell what is wrong with a table of positions that is computed, not learned, where it is larger than the weights justify; or None.
+    """Return an error message if a computed (not learned) position table is too large for the model's size; None if it is not.
 
-    A configuration alone vouches for such a table: a few bytes could ask for gigabytes.
+    The size of such a table comes from the configuration alone: a few bytes could request gigabytes.
     """
     if not isinstance(config, Transformer) or not config.position.COMPUTED:
         return None
@@ -84,17 +84,17 @@ def excess_positions(config: Architecture) -> str | None:
     if table <= most:
         return None
     return (
-        f"model.max_seq_len: expected {config.position.kind} positions of at most {most:,} numbers for a model of so many weights, found"
-        f" {config.n_positions:,} positions and {table:,} numbers; lower max_seq_len, or take position 'alibi' or 'relative'"
+        f"model.max_seq_len: expected a {config.position.kind} position table of at most {most:,} numbers for a model of this size, found"
+        f" {config.n_positions:,} positions and {table:,} numbers; lower max_seq_len, or choose position 'alibi' or 'relative'"
     )
 
 
 @lru_cache(maxsize=64)
 def totals(config: Architecture, measure: Callable[[torch.Tensor], int]) -> Mapping[str, int]:
-    """Sum a measure of all parameters that have a name, numbers left out: ``decoder.blocks.attn.q.weight`` is of every block.
+    """Sum a measure over all parameters with the same name without indices: ``decoder.blocks.attn.q.weight`` covers every block.
 
-    A parameter that is shared counts once, as an embedding rather than an output map. Blocks and experts are all alike: of many, a few are
-    built, and a few more to see what each further one adds.
+    A shared parameter is counted once, as an embedding rather than an output projection. Blocks and experts are identical, so only models
+    with one and two of them are built and the difference is extrapolated.
     """
     if isinstance(config, Transformer) and isinstance(config.depth, MixtureOfDepths) and (every := config.depth.every) > 1:
         routed = totals(config.model_copy(update={"depth": config.depth.model_copy(update={"every": 1})}), measure)
@@ -111,7 +111,7 @@ def totals(config: Architecture, measure: Callable[[torch.Tensor], int]) -> Mapp
     except (RuntimeError, TypeError) as error:
         if "overflow" not in str(error).lower():
             raise
-        raise ConfigError("model: expected matrices of fewer than 2^61 numbers each, found a larger one; lower its widths") from None
+        raise ConfigError("model: expected matrices of fewer than 2^61 elements each, found a larger one; lower the widths") from None
     names, found = dict[nn.Parameter, str](), dict[str, int]()
     for name, parameter in model.named_parameters(remove_duplicate=False):
         if parameter not in names or not name.startswith("unembedding"):
@@ -122,7 +122,7 @@ def totals(config: Architecture, measure: Callable[[torch.Tensor], int]) -> Mapp
 
 
 def _smaller(config: Architecture) -> Iterator[tuple[Architecture, Architecture, int]]:
-    """Give a smaller model, one with a block or an expert more, and how many of them ``config`` has beyond the first."""
+    """Yield (smaller configuration, configuration with one more block or expert, number of further ones in ``config``)."""
     for field in ("n_encoder_layers", "n_decoder_layers", "n_layers") if isinstance(config, Transformer | Recurrent) else ():
         if (n := getattr(config, field, 0)) > 2:
             fewer, more = (config.model_copy(update={field: each}) for each in (1, 2))
@@ -134,7 +134,7 @@ def _smaller(config: Architecture) -> Iterator[tuple[Architecture, Architecture,
 
 
 def _idle(config: Architecture, sizes: Mapping[str, int]) -> int:
-    """Count what experts hold that a token is not sent to."""
+    """Count the parameters of the experts to which a token is not routed."""
     if not isinstance(config, Transformer) or not isinstance(config.feed_forward, Mixture):
         return 0
     n, top_k = config.feed_forward.n_experts, config.feed_forward.top_k
@@ -142,7 +142,7 @@ def _idle(config: Architecture, sizes: Mapping[str, int]) -> int:
 
 
 def _part(name: str) -> str:
-    """Name the part of a model that a parameter belongs to.
+    """Return the part of the model to which a parameter belongs.
 
     >>> _part("decoder.blocks.attn_residual.norm.weight"), _part("embedding.tokens.weight")
     ('decoder.norm', 'embedding')

@@ -1,4 +1,4 @@
-"""The one owner of two choices, the type of matrix products and the number of threads, each with its reason, to be printed."""
+"""Choose the dtype of matrix products, the threads and the processes, each with a reason to print."""
 
 import os
 from collections.abc import Iterator
@@ -13,25 +13,25 @@ from transom.errors import ConfigError
 from transom.files.processor import processor_flags
 
 BFLOAT16_UNITS = ("amx_bf16", "avx512_bf16", "bf16")
-"""Processor flags of instructions that multiply bfloat16, as Linux spells them on x86 and on ARM; any other processor emulates it.
+"""CPU flags of bfloat16 multiply instructions, as named by Linux on x86 and ARM; other CPUs emulate bfloat16.
 
-Measured with matrix products of 512 to 4,096 columns: 3.7 to 7 times float32's speed with AMX, 2.1 to 2.2 times with AVX-512 alone. ARM's
-are here by PyTorch's documentation, not by a measurement of ours.
+Measured with matrix products of 512 to 4,096 columns: 3.7 to 7 times the speed of float32 with AMX, 2.1 to 2.2 times with AVX-512 alone.
+The ARM flag follows PyTorch's documentation and was not measured.
 """
 
 _FLOAT16_UNITS = (7, 0)
-"""Compute capability from which GPUs multiply float16 faster than float32."""
+"""Minimum compute capability of GPUs that multiply float16 faster than float32."""
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 @dataclass(frozen=True)
 class Precision:
-    """The type of matrix products; weights, statistics, softmax and losses stay in float32.
+    """The dtype of matrix products; weights, statistics, softmax and losses stay in float32.
 
     Attributes:
-        name: as ``training.precision`` has it: fp32, bf16 or fp16.
-        reason: why, for people.
+        name: value of ``training.precision``: fp32, bf16 or fp16.
+        reason: human-readable reason for the choice.
     """
 
     name: str
@@ -39,13 +39,13 @@ class Precision:
 
     @property
     def dtype(self) -> torch.dtype:
-        """PyTorch's type of that name."""
+        """The torch dtype of this name."""
         return _DTYPES[self.name]
 
 
 @dataclass(frozen=True)
 class Threads:
-    """How many threads one process should use, and why."""
+    """The number of threads of one process, and a line explaining the choice."""
 
     count: int
     reason: str
@@ -53,7 +53,7 @@ class Threads:
 
 @dataclass(frozen=True)
 class Processes:
-    """How many processes share a training's batches, how many threads each has, and a sentence on it where there are several."""
+    """The number of data-parallel processes, threads per process, and a line explaining the choice."""
 
     count: int
     threads: int
@@ -61,86 +61,86 @@ class Processes:
 
 
 def choose_precision(wanted: Literal["auto", "fp32", "bf16", "fp16"], device: torch.device) -> Precision:
-    """Choose the type of matrix products: what is ``wanted``, or the one that this device multiplies fastest.
+    """Choose the dtype of matrix products: ``wanted``, or for "auto" the one that this device multiplies fastest.
 
-    The choice depends on the device's instructions alone, never on a timing: the same seed gives the same text in every process of a
-    machine, whatever runs beside it.
+    The choice depends only on the device's instructions, never on a timing, so that a seed gives the same result in every process on a
+    machine, whatever else runs.
 
     Raises:
-        ConfigError: float16 is wanted on a CPU.
+        ConfigError: ``wanted`` is unknown, or float16 on a CPU.
     """
     if wanted not in ("auto", *_DTYPES):
-        raise ConfigError(f"precision: expected auto, {', '.join(_DTYPES)}, found {wanted!r}")
+        raise ConfigError(f"precision: expected auto, {', '.join(_DTYPES)}, found {wanted!r}; choose one of them")
     if wanted == "fp16" and device.type == "cpu":
-        raise ConfigError("precision: fp16 needs a GPU, found none; take bf16, fp32 or auto")
+        raise ConfigError("precision: fp16 requires a GPU, found none; choose bf16, fp32 or auto")
     if wanted != "auto":
-        return Precision(wanted, f"{wanted}: asked for")
+        return Precision(wanted, f"{wanted}: requested")
     return _fastest_on_gpu(device) if device.type == "cuda" else _fastest_on_cpu()
 
 
 def _fastest_on_gpu(device: torch.device) -> Precision:
     if torch.cuda.is_bf16_supported(including_emulation=False):
-        return Precision("bf16", "bf16: this GPU multiplies it in hardware")
+        return Precision("bf16", "bf16: this GPU multiplies bf16 in hardware")
     if torch.cuda.get_device_capability(device) >= _FLOAT16_UNITS:
-        return Precision("fp16", "fp16: this GPU multiplies it in hardware, and not bf16")
+        return Precision("fp16", "fp16: this GPU multiplies fp16 in hardware, but not bf16")
     return Precision("fp32", "fp32: this GPU multiplies neither bf16 nor fp16 faster")
 
 
 def _fastest_on_cpu() -> Precision:
-    if not torch.backends.mkldnn.is_available():  # the one library of PyTorch's that uses these instructions
+    if not torch.backends.mkldnn.is_available():  # the only PyTorch library that uses these instructions
         return Precision("fp32", "fp32: this PyTorch was built without oneDNN, which multiplies bf16")
     unit = next((flag for flag in BFLOAT16_UNITS if flag in processor_flags()), None)
     if unit is None:
-        return Precision("fp32", "fp32: this processor has no instructions for bf16")
-    return Precision("bf16", f"bf16: this processor multiplies it in hardware ({unit})")
+        return Precision("fp32", "fp32: this CPU has no bf16 instructions")
+    return Precision("bf16", f"bf16: this CPU multiplies bf16 in hardware ({unit})")
 
 
 def choose_threads() -> Threads:
-    """Choose one thread a physical core that this process may run on, within a container's share; OMP_NUM_THREADS has the last word."""
+    """Choose one thread per physical core available to this process, at most the container's CPU limit; OMP_NUM_THREADS overrides both."""
     if (asked := os.environ.get("OMP_NUM_THREADS", "")).isdecimal() and int(asked) > 0:
         return Threads(int(asked), f"threads {asked}: OMP_NUM_THREADS is set")
     cpus = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
     cores, share = _physical_cores(cpus), _container_share()
     if share is not None and share < cores:
-        return Threads(max(1, int(share)), f"threads {max(1, int(share))}: this container's share of the processor is {share:g}")
+        return Threads(max(1, int(share)), f"threads {max(1, int(share))}: this container is limited to {share:g} CPUs")
     return Threads(cores, f"threads {cores}: physical cores available to this process")
 
 
 def share_processors(wanted: int, threads: Threads, device: torch.device) -> Processes:
-    """Deal the machine's threads out to the processes that a recipe wants.
+    """Divide the machine's threads among the data-parallel processes of a recipe.
 
-    Threads wait for the slowest of them after each of a step's thousands of operations, processes once a step. Alone on the machine one
-    process with all threads is as fast or faster; beside other work it falls to a third, and several keep three quarters of their speed.
+    Threads synchronize after each of the thousands of operations of a step, processes once per step. On an idle machine one process with
+    all threads is as fast or faster. On a busy machine it drops to a third of its speed, while several processes keep three quarters.
 
     Args:
         wanted: processes that share each batch.
-        threads: of the whole machine.
-        device: where the model is; on a GPU one process has all of it.
+        threads: threads of the whole machine.
+        device: device of the model; on a GPU only one process is supported.
 
     Raises:
-        ConfigError: several are wanted on a GPU, or more than the machine can begin.
+        ConfigError: several processes on a GPU, or more than the machine can start.
     """
     if device.type != "cpu":
         if wanted > 1:
-            raise ConfigError(f"training.processes: expected 1 on a GPU, found {wanted}; processes share a batch on a CPU only")
+            raise ConfigError(f"training.processes: expected 1 on a GPU, found {wanted}; data-parallel processes run on a CPU only")
         return Processes(1, threads.count)
     if wanted > (most := _PROCESSES_A_PROCESSOR * (os.cpu_count() or 1)):
         raise ConfigError(
-            f"training.processes: expected at most {most} on this machine, {_PROCESSES_A_PROCESSOR} a processor, found {wanted}; lower it"
+            f"training.processes: expected at most {most} on this machine, {_PROCESSES_A_PROCESSOR} per CPU, found {wanted}; lower it"
         )
     each = max(1, threads.count // wanted)
     if wanted == 1:
         return Processes(1, each)
-    return Processes(wanted, each, f"{wanted} processes of {each} {'thread' if each == 1 else 'threads'} share each batch")
+    return Processes(wanted, each, f"{wanted} processes with {each} {'thread' if each == 1 else 'threads'} each share every batch")
 
 
 _PROCESSES_A_PROCESSOR = 4
-"""More only wait for each other, and each takes some 0.3 GB and seconds to begin: a slip of the pen would stop the machine."""
+"""More processes only wait for each other, and each takes about 0.3 GB and several seconds to start; the limit catches typing errors."""
 
 
 @contextmanager
 def using_threads(count: int) -> Iterator[None]:
-    """Let PyTorch use ``count`` threads meanwhile."""
+    """Set PyTorch's thread count to ``count`` in the block."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:
@@ -150,7 +150,7 @@ def using_threads(count: int) -> Iterator[None]:
 
 
 def _physical_cores(cpus: set[int], system: Path = Path("/sys")) -> int:
-    """Count cores, not hyper-threads, among ``cpus``; where the system does not say, each counts."""
+    """Count the physical cores of ``cpus``; without topology information each CPU counts as a core."""
     cores = set()
     for cpu in cpus:
         siblings = system / f"devices/system/cpu/cpu{cpu}/topology/thread_siblings_list"
@@ -159,7 +159,7 @@ def _physical_cores(cpus: set[int], system: Path = Path("/sys")) -> int:
 
 
 def _container_share(system: Path = Path("/sys")) -> float | None:
-    """Read the processors' worth of time that a container may use (cgroup version 2, then 1); None where there is no limit."""
+    """Read the CPU limit of the container in CPUs (cgroup version 2, then 1); None if there is no limit."""
     two, one = system / "fs/cgroup/cpu.max", system / "fs/cgroup/cpu"
     if two.is_file():
         quota, period = two.read_text().split()

@@ -1,4 +1,4 @@
-"""What a training sets in its process, and gives back when it ends: it may run inside somebody else's program."""
+"""Set up a process for training and restore its state afterwards, because training may run inside another program."""
 
 import os
 import warnings
@@ -13,11 +13,10 @@ from transom.planning.precision import using_threads
 
 @contextmanager
 def training_process() -> Iterator[None]:
-    """Set this process up for a training; afterwards random state, threads, environment, warning filters and allocator are as they were.
+    """Set up this process for training; afterwards restore random state, threads, environment and warning filters.
 
-    Two settings outlive the training, because they cannot be read back or changed again, and they change no result: the C library's
-    thresholds stay where they would have grown to (``memory.freed_memory_kept``), and oneDNN keeps the number of kernels that it was told
-    before its first product.
+    Two settings persist, because they cannot be read or changed again; they affect no result. glibc's malloc thresholds stay at their
+    usual maximum (``memory.freed_memory_kept``), and oneDNN keeps the kernel cache capacity that it read before its first product.
     """
     gpus = range(torch.cuda.device_count()) if torch.cuda.is_available() else ()
     with (
@@ -32,7 +31,7 @@ def training_process() -> Iterator[None]:
 
 @contextmanager
 def environment_with(defaults: dict[str, str]) -> Iterator[None]:
-    """Set the environment variables that are not set, for a while; afterwards all are as before, also those that PyTorch's imports set."""
+    """Set missing environment variables in the block; afterwards restore the whole environment, including variables set by PyTorch."""
     before = dict(os.environ)
     os.environ.update({name: value for name, value in defaults.items() if name not in before})
     try:

@@ -1,4 +1,4 @@
-"""A decoder compiled: one call of the project's own C++ takes a step through all blocks (``step/``)."""
+"""Native decoder: one call of the C++ library (``kernels/step/``) computes a decoding step through all blocks."""
 
 import ctypes
 import weakref
@@ -30,55 +30,55 @@ from transom.models.seq2seq import Memory, Seq2SeqTransformer
 Kind = Literal["bf16", "int8"]
 KINDS: dict[Kind, int] = {"bf16": 0, "int8": 1}
 LANES = 16
-"""Floats of a vector; heads are read in whole ones."""
+"""Floats per SIMD vector; head widths are multiples of it."""
 MOST_THREADS = 8
-"""Threads that take a step together, at most: each has a part of every product, and too small a part is not worth the meeting."""
+"""Maximum threads per step: each computes a part of every product, and a small part is not worth the synchronization."""
 
 AFTER: dict[Activation | None, int] = {
     None: 0,
     **{ACTIVATIONS[kind]: number for kind, number in {"relu": 1, "gelu": 2, "gelu-tanh": 3, "silu": 4, "squared-relu": 6}.items()},
     **{GATES[kind]: number for kind, number in {"glu": 5, "reglu": 1, "geglu": 2, "swiglu": 4}.items()},
 }
-"""Numbers of the activations in ``products.h``."""
+"""Codes of the activations in ``products.h``."""
 
 KNOWN = {
     *(Stack, PreNormBlock, PostNormBlock, Attention, FeedForward, GatedFeedForward, Residual, Norm, LayerNorm, RmsNorm, Dropout),
     *(nn.Linear, nn.Identity, nn.ModuleList),
 }
-"""The modules of a decoder that the step knows, by their exact type; ``why_not`` looks closer."""
+"""Supported modules of a decoder, by exact type; ``why_not`` checks their settings."""
 
 POSITIONS = {Position, Sinusoidal, Learned, Rotary}
-"""The positions that it knows: those that add nothing to scores."""
+"""Supported position encodings: those without a bias of the scores."""
 
 
 @operation("decoder_step")
 def engine() -> tuple[ctypes.CDLL | None, str]:
-    """Return the compiled step and where it lies, or None and the reason why there is none."""
-    return None, "there are no kernels (TRANSOM_KERNELS=reference, or transom/kernels is missing)"
+    """Return the native library and its location, or None and the reason why it is missing."""
+    return None, "no kernels are available (TRANSOM_KERNELS=reference, or transom/kernels is missing)"
 
 
 def why_not(model: Network) -> str | None:
-    """Tell why the decoder of ``model`` cannot be compiled here; None where it can."""
+    """Return why the native decoder does not support ``model`` on this machine; None if it does."""
     if not isinstance(model, Seq2SeqTransformer | DecoderTransformer):
-        return "it needs the decoder of a Transformer"
+        return "it supports only Transformer decoders"
     attentions = [module for module in model.decoder.modules() if isinstance(module, Attention)]
     known = {type(module) for module in model.decoder.modules()} <= KNOWN and type(_embedding(model).position) in POSITIONS
     known &= all(module.activation in AFTER for module in model.decoder.modules() if isinstance(module, FeedForward | GatedFeedForward))
     if not known or not all(map(is_plain, attentions)) or model.config.attention.pattern != Full():
-        return "its bricks have no such form"
+        return "it does not support some component of this model"
     if model.unembedding.weight.device.type != "cpu":
-        return "it is for processors"
+        return "it runs on CPUs only"
     d_head, d_value = attentions[0].d_head, attentions[0].d_value
     if d_head % LANES or d_value % LANES:
-        return f"it takes heads whose width is a multiple of {LANES}, found d_head {d_head} and d_value {d_value}"
+        return f"it requires head widths that are multiples of {LANES}, found d_head {d_head} and d_value {d_value}"
     if not isinstance(attentions[0].o, nn.Linear):
-        return "it takes attention with an output map"
+        return "it requires attention with an output projection"
     library, reason = engine()
     return None if library is not None else reason
 
 
 def is_plain(attention: Attention) -> bool:
-    """Tell whether attention is eq. 1 of Vaswani et al. 2017 alone: no norms of queries and keys, no softcap, no sinks, no other score."""
+    """Return whether attention is eq. 1 of Vaswani et al. 2017: no QK norm, no softcap, no sinks, no other score function."""
     return all(part is None for part in (attention.q_norm, attention.softcap, attention.sinks, attention.score))
 
 
@@ -87,15 +87,16 @@ def _embedding(model: Seq2SeqTransformer | DecoderTransformer) -> Embedding:
 
 
 def structs_of(library: ctypes.CDLL) -> Any:
-    """Return the structures that the functions of a library read: ``kernels/native_structs.py``, which comes with it."""
+    """Return the ctypes structures of a library's functions (``kernels/native_structs.py``)."""
     return library.structs
 
 
 class Tiled:
-    """A linear map y = f(x W^T + b) whose weights lie in tiles of 16 outputs, in bfloat16 or in 8 bits; x and y are float32.
+    """A linear map y = f(x W^T + b) with weights in tiles of 16 outputs, in bfloat16 or int8; x and y are float32.
 
-    In 8 bits y_o = f(s_o s_x sum_i w_oi x_i + b_o) (Wu et al. 2016, section 6, with a scale an output and a row): w and x are rounded to
-    -127 ... 127 by s_o = max_i |W_oi| / 127 and s_x = max_i |x_i| / 127, the row's own, so that no answer depends on its neighbours.
+    In int8 y_o = f(s_o s_x sum_i w_oi x_i + b_o) (Wu et al. 2016, section 6, with one scale per output and per row): w and x are rounded to
+    -127 ... 127 with s_o = max_i |W_oi| / 127 and s_x = max_i |x_i| / 127. The scale s_x is per row, so that no result depends on the other
+    rows of the batch.
     """
 
     def __init__(
@@ -106,7 +107,7 @@ class Tiled:
         bias: Float[Tensor, "outer"] | None = None,
         after: Activation | None = None,
     ) -> None:
-        """Lay out the weights; ``after`` is the activation f, one of ``AFTER``."""
+        """Pack the weights; ``after`` is the activation f, one of ``AFTER``."""
         self.outer, self.inner = weight.shape
         self.weight = torch.empty(library.transom_packed_bytes(KINDS[kind], self.inner, self.outer), dtype=torch.uint8)
         self.scale = torch.zeros(self.outer)
@@ -119,7 +120,7 @@ class Tiled:
 
 
 class CompiledCache:
-    """What the compiled decoder remembers: keys and values where they were first written, and for each row where its own stand."""
+    """KV cache of the native decoder: keys and values stay where they were written; each row has a table of the slots of its tokens."""
 
     def __init__(
         self,
@@ -130,15 +131,15 @@ class CompiledCache:
         n_beams: int,
         max_length: int,
     ) -> None:
-        """Reserve room.
+        """Allocate the cache.
 
         Args:
-            library: the compiled step.
-            read: keys and values of what each row has read, a block.
-            memories: those of the sources, a block; none where there are no sources.
-            lengths: tokens a source.
-            n_beams: rows a source.
-            max_length: most tokens a row, with those that it has read.
+            library: the native library.
+            read: keys and values of the tokens that each row has read, per block.
+            memories: keys and values of the sources, per block; empty without sources.
+            lengths: tokens per source.
+            n_beams: rows per source.
+            max_length: maximum tokens per row, including those already read.
         """
         earlier, memory = _side_by_side(read), _side_by_side(memories)
         n_blocks, n_read, rows, width = earlier.shape
@@ -157,7 +158,7 @@ class CompiledCache:
         self.shapes = n_blocks, width, memory.shape[0], memory.shape[3]
         self.workspace = library.transom_open(min(torch.get_num_threads(), MOST_THREADS))
         if self.workspace is None:
-            raise MemoryError("no memory, or no thread, for a step of the compiled decoder")
+            raise MemoryError("expected memory and threads for a step of the native decoder, found too little")
         weakref.finalize(self, library.transom_close, self.workspace)
         self._point()
 
@@ -170,29 +171,29 @@ class CompiledCache:
         self.state.rows, self.state.slots, self.state.sources = len(self._slots), self._slots.data_ptr(), self._sources.data_ptr()
 
     def reorder(self, rows: Int[Tensor, "rows"]) -> None:
-        """Let row i continue from old row ``rows[i]``; nothing but the table of places is copied."""
+        """Let row i continue old row ``rows[i]``; only the slot table is copied."""
         if len(rows) > self.state.capacity:
             raise IndexError(f"expected at most {self.state.capacity} rows, found {len(rows)}")
         self._slots, self._sources = self._slots[rows], self._sources[rows]
         self._point()
 
     def keep_sources(self, sources: Int[Tensor, "kept"]) -> None:
-        """Go on with fewer sources: their rows, chosen by ``reorder``, know where they read."""
+        """Keep only some sources; nothing to do, because ``reorder`` keeps each row's source index."""
 
 
 def _side_by_side(blocks: Sequence[KeyValues]) -> Tensor:
-    """Lay keys and values out as (blocks, tokens, rows, all heads' keys and then all heads' values), in bfloat16."""
+    """Pack keys and values to (blocks, tokens, rows, keys of all heads followed by values of all heads), in bfloat16."""
     joined = [torch.cat([x.permute(2, 0, 1, 3).flatten(2) for x in (k, v)], -1).bfloat16() for k, v in blocks]
     return torch.stack(joined) if joined else torch.empty(0, 0, 0, 0, dtype=torch.bfloat16)
 
 
 class CompiledDecoder:
-    """A stack of blocks and the output map behind them, laid out for ``step.cpp``; the model must stay as it is, for it still embeds."""
+    """A decoder stack and its output projection packed for ``step.cpp``; the model still embeds the tokens and must not change."""
 
     def __init__(self, library: ctypes.CDLL, kind: Kind, model: Seq2SeqTransformer | DecoderTransformer) -> None:
-        """Lay out the decoder of ``model``, for which ``why_not`` tells nothing."""
+        """Pack the decoder of ``model``, for which ``why_not`` must return None."""
         self.library, self._kind, self._structs = library, kind, structs_of(library)
-        self._held: list[object] = []  # what the layout points to
+        self._held: list[object] = []  # tensors to which the layout points
         stack, embedding = model.decoder, _embedding(model)
         attention, rotary = stack.blocks[0].attn, embedding.position
         assert isinstance(attention, Attention)
@@ -211,14 +212,14 @@ class CompiledDecoder:
 
     @torch.inference_mode()
     def step(self, tokens: Int[Tensor, "rows new"], cache: CompiledCache) -> Float[Tensor, "rows new vocab"]:
-        """Read the rows' next symbols, one after another; return the logits of what follows each."""
+        """Process the next tokens of each row one by one; return the logits of the tokens that follow."""
         logits = [self._step(column, cache) for column in tokens.split(1, 1)]
         return logits[0] if len(logits) == 1 else torch.cat(logits, 1)
 
     def _step(self, tokens: Int[Tensor, "rows 1"], cache: CompiledCache) -> Float[Tensor, "rows 1 vocab"]:
         length, state = cache.length, cache.state
         if length >= state.max_length:
-            raise IndexError(f"the cache holds {state.max_length} tokens, asked for {length + 1}")
+            raise IndexError(f"expected at most {state.max_length} tokens in the cache, found {length + 1}")
         if cache.shapes != self._shapes(cache):
             raise ValueError(f"expected a cache of (blocks, width, blocks of memory, width) = {self._shapes(cache)}, found {cache.shapes}")
         x = self._embedding(tokens, torch.tensor([[length]])).float().contiguous()
@@ -231,7 +232,7 @@ class CompiledDecoder:
         return logits
 
     def _shapes(self, cache: CompiledCache) -> tuple[int, int, int, int]:
-        """Return the shapes of the cache that this decoder reads and writes; of the memory only where it has cross-attention."""
+        """Return the cache shapes that this decoder requires; the memory's shape only with cross-attention."""
         layout = self._layout
         width = layout.n_kv_heads * (layout.d_head + layout.d_value)
         return layout.n_blocks, width, *((layout.n_blocks, width) if self._crosses else cache.shapes[2:])
@@ -253,7 +254,7 @@ class CompiledDecoder:
         )
 
     def _wiring(self, residual: Residual | None, post: bool) -> tuple[Any, Any]:
-        """Return what normalizes before a sub-layer and after its sum."""
+        """Return the norms before a sub-layer and after its residual sum."""
         if residual is None:
             return self._structs.Norm(), self._structs.Norm()
         norm = self._norm(residual.norm)
@@ -268,7 +269,7 @@ class CompiledDecoder:
         return self._structs.Norm(_pointer(gain), _pointer(shift), norm.eps, centred=isinstance(norm, LayerNorm))
 
     def _linear(self, *maps: nn.Module, after: Activation | None = None) -> Any:
-        """Make one map of several of the same input."""
+        """Pack several linear maps of the same input as one."""
         linears = [linear for linear in maps if isinstance(linear, nn.Linear)]
         if len(linears) != len(maps):
             raise TypeError(f"expected linear maps, found {[type(linear).__name__ for linear in maps]}")
@@ -280,17 +281,17 @@ class CompiledDecoder:
 
 
 class CompiledSeq2Seq:
-    """A translator to search with: ``encode``, ``start`` and ``step`` give what those of ``Seq2SeqTransformer`` give, nearly."""
+    """An encoder-decoder with the native decoder; ``encode``, ``start`` and ``step`` approximate those of ``Seq2SeqTransformer``."""
 
     def __init__(self, library: ctypes.CDLL, model: Seq2SeqTransformer, kind: Kind, encode: Callable[[Sequences], Memory]) -> None:
-        """Lay out the decoder of ``model``, which still projects the sources and must stay as it is; ``encode`` reads them."""
+        """Pack the decoder of ``model``, which still projects the memory and must not change; ``encode`` encodes the sources."""
         self._model, self.encode = model, encode
         self.decoder = CompiledDecoder(library, kind, model)
         self.step = self.decoder.step
 
     @torch.inference_mode()
     def start(self, memory: Memory, n_beams: int, max_length: int) -> CompiledCache:
-        """Project the memory once a source and reserve room for ``max_length`` tokens a row."""
+        """Project the memory once per source and allocate a cache of ``max_length`` tokens per row."""
         cache = self._model.start(memory, n_beams, 0)
         memories = [each for each in cache.memories if isinstance(each, KeyValues)]
         lengths = (memory.segments > 0).sum(1)
@@ -298,21 +299,21 @@ class CompiledSeq2Seq:
 
 
 class CompiledLanguageModel:
-    """A language model to search with: ``encode``, ``start`` and ``step`` give what those of ``DecoderTransformer`` give, nearly.
+    """A language model with the native decoder; ``encode``, ``start`` and ``step`` approximate those of ``DecoderTransformer``.
 
     Attributes:
-        kind: of its matrix products.
+        kind: weight type of the matrix products.
     """
 
     def __init__(self, library: ctypes.CDLL, model: DecoderTransformer, kind: Kind) -> None:
-        """Lay out the decoder of ``model``, which still reads the prompts and must stay as it is."""
+        """Pack the decoder of ``model``, which still reads the prompts and must not change."""
         self._model, self.encode, self.kind = model, model.encode, kind
         self.decoder = CompiledDecoder(library, kind, model)
         self.step = self.decoder.step
 
     @torch.inference_mode()
     def start(self, prompt: Sequences, n_beams: int, max_length: int) -> CompiledCache:
-        """Read all but the last token of each prompt and reserve room for ``max_length`` more; arguments as in ``DecoderTransformer``."""
+        """Read all but the last token of each prompt and allocate a cache for ``max_length`` more; see ``DecoderTransformer``."""
         cache = self._model.start(prompt, n_beams, 0)
         return CompiledCache(self.decoder.library, _read(cache.blocks), [], None, n_beams, cache.length + max_length)
 

@@ -1,7 +1,7 @@
-"""The encoder-decoder laid out flat for answering: the same function as the model, in as few operations a token as there can be.
+"""Fused inference of the encoder-decoder: the same function as the model, with few PyTorch operations per token.
 
-At a token a step the time goes into reading weights and into calling operations. So W_Q, W_K and W_V are one product, products add
-biases and residuals themselves, and a step is a plain loop over blocks. All of it is derived from a model and never saved.
+At one token per step, reading weights and calling operations dominate the time. So W_Q, W_K and W_V are one product, products add bias and
+residual, and a step is a plain loop over blocks. Everything here is derived from a model and never saved.
 """
 
 from typing import NamedTuple
@@ -25,35 +25,35 @@ from transom.models.seq2seq import Memory, Seq2SeqTransformer
 
 
 class SourceKeys(NamedTuple):
-    """A block's keys and values of the sources."""
+    """Keys and values of the sources, for one block."""
 
     k: Float[Tensor, "sources n_heads source d_head"]
     v: Float[Tensor, "sources n_heads source d_value"]
 
 
 class FlatCache:
-    """What the flat decoder remembers: for each block one buffer of keys and values side by side, tokens first.
+    """KV cache of the fused decoder: per block one buffer (tokens, rows, keys followed by values).
 
-    A step's keys and values are stored by one copy. Reordering copies what is filled to a second buffer, whole rows at a time.
+    A step stores its keys and values with one copy. Reordering copies the filled part to a second buffer.
     """
 
     def __init__(self, memories: list[SourceKeys], bias: Tensor | None, buffers: list[Tensor]) -> None:
-        """Gather the sources' keys and values a block, what to add to their scores, and a buffer a block."""
+        """Hold the sources' keys and values per block, the bias of their scores, and one buffer per block."""
         self.memories, self.bias = memories, bias
         self.length = 0
         self._buffers = buffers
         self._spare: Tensor | None = None
 
     def append(self, block: int, new: Float[Tensor, "rows new width"]) -> Float[Tensor, "tokens rows width"]:
-        """Store the next tokens' keys and values of a block and return those of all its tokens."""
+        """Store the keys and values of new tokens of a block; return those of all its tokens."""
         buffer, n_new = self._buffers[block], new.shape[1]
-        assert self.length + n_new <= len(buffer), f"the cache holds {len(buffer)} tokens, asked for {self.length + n_new}"
+        assert self.length + n_new <= len(buffer), f"expected at most {len(buffer)} tokens in the cache, found {self.length + n_new}"
         buffer.narrow(0, self.length, n_new).copy_(new.transpose(0, 1))
         return buffer.narrow(0, 0, self.length + n_new)
 
     @torch.inference_mode()
     def reorder(self, rows: Int[Tensor, "rows"]) -> None:
-        """Let row i continue from old row ``rows[i]``; fewer rows than before drop the rest."""
+        """Let row i continue old row ``rows[i]``; rows that are not listed are dropped."""
         for i, buffer in enumerate(self._buffers):
             if self._spare is None or self._spare.shape[1] != len(rows):
                 self._spare = buffer.new_empty(len(buffer), len(rows), buffer.shape[2])
@@ -61,37 +61,37 @@ class FlatCache:
             self._buffers[i], self._spare = self._spare, buffer
 
     def keep_sources(self, sources: Int[Tensor, "kept"]) -> None:
-        """Go on with these sources only; their rows must be chosen by ``reorder`` in the same order."""
+        """Keep only these sources; ``reorder`` must select their rows in the same order."""
         self.memories = [SourceKeys(k[sources], v[sources]) for k, v in self.memories]
         self.bias = None if self.bias is None else self.bias[sources]
 
 
 class FlatEncoder:
-    """The encoder of a model, on its device; later changes of the model are not seen."""
+    """The encoder of a model, on its device; later changes of the model have no effect."""
 
     def __init__(self, model: Seq2SeqTransformer) -> None:
-        """Lay out the weights of ``model``."""
+        """Pack the weights of ``model``."""
         arithmetic = Arithmetic(READING_ROWS, model.unembedding.weight.dtype)
         self._embed, self._encoder = _Embedding(model.source_embedding, arithmetic.dtype), _Stack(model.encoder, arithmetic)
 
     @torch.inference_mode()
     def __call__(self, source: Sequences) -> Memory:
-        """Read the sources."""
+        """Encode the sources."""
         x = self._embed(source.tokens, source.positions)
         bias = _bias(same_segment(source.segments, source.segments), x.dtype)
         return Memory(self._encoder.read(x, bias), source.segments)
 
 
 class FlatSeq2Seq:
-    """A model to search with: ``encode``, ``start`` and ``step`` give what those of ``Seq2SeqTransformer`` give."""
+    """A fused encoder-decoder; ``encode``, ``start`` and ``step`` are equivalent to those of ``Seq2SeqTransformer``."""
 
     def __init__(self, model: Seq2SeqTransformer) -> None:
-        """Lay out the weights of ``model``, on their device; later changes of the model are not seen."""
+        """Pack the weights of ``model``, on their device; later changes of the model have no effect."""
         self.encode, self.decoder = FlatEncoder(model), FlatDecoder(model)
 
     @torch.inference_mode()
     def start(self, memory: Memory, n_beams: int, max_length: int) -> FlatCache:
-        """Project the memory once a source and reserve room for ``max_length`` tokens a row."""
+        """Project the memory once per source and allocate a cache of ``max_length`` tokens per row."""
         n_rows = n_beams * len(memory.states)
         decoder = self.decoder
         dtype = decoder.dtype if n_beams == 1 else torch.promote_types(decoder.dtype, torch.float32)
@@ -102,7 +102,7 @@ class FlatSeq2Seq:
 
     @torch.inference_mode()
     def step(self, tokens: Int[Tensor, "rows new"], cache: FlatCache) -> Float[Tensor, "rows new vocab"]:
-        """Read the rows' next symbols; return the logits of what follows each."""
+        """Process the next tokens of each row; return the logits of the tokens that follow."""
         end, decoder = cache.length + tokens.shape[1], self.decoder
         x = decoder.embed(tokens, slice(cache.length, end))
         bias = _bias(causal(tokens.shape[1], end, x.device), x.dtype) if tokens.shape[1] > 1 else None
@@ -115,7 +115,7 @@ class FlatSeq2Seq:
 
 
 class FlatDecoder:
-    """Symbols to logits, in one type."""
+    """Tokens to logits, in one dtype."""
 
     def __init__(self, model: Seq2SeqTransformer) -> None:
         arithmetic = Arithmetic(STEP_ROWS, model.unembedding.weight.dtype)
@@ -138,7 +138,7 @@ class _Embedding:
 
 
 class FlatNorm:
-    """Layer normalisation, or nothing."""
+    """Layer normalization or identity."""
 
     def __init__(self, norm: Norm | None, dtype: torch.dtype) -> None:
         self.norm = norm if isinstance(norm, LayerNorm) else None
@@ -152,7 +152,7 @@ class FlatNorm:
 
 
 class _Wiring(NamedTuple):
-    """Where a sub-layer's norm stands: before it, or after the sum."""
+    """The norm before a sub-layer and the norm after its residual sum; one of them is the identity."""
 
     before: FlatNorm
     after: FlatNorm
@@ -164,38 +164,38 @@ class _Wiring(NamedTuple):
 
 
 class FlatStack(nn.Module):
-    """An encoder's stack for answering, in the place of a ``Stack`` none of whose patterns is sparse; it is not observed."""
+    """A fused encoder stack that replaces a ``Stack`` without sparse patterns; it cannot be observed."""
 
     routed = False
 
     def __init__(self, stack: Stack, like: Tensor) -> None:
-        """Lay out the weights of ``stack``, of the type and on the device of ``like``; later changes are not seen."""
+        """Pack the weights of ``stack`` with the dtype and device of ``like``; later changes have no effect."""
         super().__init__()
         self._stack = _Stack(stack, Arithmetic(READING_ROWS, like.dtype))
 
     def forward(self, x: Float[Tensor, "rows query d_model"], ctx: StackContext) -> Float[Tensor, "rows query d_model"]:
-        """Pass the residual stream through the blocks, all of which see the same."""
-        (attention,) = ctx.attentions
-        assert ctx.observer is None and attention.tiles is None and attention.bias is None and attention.rotation is None
-        return self._stack.read(x, None if attention.mask is None else _bias(attention.mask, x.dtype))
+        """Pass the residual stream through the blocks, which share one attention mask."""
+        (shared,) = ctx.attentions
+        assert ctx.observer is None and shared.tiles is None and shared.bias is None and shared.rotation is None
+        return self._stack.read(x, None if shared.mask is None else _bias(shared.mask, x.dtype))
 
 
 class _Stack:
-    """Blocks, and the norm behind them."""
+    """Blocks and the final norm."""
 
     def __init__(self, stack: Stack, arithmetic: Arithmetic) -> None:
         self.blocks = [FlatBlock(block, arithmetic) for block in stack.blocks]
         self.norm = FlatNorm(stack.norm, arithmetic.dtype)
 
     def read(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        """Pass whole sequences through all of it; ``bias`` is added to the scores of each block."""
+        """Process whole sequences; ``bias`` is added to the scores of each block."""
         for block in self.blocks:
             x = block.feed_forward(block.self_attention(x, bias))
         return self.norm(x)
 
 
 class FlatBlock:
-    """One block: what each sub-layer does to the residual stream, its sum and its norm included."""
+    """One block; each method applies a sub-layer to the residual stream, with residual sum and norm."""
 
     def __init__(self, block: Block, arithmetic: Arithmetic) -> None:
         assert isinstance(block, SequentialBlock)
@@ -214,7 +214,7 @@ class FlatBlock:
         self.ff_wiring = _Wiring.of(block, block.ff_residual, dtype)
 
     def self_attention(self, x: Tensor, bias: Tensor | None, cache: FlatCache | None = None, place: int = 0) -> Tensor:
-        """Attend to the tokens of the row, those in the cache included."""
+        """Attend to the tokens of the row, including those in the cache."""
         q, new = self.qkv(self.attn_wiring.before(x)).split_with_sizes([self.split[0], self.width], -1)
         all_tokens = new.transpose(0, 1) if cache is None else cache.append(place, new)
         k, v = all_tokens.split_with_sizes(self.split[1:], -1)
@@ -226,30 +226,30 @@ class FlatBlock:
         return self.attn_wiring.after(_add(self.o, z.transpose(1, 2).reshape(rows, n_new, -1), x))
 
     def cross_attention(self, x: Tensor, memory: SourceKeys, bias: Tensor | None) -> Tensor:
-        """Attend to the sources; all beams of a source are queries of one product with its keys."""
+        """Attend to the sources; all beams of a source are queries of one product."""
         k, v = memory
         rows, n_new, _ = x.shape
         q = self.q(self.cross_wiring.before(x)).view(len(k), -1, self.n_heads, self.d_head).transpose(1, 2)
         if q.shape[2] == 1:
             z = F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
-        else:  # several short queries: the fused kernel is the slower one, and bfloat16 products of this size are slower than float32's
+        else:  # few queries: the fused kernel is slower, and bfloat16 products of this size are slower than float32 ones
             z = attend_explicit(q.to(k.dtype), k, v, Terms(bias=bias)).to(x.dtype)
         return self.cross_wiring.after(_add(self.cross_o, z.transpose(1, 2).reshape(rows, n_new, -1), x))
 
     def feed_forward(self, x: Tensor) -> Tensor:
-        """Transform each token on its own."""
+        """Apply the feed-forward network to each token."""
         return self.ff_wiring.after(self.down(self.up(self.ff_wiring.before(x)), x))
 
     def source_keys(self, memory: Tensor, dtype: torch.dtype, n_beams: int) -> SourceKeys:
-        """Project the sources to keys and values; for several beams the keys lie transposed, as the product with queries reads them."""
+        """Project the sources to keys and values; for several beams the keys are stored transposed, as the score product reads them."""
         k, v = self.kv(memory).to(dtype).split_with_sizes(self.split[1:], -1)
-        k, v = (x.unflatten(-1, (self.n_heads, -1)).transpose(1, 2) for x in (k, v))  # (sources, n_heads, source, width of a head)
+        k, v = (x.unflatten(-1, (self.n_heads, -1)).transpose(1, 2) for x in (k, v))  # (sources, n_heads, source, head width)
         k = k.contiguous() if n_beams == 1 else k.transpose(-2, -1).contiguous().transpose(-2, -1)
         return SourceKeys(k, v.contiguous())
 
 
 def _joined(arithmetic: Arithmetic, *maps: nn.Linear, after: Activation | None = None) -> Product:
-    """Make one product of several maps of the same input."""
+    """Pack several linear maps of the same input as one product."""
     weight = torch.cat([linear.weight.detach() for linear in maps])
     biases = [linear.bias.detach() for linear in maps if linear.bias is not None]
     return arithmetic.make(weight, torch.cat(biases) if biases else None, after)
@@ -264,5 +264,5 @@ def _add(product: Product | None, x: Tensor, residual: Tensor) -> Tensor:
 
 
 def _bias(mask: Bool[Tensor, "..."], dtype: torch.dtype) -> Tensor | None:
-    """Turn a mask into what is added to scores; None where everything is allowed."""
+    """Convert a boolean mask to an additive mask; None if every pair may attend."""
     return None if bool(mask.all()) else torch.zeros_like(mask, dtype=dtype).masked_fill_(~mask, -torch.inf)

@@ -1,4 +1,4 @@
-"""What answers fastest with a model: its decoder compiled, its stacks laid out flat, or the model itself."""
+"""Choose the fastest inference backend of a model: the native decoder, fused PyTorch operations, or the model itself."""
 
 import copy
 from typing import Any, TypeVar
@@ -31,29 +31,29 @@ KNOWN = {
     *(PreNormBlock, PostNormBlock, Residual),
     *(nn.Embedding, nn.Linear, nn.Identity, nn.ModuleList),
 }
-"""The modules that have a flat form, by their exact type; ``_has_flat_form`` looks closer."""
+"""Modules that can be fused, by exact type; ``_has_flat_form`` checks their settings."""
 
 READ_POSITIONS = {Position, Sinusoidal, Sinusoidal2d, Learned}
-"""Positions that are added to the embeddings and nowhere else."""
+"""Position encodings that are only added to the embeddings."""
 
 ReaderT = TypeVar("ReaderT", bound=Network)
 
 
 def searcher_of(model: Network, dtype: torch.dtype | None = None, eight_bits: bool = False) -> StepModel[Any, Any]:
-    """Give what searches fastest with ``model``, whose weights must stay as they are where ``dtype`` is theirs.
+    """Return the fastest backend for searches with ``model``; its weights must not change afterwards.
 
     Args:
-        model: whose weights are used.
-        dtype: type of the matrix products; left out, that of the weights.
-        eight_bits: multiply in 8 bits in the decoder, whatever ``dtype`` is.
+        model: the model; it is copied only if its dtype differs from ``dtype``.
+        dtype: dtype of the matrix products; the dtype of the weights by default.
+        eight_bits: use int8 products in the decoder, whatever ``dtype`` is.
 
     Raises:
-        ConfigError: 8 bits are asked for, and this model or this machine cannot.
+        ConfigError: int8 is requested, and this model or this machine does not support it.
     """
     if dtype not in (None, model.unembedding.weight.dtype):
         model = copy.deepcopy(model).to(dtype).eval()
     wanted: Kind | None = "int8" if eight_bits else "bf16" if model.unembedding.weight.dtype == torch.bfloat16 else None
-    reason = why_not(model) if wanted is not None else None  # asking compiles the library
+    reason = why_not(model) if wanted is not None else None  # the first call compiles the library
     library = engine()[0] if wanted is not None and reason is None else None
     if wanted is not None and library is not None:
         if isinstance(model, DecoderTransformer):
@@ -61,15 +61,15 @@ def searcher_of(model: Network, dtype: torch.dtype | None = None, eight_bits: bo
         if isinstance(model, Seq2SeqTransformer):
             return CompiledSeq2Seq(library, model, wanted, FlatEncoder(model) if _is_flat(model, model.config) else model.encode)
     if eight_bits:
-        raise ConfigError(f"precision: int8 needs a decoder that can be compiled, and {reason}; take auto")
+        raise ConfigError(f"precision: int8 requires the native decoder, but {reason}; choose auto")
     assert isinstance(model, StepModel)
     return FlatSeq2Seq(model) if isinstance(model, Seq2SeqTransformer) and _is_flat(model, model.config) else model
 
 
 def reader_of(model: ReaderT) -> ReaderT:
-    """Give what reads fastest with an encoder of texts or images: the same model with its stack laid out flat, where that has such a form.
+    """Return the fastest backend for an encoder of texts or images: the model with a fused stack if that is possible.
 
-    It shares all weights but the stack's, whose later changes are not seen, and is not observed.
+    It shares all weights except those of the stack, whose later changes have no effect. Its stack cannot be observed.
     """
     if model.device.type != "cpu" or not isinstance(model, EncoderTransformer | VisionTransformer):
         return model

@@ -1,8 +1,9 @@
-// Linear maps over few rows: numbers made short, weights in tiles, and the product of the two.
+// Linear maps of few rows: quantization of the inputs, weights in tiles, and their product.
 //
-// A tile is what a matrix unit takes at once: 16 lines of 64 bytes. A tile of rows has a line a row, with its next 64 bytes of inputs (32 in
-// bfloat16, 64 in 8 bits). A tile of weights has the same inputs of 16 outputs, four bytes of each output a line, as the instructions want
-// them: byte 4 o + b of line l is byte 4 l + b of output o's inputs. The tiles of 16 outputs, over all inputs, are a block and lie together.
+// A tile is the operand of a matrix unit: 16 lines of 64 bytes. A tile of rows has one line per row, with its next 64 bytes of inputs (32
+// in bfloat16, 64 in int8). A tile of weights has the same inputs of 16 outputs, four bytes per output in each line, as the instructions
+// require: byte 4 o + b of line l is byte 4 l + b of output o's inputs. The tiles of 16 outputs, over all inputs, form a block and are
+// contiguous.
 
 #pragma once
 
@@ -18,23 +19,23 @@
 #include <unistd.h>
 #endif
 
-// The layout is known to compiled.py.
+// native_structs.py mirrors this layout.
 extern "C" struct Linear {
     const uint8_t* weight;  // tiles: blocks of 16 outputs, each over all inputs
-    const float* scale;     // an output, 8 bits only
-    const float* bias;      // an output, or null
+    const float* scale;     // per output, int8 only
+    const float* bias;      // per output, or null
     int32_t inner, outer;
-    int32_t after;          // the activation behind it
+    int32_t after;          // code of the activation
 };
 
 namespace {
 
-constexpr int LANES = 16;  // floats of a vector, rows and columns of a tile
-constexpr int TILE = 1024; // bytes of a tile
-constexpr int STRIP = 4;   // tiles of rows that share one reading of the weights
+constexpr int LANES = 16;  // floats per vector, rows and columns of a tile
+constexpr int TILE = 1024; // bytes per tile
+constexpr int STRIP = 4;   // tiles of rows that share one read of the weights
 
 enum Kind : int { BFLOAT16 = 0, INT8 = 1 };
-enum Activation : int { NONE = 0, RELU = 1, GELU = 2, GELU_TANH = 3, SILU = 4, SIGMOID = 5, SQUARED_RELU = 6 };  // known to compiled.py
+enum Activation : int { NONE = 0, RELU = 1, GELU = 2, GELU_TANH = 3, SILU = 4, SIGMOID = 5, SQUARED_RELU = 6 };  // codes as in compiled.py
 
 inline int up_to(int n, int multiple) { return (n + multiple - 1) / multiple * multiple; }
 inline int bytes_of(Kind kind) { return kind == INT8 ? 1 : 2; }
@@ -55,7 +56,7 @@ inline __mmask16 first(int n) { return n >= LANES ? 0xffff : n > 0 ? (1u << n) -
 
 #ifdef SANITIZED  // by ``make sanitize``
 
-// Sanitizers do not instrument masked and tile instructions: for them each lane moves by itself, and a tile's bytes are read once more.
+// Sanitizers do not instrument masked and tile instructions, so each lane is moved separately and the bytes of a tile are read once more.
 inline __m512 masked_load(__mmask16 mask, const float* x) {
     alignas(64) float lanes[LANES] = {};
     for (int i = 0; i < LANES; i++)
@@ -85,13 +86,13 @@ inline void touch_tile(const uint8_t*, int) {}
 
 inline __m512 part(const float* x, int i, int width) { return masked_load(first(width - i), x + i); }
 
-inline __m512 polynomial(__m512 x, std::initializer_list<float> coefficients) {  // by Horner's rule, that of the highest power first
+inline __m512 polynomial(__m512 x, std::initializer_list<float> coefficients) {  // Horner's rule, highest power first
     __m512 sum = _mm512_setzero_ps();
     for (float c : coefficients) sum = _mm512_fmadd_ps(sum, x, _mm512_set1_ps(c));
     return sum;
 }
 
-inline __m512 exponential(__m512 x) {  // 2^(x log2 e), by a polynomial of the part behind the point
+inline __m512 exponential(__m512 x) {  // 2^(x log2 e), with a polynomial for the fractional part
     __m512 t = _mm512_mul_ps(_mm512_max_ps(x, _mm512_set1_ps(-87.0f)), _mm512_set1_ps(1.44269504f));
     __m512 n = _mm512_roundscale_ps(t, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
     __m512 f = _mm512_mul_ps(_mm512_sub_ps(t, n), _mm512_set1_ps(0.693147181f));
@@ -103,7 +104,7 @@ inline __m512 sigmoid(__m512 x) {
     return _mm512_div_ps(one, _mm512_add_ps(one, exponential(_mm512_sub_ps(_mm512_setzero_ps(), x))));
 }
 
-inline __m512 normal_distribution(__m512 x) {  // P(X <= x), by the error function of Abramowitz & Stegun 7.1.26; off by 1e-7 at most
+inline __m512 normal_distribution(__m512 x) {  // P(X <= x), with the error function of Abramowitz & Stegun 7.1.26; error at most 1e-7
     const __m512 one = _mm512_set1_ps(1.0f), size = _mm512_mul_ps(_mm512_abs_ps(x), _mm512_set1_ps(0.707106781f));
     const __m512 t = _mm512_div_ps(one, _mm512_fmadd_ps(size, _mm512_set1_ps(0.3275911f), one));
     const __m512 p = polynomial(t, {1.061405429f, -1.453152027f, 1.421413741f, -0.284496736f, 0.254829592f, 0.0f});
@@ -126,14 +127,14 @@ inline __m512 activated(int activation, __m512 x) {
     }
 }
 
-// The number that 127 stands for, over 127.
+// Quantization scale: max |x| / 127.
 float scale_of(const float* x, int width) {
     __m512 most = _mm512_setzero_ps();
     for (int i = 0; i < width; i += LANES) most = _mm512_max_ps(most, _mm512_abs_ps(part(x, i, width)));
     return _mm512_reduce_max_ps(most) / 127.0f;
 }
 
-// Write x from a place on as short numbers, ``bytes`` of them, zeros behind its end.
+// Write x, starting at index ``from``, as ``bytes`` bytes of bfloat16 or int8 numbers, with zeros after its end.
 inline void shorten(Kind kind, const float* x, int from, int width, float scale, uint8_t* to, int bytes) {
     const __m512 factor = _mm512_set1_ps(scale > 0 ? 1.0f / scale : 0.0f);
     for (int at = 0; at < bytes; at += LANES * bytes_of(kind), from += LANES) {
@@ -145,13 +146,13 @@ inline void shorten(Kind kind, const float* x, int from, int width, float scale,
     }
 }
 
-// Rows as a product reads them: short numbers, and for 8 bits a scale a row.
+// Rows as a product reads them: bfloat16 or int8 numbers, with one scale per row in int8.
 struct Rows {
     std::vector<uint8_t> bytes;
     std::vector<float> scale;
     int stride = 0;
 
-    // Make room for rows of at most ``width`` numbers; the only place that allocates, so that threads which take rows never throw.
+    // Allocate memory for rows of at most ``width`` numbers; nothing else allocates, so that threads that quantize rows never throw.
     void reserve(Kind kind, int rows, int width) {
         const size_t n_rows = up_to(rows, LANES), needed = n_rows * up_to(width, inner_of_tile(kind)) * bytes_of(kind);
         if (bytes.size() < needed) bytes.assign(needed, 0);
@@ -193,7 +194,7 @@ void begin_products() {
 
 void end_products() { _tile_release(); }
 
-// Multiply up to four tiles of rows with one block of 16 outputs; accumulators are tiles 0 to 3. Rows that are not there are zeros.
+// Multiply up to four tiles of rows with one block of 16 outputs; the accumulators are tiles 0 to 3. Missing rows are zeros.
 template <Kind kind, int N>
 void multiply_tiles(const uint8_t* a, int stride, const uint8_t* b, int n_tiles, void* sums) {
     _tile_zero(0);
@@ -236,9 +237,9 @@ bool may_multiply() { return true; }
 void begin_products() {}
 void end_products() {}
 
-constexpr int AT_ONCE = 8;  // rows that share one reading of the weights
+constexpr int AT_ONCE = 8;  // rows that share one read of the weights
 
-// Multiply the pairs of two bfloat16 in each lane and add them up; one is the upper half of a float.
+// Multiply the two bfloat16 pairs of each lane and add both products; a bfloat16 is the upper half of a float.
 inline __m512 add_pairs(__m512 sum, __m512i x, __m512i w) {
 #if defined(__AVX512BF16__)
     return _mm512_dpbf16_ps(sum, (__m512bh)x, (__m512bh)w);
@@ -249,12 +250,12 @@ inline __m512 add_pairs(__m512 sum, __m512i x, __m512i w) {
 #endif
 }
 
-// Multiply some rows with one block of 16 outputs; a row's sum is the same beside any others.
+// Multiply N rows with one block of 16 outputs; the sum of a row does not depend on the other rows.
 template <Kind kind, int N>
 void multiply_rows(const uint8_t* a, int stride, const uint8_t* b, int n_tiles, uint8_t* sums) {
-    __m512 sum[N] = {};  // in 8 bits the bits of whole numbers
+    __m512 sum[N] = {};  // in int8: the bits of int32 sums
     const __m512i signs = _mm512_set1_epi32(int32_t(0x80808080));
-    __m512i offset = _mm512_setzero_si512();  // the instruction wants unsigned times signed: x + 128, and 128 times the weights back
+    __m512i offset = _mm512_setzero_si512();  // the instruction multiplies unsigned by signed: use x + 128 and subtract 128 times the weights
     for (int k = 0; k < n_tiles * LANES; k++, a += 4, b += 64) {
         _mm_prefetch((const char*)b + 8 * TILE, _MM_HINT_T0);
         const __m512i w = _mm512_loadu_si512(b);
@@ -287,7 +288,7 @@ void multiply(const uint8_t* a, int stride, const uint8_t* b, int n_tiles, int r
 
 #endif
 
-// y[row, outputs of blocks begin to end] = f(x W^T + b), f the map's activation; multiplied by what stands in ``times``, where that is given.
+// y[row, outputs of blocks begin to end] = f(x W^T + b) with the map's activation f, times ``times`` elementwise if given.
 template <Kind kind>
 void product(const Linear& map, const Rows& x, int rows, int begin, int end, float* y, const float* times = nullptr) {
     alignas(64) float sums[STRIP * LANES * LANES];

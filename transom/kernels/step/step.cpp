@@ -1,10 +1,10 @@
-// One step of a decoder, all blocks in one call: what flat.py, or the model itself, does with PyTorch's operations.
+// One decoding step, all blocks in one call; equivalent to the PyTorch operations of the model.
 //
-// A step of few rows reads every weight once and computes little with it, so its time is that of reading memory and of calling operations. Here
-// weights lie as the processor's matrix units read them (bfloat16, or 8 bits with a scale an output), activations stay in float32 and in
-// the nearest caches, nothing is copied when beams change places, and threads meet only behind a product.
+// A step of few rows reads every weight once and computes little with it, so memory traffic and operation calls dominate its time. Here weights
+// are stored in the layout of the CPU's matrix units (bfloat16, or int8 with one scale per output), activations stay in float32 in the
+// nearest caches, nothing is copied when beams are reordered, and threads synchronize only after a product.
 //
-// Needs AVX-512 with VNNI; where there is AMX, products use it. Compiled by native.py on the machine that runs it.
+// Requires AVX-512 with VNNI; products use AMX if available. Compiled by native_build.py on the machine that runs it.
 
 #include <cmath>
 #include <new>
@@ -13,22 +13,22 @@
 #include "products.h"
 #include "team.h"
 
-// The layout of these structures is known to compiled.py.
+// native_structs.py mirrors the layout of these structures.
 extern "C" struct Norm {
     const float* gain;  // null: no norm
     const float* shift; // or null
     float eps;
-    int32_t centred;    // 0: only the root mean square is taken out
+    int32_t centred;    // 0: RMS normalization, the mean is not subtracted
 };
 
 extern "C" struct Block {
     Norm attn_before, attn_after, cross_before, cross_after, ff_before, ff_after;
-    Linear qkv, o, q, cross_o, gate, up, down; // without weights, the sub-layer's parts that are not there: cross-attention, the gate
+    Linear qkv, o, q, cross_o, gate, up, down; // null weights for missing parts: cross-attention, the gate
 };
 
 extern "C" struct Decoder {
     int32_t kind, n_blocks, d_model, n_heads, n_kv_heads, d_head, d_value;
-    int32_t pairs;           // of numbers of a query or key that are turned by their position
+    int32_t pairs;           // pairs of a query or key that are rotated (RoPE)
     const float *cos, *sin;  // (positions, pairs)
     const Block* blocks;
     Norm norm;
@@ -36,15 +36,15 @@ extern "C" struct Decoder {
 };
 
 extern "C" struct State {
-    int32_t rows, length;         // rows of this step; tokens that stand before it
-    int32_t capacity, max_length; // rows and tokens that there is room for
+    int32_t rows, length;         // rows of this step; tokens before it
+    int32_t capacity, max_length; // maximum rows and tokens
     int32_t longest;              // tokens of the longest source
-    const int32_t* sources;       // which source each row reads
-    const int32_t* lengths;       // tokens a source
-    int32_t* slots;               // (rows, max_length): in which row of its time each earlier token was read
+    const int32_t* sources;       // source index of each row
+    const int32_t* lengths;       // tokens per source
+    int32_t* slots;               // (rows, max_length): the row in which each earlier token was written
     uint16_t* tokens;             // (blocks, max_length, capacity, keys and values) in bfloat16
     const uint16_t* memory;       // (blocks, sources, longest, keys and values) in bfloat16
-    int64_t memory_stride;        // from a block's memory to the next
+    int64_t memory_stride;        // distance between the memories of two blocks
     const float* x;               // (rows, d_model): the embedded tokens
     float* logits;                // (rows, vocabulary)
 };
@@ -76,7 +76,7 @@ void normalise(const Norm& norm, const float* x, int rows, int width, float* y) 
     }
 }
 
-// Turn the pairs (x_k, x_{k + pairs}) by a position's angles.
+// RoPE: rotate the pairs (x_k, x_{k + pairs}) by a position's angles.
 void turn(float* x, const float* cos, const float* sin, int pairs) {
     for (int i = 0; i < pairs; i += LANES) {
         const __mmask16 mask = first(pairs - i);
@@ -86,10 +86,11 @@ void turn(float* x, const float* cos, const float* sin, int pairs) {
     }
 }
 
-// One query: z = softmax(q K^T / sqrt(d_head)) V by a head of keys and values; key i stands at place(i), its value after all heads' keys.
+// Attention of one query: z = softmax(q K^T / sqrt(d_head)) V with one head of keys and values. Key i is at place(i), its value after the
+// keys of all heads.
 template <typename Place>
 void attend(const Decoder& d, int head, const float* q, int n_keys, Place place, float* scores, float* z) {
-    if (n_keys == 0) {  // nothing to see gives 0, never NaN
+    if (n_keys == 0) {  // no key gives 0, never NaN
         for (int c = 0; c < d.d_value; c++) z[c] = 0.0f;
         return;
     }
@@ -120,12 +121,12 @@ void attend(const Decoder& d, int head, const float* q, int n_keys, Place place,
 
 // ------------------------------------------------------------------------------------------------------------------- a step
 
-// What threads share: the output of each product, each in room of its own, so that a slow reader never meets a fast writer.
+// Buffers shared by the threads: one per product, so that a fast thread never overwrites what a slow one still reads.
 struct Shared {
     std::vector<float> qkv, z, o, q, cross_z, cross_o, gate, up, down;
 };
 
-// What each thread has for itself: every thread normalises all rows, which is cheaper than to wait for others.
+// Buffers of one thread: every thread normalizes all rows, which is cheaper than waiting for the others.
 struct Own {
     std::vector<float> x, normed, scores;
     Rows rows;
@@ -139,7 +140,7 @@ struct Step {
     Team& team;
 };
 
-// What one thread does of a step: its blocks of every product, its (row, head) pairs of attention, and all norms and sums.
+// One thread's part of a step: its blocks of every product, its (row, head) pairs of attention, and all norms and residual sums.
 template <Kind kind>
 class Hand {
    public:
@@ -165,23 +166,23 @@ class Hand {
     Shared& shared;
     Own& own;
     Team& team;
-    int place_;  // the thread's number
+    int place_;  // index of the thread
 
-    // The stream as a sub-layer reads it.
+    // Return the sub-layer input: the residual stream, normalized for pre-norm.
     const float* before(const Norm& norm) {
         if (!norm.gain) return own.x.data();
         normalise(norm, own.x.data(), s.rows, d.d_model, own.normed.data());
         return own.normed.data();
     }
 
-    // Add a sub-layer's output to the stream.
+    // Add a sub-layer's output to the residual stream, then normalize for post-norm.
     void add(const std::vector<float>& y, const Norm& after) {
         const size_t n = size_t(s.rows) * d.d_model;
         for (size_t i = 0; i < n; i++) own.x[i] += y[i];
         if (after.gain) normalise(after, own.x.data(), s.rows, d.d_model, own.x.data());
     }
 
-    // Make y = map(x) together with the other threads: each takes x, writes its blocks of y, and waits until all are written.
+    // Compute y = map(x) with all threads: each quantizes x, writes its blocks of y, and waits until all blocks are written.
     void apply(const Linear& map, const float* x, std::vector<float>& y) {
         own.rows.take(kind, x, s.rows, map.inner);
         multiply_into(map, y.data());
@@ -193,14 +194,14 @@ class Hand {
         product<kind>(map, own.rows, s.rows, n_blocks * place_ / team.size(), n_blocks * (place_ + 1) / team.size(), y, times);
     }
 
-    // Let ``work`` have each of this thread's (row, head of keys and values).
+    // Call ``work`` for each of this thread's (row, key-value head).
     template <typename Work>
     void each_head(Work work) {
         const int n = s.rows * d.n_kv_heads;
         for (int i = n * place_ / team.size(); i < n * (place_ + 1) / team.size(); i++) work(i / d.n_kv_heads, i % d.n_kv_heads);
     }
 
-    // Let the queries that share a head of keys and values attend by it.
+    // Compute attention for all query heads that share a key-value head.
     template <typename Place>
     void each_query(int row, int head, float* q, std::vector<float>& z, int n_keys, Place place) {
         const int group = d.n_heads / d.n_kv_heads;
@@ -269,7 +270,7 @@ void reserve(std::vector<float>& x, size_t n) {
     if (x.size() < n) x.resize(n);
 }
 
-// What the functions below return; compiled.py knows the numbers. No exception leaves this file: its callers are not C++.
+// Status codes of the functions below, as in native_structs.py. No exception leaves this file: its callers are not C++.
 enum Status : int { DONE = 0, NO_MEMORY = 1, OUT_OF_BOUNDS = 2, FAILED = 3 };
 
 template <typename Work>
@@ -291,7 +292,7 @@ bool within_bounds(const Decoder& d, const State& s) {
     return state && heads && 2 * d.pairs <= d.d_head;
 }
 
-// Make room for all that a step writes, before its threads begin.
+// Allocate all buffers of a step before its threads start.
 void make_room(const Decoder& d, const State& s, std::vector<Own>& every, Shared& shared) {
     const size_t rows = s.rows, queries = size_t(d.n_heads) * d.d_head, width = size_t(d.n_kv_heads) * (d.d_head + d.d_value);
     reserve(shared.qkv, rows * (queries + width));
@@ -316,14 +317,14 @@ void make_room(const Decoder& d, const State& s, std::vector<Own>& every, Shared
 
 extern "C" {
 
-// Whether this processor and system let a program use what this file was compiled for.
+// Return whether the operating system permits the instructions for which this file was compiled.
 int transom_works() { return may_multiply(); }
 
 int64_t transom_packed_bytes(int kind, int inner, int outer) {
     return int64_t(up_to(outer, LANES) / LANES) * (up_to(inner, inner_of_tile(Kind(kind))) / inner_of_tile(Kind(kind))) * TILE;
 }
 
-// Lay a weight (outer, inner) out in tiles: each line of 64 bytes has 4 bytes of inputs for each of 16 outputs.
+// Pack a weight (outer, inner) in tiles: each line of 64 bytes has 4 bytes of inputs for each of 16 outputs.
 void transom_pack(int kind_, const float* weight, int inner, int outer, uint8_t* packed, float* scale) {
     const Kind kind = Kind(kind_);
     for (int begin = 0; begin < outer; begin += LANES) {
@@ -353,7 +354,7 @@ int transom_product(int kind, const Linear* map, const float* x, int rows, float
     });
 }
 
-// Null where there is no memory, or no thread to be had.
+// Create the workspace of a cache; null if memory or threads cannot be allocated.
 void* transom_open(int threads) {
     Workspace* workspace = nullptr;
     guarded([&] { return workspace = new Workspace(threads), DONE; });

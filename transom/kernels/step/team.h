@@ -1,4 +1,4 @@
-// Threads that take a step together.
+// Thread team for one decoding step.
 
 #pragma once
 
@@ -14,16 +14,16 @@
 
 namespace {
 
-// Threads that run the same function side by side and meet at barriers; between runs they wait, first awake, then asleep.
+// Threads that run one function in parallel and synchronize at barriers; between runs they wait, first spinning, then sleeping.
 //
-// Together they are quicker only while each has a processor: at a barrier all wait for the one that has none. So now and then a run is timed
-// alone and the next one together, and those that follow go as the quicker of the two went.
+// Several threads are faster only while each has a CPU: at a barrier all wait for a thread without one. So one run in TRIAL is timed with
+// one thread and the next one with all threads; the following runs use the faster setting.
 class Team {
    public:
     explicit Team(int size) : full_(size) {
         try {
             for (int i = 1; i < size; i++) threads_.emplace_back([this, i] { serve(i); });
-        } catch (...) {  // a thread that is left running would end the process
+        } catch (...) {  // destroying a running thread would terminate the process
             dismiss();
             throw;
         }
@@ -47,7 +47,7 @@ class Team {
     }
 
     void meet() {
-        const int size = size_;  // read before arriving: who arrives last may begin the next run, with another size
+        const int size = size_;  // read before arriving: the last thread to arrive may start the next run, with another size
         if (size == 1) return;
         uint32_t turn = turn_.load(std::memory_order_acquire);
         if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == size) {
