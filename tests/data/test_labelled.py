@@ -80,7 +80,7 @@ def test_validation_is_split_off_by_hash_of_the_text(tmp_path: Path) -> None:
     assert not set(splits.train.source) & set(splits.valid.source) and 8 <= len(splits.valid) <= 35
     assert "split off by hash" in splits.valid.name and splits.valid.target[0] == str(int(splits.valid.source[0].split()[1]) % 2)
     (tmp_path / "b.tsv").write_text("same\t0\nsame\t1\n")
-    with pytest.raises(DataError, match="too few different texts"):
+    with pytest.raises(DataError, match="expected at least two different texts"):
         load_labelled(LabelledData.model_validate({"train": {"file": "b.tsv"}}), tmp_path)
 
 
