@@ -15,8 +15,8 @@ BAD = {
     "unequal line counts": (GOOD.replace("ba\n", "", 1).encode(), "has 59 lines and"),
     "invalid UTF-8": (GOOD.encode() + b"a\xffb\n", ":61:2: expected UTF-8, found byte 0xff"),
     "UTF-16": (GOOD.encode("utf-16"), "found UTF-16"),
-    "lone CR": (GOOD.encode() + b"a\rb\n", ":61:2: found a carriage return inside a line"),
-    "NUL": (GOOD.encode() + b"a\0b\n", ":61:2: found a NUL byte"),
+    "lone CR": (GOOD.encode() + b"a\rb\n", ":61:2: expected lines that end with \\n or \\r\\n, found a carriage return inside a line"),
+    "NUL": (GOOD.encode() + b"a\0b\n", ":61:2: expected text, found a NUL byte"),
     "empty": (b"", "expected at least one line, found an empty file"),
     "broken gzip": (gzip.compress(GOOD.encode())[:-9], "source.bad"),
     "100 MB line": (b"a" * (2 << 20), "expected lines of at most 1,048,576 bytes"),
@@ -204,7 +204,7 @@ def test_paths_with_a_tilde(trained: Trained, transom: Call, tmp_path: Path, mon
     command = ("train", "translation", *sets(*TINY, files, "training.max_steps=1"), "--json")
     assert transom(*command, "--out", "run", "--set", "data.root=~").code == 0
     assert f'root = "{trained.source.parent}"' in (tmp_path / "run" / "recipe.toml").read_text()
-    assert "a home folder that cannot be told" in transom(*command, "--out", "other", "--set", "data.root=~nobody-at-all/x").error
+    assert "an unknown home folder" in transom(*command, "--out", "other", "--set", "data.root=~nobody-at-all/x").error
 
 
 def test_a_file_name_that_is_not_utf8(trained: Trained, transom: Call, tmp_path: Path) -> None:

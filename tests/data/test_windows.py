@@ -45,7 +45,7 @@ def test_a_stream_sets_documents_apart_by_one_symbol() -> None:
     assert (made.tokens[made.starts] == EOS).all() and (made.tokens == EOS).sum() == len(TEXTS)
     assert made.lengths.tolist() == list(map(len, TEXTS))
     assert made.place(0) == "file 0, token 0" and made.place(5) == "file 1, token 1"
-    with pytest.raises(DataError, match="no token"):
+    with pytest.raises(DataError, match="at least one token"):
         stream([""])
 
 
