@@ -163,7 +163,9 @@ def test_repeated_lines_of_a_small_file_are_no_bomb(tmp_path: Path) -> None:
 
 
 def test_huge_line_of_old_mac_ends_says_so(tmp_path: Path) -> None:
-    assert "FILE:1:9: expected lines that end with \\n or \\r\\n, found a carriage return" in message_of(written(tmp_path, b"sentence\r" * 200_000))
+    assert "FILE:1:9: expected lines that end with \\n or \\r\\n, found a carriage return" in message_of(
+        written(tmp_path, b"sentence\r" * 200_000)
+    )
 
 
 def test_check_text() -> None:

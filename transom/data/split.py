@@ -99,6 +99,8 @@ def split_off(data: Part, keys: Sequence[str], share: float, noun: str) -> tuple
     """
     chosen = least_share(keys, share)
     if not chosen:
-        raise DataError(f"{data.name}: expected at least two different {noun}, to split off validation data, found fewer; set data.valid or add {noun}")
+        raise DataError(
+            f"{data.name}: expected at least two different {noun}, to split off validation data, found fewer; set data.valid or add {noun}"
+        )
     rest = sorted(set(range(len(data))).difference(chosen))
     return data.take(rest, data.name), data.take(chosen, f"{len(chosen)} of {len(data)} {noun} of {data.name}, split off by hash")

@@ -67,7 +67,9 @@ def _csv_records(path: Path) -> Iterator[tuple[int, list[str]]]:
             yield start, row
             start = reader.line_num + 1
     except csv.Error as error:
-        raise DataError(f"{path}:{start}: expected a CSV record, found an error at line {reader.line_num}: {error}; correct the record") from error
+        raise DataError(
+            f"{path}:{start}: expected a CSV record, found an error at line {reader.line_num}: {error}; correct the record"
+        ) from error
 
 
 def _column_rows(path: Path, fields: Sequence[Field], records: Iterator[tuple[int, list[str]]], separator: str, advice: str) -> Rows:
@@ -75,7 +77,9 @@ def _column_rows(path: Path, fields: Sequence[Field], records: Iterator[tuple[in
     columns = _columns(path, fields, next(records)[1] if named else [], advice)
     for start, row in records:
         if row and len(row) <= max(columns):
-            raise DataError(f"{path}:{start}: expected at least {max(columns) + 1} columns separated by {separator}, found {len(row)}; correct the record")
+            raise DataError(
+                f"{path}:{start}: expected at least {max(columns) + 1} columns separated by {separator}, found {len(row)}; correct the record"
+            )
         yield start, [row[column] for column in columns] if row else [""] * len(columns)
 
 

@@ -148,7 +148,9 @@ def split_validation(documents: Documents) -> tuple[Documents, Documents]:
     if len(documents) == 1:
         parts = documents.part(0.0, 1 - VALID_SHARE), documents.part(1 - VALID_SHARE, 1.0)
         if not all(part.texts for part in parts):
-            raise DataError(f"{documents.name}: expected enough text to split off validation text, found too little; set data.valid or add text")
+            raise DataError(
+                f"{documents.name}: expected enough text to split off validation text, found too little; set data.valid or add text"
+            )
         return parts
     return split_off(documents, documents.texts, VALID_SHARE, "documents")
 

@@ -41,7 +41,9 @@ def _parse(line: str, where: str) -> Any:
     try:
         return parse_json(line)
     except json.JSONDecodeError as error:
-        raise DataError(f"{where}:{error.colno}: expected one JSON object per line, found an error: {error.msg}; correct or remove the line") from error
+        raise DataError(
+            f"{where}:{error.colno}: expected one JSON object per line, found an error: {error.msg}; correct or remove the line"
+        ) from error
     except ValueError as error:
         raise DataError(f"{where}: expected one plain JSON object per line, found {error}; correct or remove the line") from error
 

@@ -81,7 +81,9 @@ def open_bytes(path: str | Path) -> Iterator[ByteLines]:
     except EOFError as error:
         raise DataError(f"{path}: expected complete gzip data, found a truncated file; copy the whole file again") from error
     except (zlib.error, gzip.BadGzipFile) as error:
-        raise DataError(f"{path}: expected gzip data, found damaged data ({error}); copy the file again, or rename it if it is not gzipped") from error
+        raise DataError(
+            f"{path}: expected gzip data, found damaged data ({error}); copy the file again, or rename it if it is not gzipped"
+        ) from error
     except FileNotFoundError as error:
         raise DataError(f"{path}: no such file; check the path") from error
     except OSError as error:
@@ -207,7 +209,9 @@ def _decode(line: bytes, where: str) -> str:
             " convert the file, for instance with iconv -f LATIN1 -t UTF-8"
         ) from error
     if "\r" in text:
-        raise DataError(f"{where}:{line.index(13) + 1}: expected lines that end with \\n or \\r\\n, found a carriage return inside a line; remove it")
+        raise DataError(
+            f"{where}:{line.index(13) + 1}: expected lines that end with \\n or \\r\\n, found a carriage return inside a line; remove it"
+        )
     if "\0" in text:
         raise DataError(f"{where}:{line.index(0) + 1}: expected text, found a NUL byte; remove it or name another file")
     return text
@@ -225,7 +229,9 @@ def _refuse_wide(start: bytes, name: str) -> None:
 
 def _refuse_long(stream: ByteLines, piece: bytes, where: str, most_bytes: int) -> NoReturn:
     if b"\r" in piece[:most_bytes]:
-        raise DataError(f"{where}:{piece.index(13) + 1}: expected lines that end with \\n or \\r\\n, found a carriage return inside a line; remove it")
+        raise DataError(
+            f"{where}:{piece.index(13) + 1}: expected lines that end with \\n or \\r\\n, found a carriage return inside a line; remove it"
+        )
     size = len(piece)
     while not piece.endswith(b"\n") and size < _COUNTED_BYTES and (piece := stream.readline(MAX_LINE_BYTES)):
         size += len(piece)
