@@ -183,7 +183,7 @@ def test_a_run_without_its_recipe_does_not_go_on(copied: Path, trained: Trained,
         ("model.d_ff=10000000000000000000000", "model.d_ff: expected a whole number of at most 64 bits"),
         ("model.max_seq_len=2000000", "model.max_seq_len: expected sinusoidal positions of at most 16,777,216 numbers"),
         ("model.max_seq_len=2", "expected at least one pair to train on"),
-        ("model.max_seq_len=3", "expected at most model.max_seq_len = 3 tokens a sentence"),
+        ("model.max_seq_len=3", "expected at most model.max_seq_len = 3 tokens per sentence"),
         ("training.batch_tokens=1", "training.batch_tokens: expected at least"),
     ],
 )

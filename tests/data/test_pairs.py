@@ -152,10 +152,12 @@ def test_unequal_counts_are_told_with_the_place(tmp_path: Path) -> None:
     with pytest.raises(DataError) as caught:
         load_pairs(PairFiles(source=names[0], target=names[1]), tmp_path)
     message = str(caught.value).replace(f"{tmp_path}/", "")
-    assert message.startswith("a.en has 2,000 lines and a.de 1,999, expected aligned files with as many lines; by their lengths, the lines")
+    assert message.startswith(
+        "a.en, a.de: expected aligned files of equal length, found 2,000 and 1,999 lines; judging by line lengths, the"
+    )
     assert any(f"near line {line:,};" in message for line in range(1199, 1204))
     write(tmp_path, "a.de", "\n".join(target[:500]))
-    with pytest.raises(DataError, match=r"the shorter one seems to end too early, after line 500;"):
+    with pytest.raises(DataError, match=r"the shorter file seems to be truncated after line 500;"):
         load_pairs(PairFiles(source=names[0], target=names[1]), tmp_path)
 
 
