@@ -1,4 +1,4 @@
-"""Byte-pair encoding: exact, closed against typed special symbols, deterministic."""
+"""Byte-pair encoding: exact, closed against typed special tokens, deterministic."""
 
 import json
 import subprocess

@@ -114,11 +114,11 @@ def test_what_is_too_long_is_cut_or_left_out_and_counted() -> None:
     assert (cut.n_longer, cut.n_samples) == (longer, 60) and (left.n_longer, left.n_samples) == (longer, 60 - longer)
     assert max(batch.source.tokens.shape[1] for _, slices in islice(cut.batches_from(0), 40) for batch in slices) == 6
     report = report_labelled(Splits(DATA, DATA), ("neg", "pos"), WORD_LEVEL, cut)
-    assert f"train: {longer} texts longer than the 6 tokens that the model reads; their beginning stands for them" in report.problems
+    assert f"train: {longer} texts longer than the 6 tokens of the context window; they are truncated" in report.problems
     dropped = report_labelled(Splits(DATA, DATA), ("neg", "pos"), WORD_LEVEL, left)
-    assert f"train: {longer} texts longer than the 6 tokens that the model reads; they are left out" in dropped.problems
+    assert f"train: {longer} texts longer than the 6 tokens of the context window; they are dropped" in dropped.problems
     for each in (report, dropped):
-        assert f"valid: {longer} texts longer than the 6 tokens that the model reads; their beginning stands for them" in each.problems
+        assert f"valid: {longer} texts longer than the 6 tokens of the context window; they are truncated" in each.problems
     assert dropped.facts["longer"] == {"train": {"texts": longer, "left out": longer}, "valid": {"texts": longer, "left out": 0}}
     with pytest.raises(DataError, match="expected texts of at most 2 tokens, found none"):
         loader(max_seq_len=2, too_long="drop")
