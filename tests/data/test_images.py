@@ -149,7 +149,7 @@ def test_what_is_no_set_of_images_is_told(tmp_path: Path, monkeypatch: pytest.Mo
     (tmp_path / "empty").mkdir()
     with pytest.raises(DataError, match=r"expected images as CLASS/NAME\.jpg, found none"):
         list_images(tmp_path / "empty")
-    with pytest.raises(DataError, match=r"found stray\.png in none; put it into one"):
+    with pytest.raises(DataError, match=r"found stray\.png outside of any; move it into one"):
         list_images(lay_out(tmp_path / "stray", ["cat/a.png", "stray.png"]))
     for special in (tmp_path / "pipe.zip", Path("/dev/zero")):
         if special.suffix:

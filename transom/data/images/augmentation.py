@@ -29,7 +29,7 @@ class Augmenter:
         self._n_mixing = 3 + 2 * TRIES
 
     def changed(self, images: Images, epoch: int, samples: Sequence[int]) -> Images:
-        """Augment each image: RandAugment's color operations, then all geometric ones as one affine map, so that pixels are interpolated once.
+        """Augment each image: RandAugment's color operations, then all geometric ones as one affine map with a single interpolation.
 
         Args:
             images: values from 0 to 1.
@@ -53,7 +53,9 @@ class Augmenter:
         return warped(images, turn @ part) if c.randaugment or c.shift or c.flip or c.zoom < 1 else images
 
     def mixed(self, images: Images, partners: Images, labels: Sequence[int], epoch: int, samples: Sequence[int]) -> tuple[Images, Mixed]:
-        """Mix each image with a partner: mixup, lam x + (1 - lam) x' (Zhang et al. 2018), or CutMix, x with a rectangle of x' (Yun et al. 2019).
+        """Mix each image with a partner by mixup or CutMix.
+
+        mixup: lam x + (1 - lam) x' (Zhang et al. 2018). CutMix: x with a rectangle of x' (Yun et al. 2019).
 
         Args:
             images: augmented images.

@@ -104,7 +104,7 @@ class ImageLoader:
         Args:
             images: labeled images.
             classes: names of the classes by index.
-            batch_images: maximum number of images per batch over all ranks and micro-batches; an epoch's batches differ by at most one image.
+            batch_images: maximum number of images per batch over all ranks and micro-batches; batches differ by at most one image.
             seed: random seed of order and augmentation.
             augmentation: the recipe's augmentation.
             micro_batching: split of every batch over ranks and micro-batches.

@@ -1,7 +1,7 @@
 """Instructions with answers for instruction tuning: pairs whose target is the answer, packed into rows.
 
-An instruction is encoded as ``[EOS] prompt [SOS] answer``. Only the answer tokens and the ``[EOS]`` after them contribute to the loss. ``[SOS]``
-is a special token that no prompt text can produce.
+An instruction is encoded as ``[EOS] prompt [SOS] answer``. Only the answer tokens and the ``[EOS]`` after them contribute to the loss.
+``[SOS]`` is a special token that no prompt text can produce.
 """
 
 from array import array

@@ -197,7 +197,7 @@ def drop_tokens(row: Sequence[int], p: float, key: tuple[int, int, int]) -> Sequ
 
 
 def _languages(pairs: Pairs) -> Pairs:
-    """Turn the phrasebook into language identification: each sentence once, labeled by its language; sentences found in both are dropped."""
+    """Turn the phrasebook into language identification: each sentence once, labeled by its language, without those in both."""
     english, spanish = (dict.fromkeys(side) for side in (pairs.source, pairs.target))
     texts = [
         (text, name)

@@ -126,7 +126,7 @@ class Loader:
         return batches_from(position, [self], self.n_samples, lambda epoch: np.arange(self.n_samples))
 
     def rows(self, epoch: int) -> tuple[Encoded, Encoded]:
-        """Return both sides' token ids for an epoch; a segmentation that BPE-dropout made too long is replaced by the one without dropout."""
+        """Return both sides' token ids for an epoch; a segmentation made too long by BPE-dropout is replaced by the regular one."""
         if not self._dropout:
             return self.whole
         sides = []

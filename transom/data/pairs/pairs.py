@@ -116,8 +116,8 @@ def _load_two(source: Path, target: Path) -> Pairs:
 def first_suspicious_line(source: list[str], target: list[str]) -> int:
     """Estimate the line at which two files of different length stop being aligned.
 
-    The estimate assumes one run of surplus lines. It is the line k that minimizes the sum of |log length ratio - median|, where lines before
-    k are paired with lines of the same number, and lines from k on are paired after skipping the surplus.
+    The estimate assumes one run of surplus lines. It is the line k that minimizes the sum of |log length ratio - median|, where lines
+    before k are paired with lines of the same number, and lines from k on are paired after skipping the surplus.
 
     Args:
         source: all source lines.

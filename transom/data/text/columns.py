@@ -78,7 +78,7 @@ def _column_rows(path: Path, fields: Sequence[Field], records: Iterator[tuple[in
     for start, row in records:
         if row and len(row) <= max(columns):
             raise DataError(
-                f"{path}:{start}: expected at least {max(columns) + 1} columns separated by {separator}, found {len(row)}; correct the record"
+                f"{path}:{start}: expected at least {max(columns) + 1} columns separated by {separator}, found {len(row)}; correct the line"
             )
         yield start, [row[column] for column in columns] if row else [""] * len(columns)
 

@@ -121,8 +121,8 @@ class _Unpacked:
         ratio = self._done / max(self._packed.tell(), 1)
         if self._done > UNPACKED_FREE_BYTES and ratio > MAX_UNPACKED_RATIO:
             raise DataError(
-                f"{self._name}: expected at most {MAX_UNPACKED_RATIO} decompressed bytes per compressed byte, found {ratio:,.0f} in the first"
-                f" {self._done:,}; if the file is intended to be so, decompress it and name the result"
+                f"{self._name}: expected at most {MAX_UNPACKED_RATIO} decompressed bytes per compressed byte, found {ratio:,.0f} in"
+                f" the first {self._done:,}; if the file is intended to be so, decompress it and name the result"
             )
         if self._done > MAX_UNPACKED_BYTES:
             raise DataError(

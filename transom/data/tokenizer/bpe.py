@@ -13,11 +13,11 @@ from transom.errors import CheckpointError, ConfigError
 from transom.files.limits import MAX_SYMBOL_CHARACTERS
 
 WORDS = r" ?[\p{L}\p{M}]{1,64}| ?\p{N}| ?[^\s\p{L}\p{M}\p{N}]|\s+(?!\S)|\s"
-"""Pre-tokenization pattern, across whose matches no merge is made: letters with the preceding space, one digit, one other character, or a run
-of whitespace.
+"""Pre-tokenization pattern; no merge crosses its matches: letters with the preceding space, one digit, one other character, or a run of
+whitespace.
 
-Punctuation marks stand alone, so no symbol of several characters can read ``<0x80>`` or ``[EOS]``. The limit of 64 letters bounds the work per
-word.
+Punctuation marks stand alone, so no symbol of several characters can read ``<0x80>`` or ``[EOS]``. The limit of 64 letters bounds the work
+per word.
 """
 
 _LEAST_SEEN = 2

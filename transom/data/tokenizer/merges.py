@@ -76,7 +76,7 @@ class MergeDropout:
         return tuple(words)
 
     def _merge(self, spelled: Tokens, standing: int, survivals: Iterator[int]) -> tuple[list[int], int]:
-        """Merge until no candidate is left, keeping ``standing`` candidates before the first drop; return the tokens and the number of merges."""
+        """Merge until no candidate is left, keeping ``standing`` candidates before the first drop; return tokens and number of merges."""
         tokens, n_merges, offered = list(spelled), 0, self._ranks.get
         while True:
             offers = [(offer, place) for place, pair in enumerate(pairwise(tokens)) if (offer := offered(pair)) is not None]

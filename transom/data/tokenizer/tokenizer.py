@@ -251,7 +251,7 @@ class Tokenizers:
 
 
 def _too_large(content: bytes) -> str | None:
-    """Return the limit that a file exceeds, or None. Brackets and quotes are counted, inside strings too, to bound memory before parsing."""
+    """Return the limit that a file exceeds, or None. Brackets and quotes, also in strings, are counted to bound memory before parsing."""
     n_lists, n_strings = content.count(b"[") + content.count(b"{"), content.count(b'"') // 2
     for found, most, what in (
         (len(content), MAX_TOKENIZER_BYTES, "bytes"),

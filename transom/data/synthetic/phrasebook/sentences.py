@@ -133,7 +133,10 @@ def existence(draw: Draw, words: Lexicon) -> Phrase:
 
 
 def liking(draw: Draw, words: Lexicon) -> Phrase:
-    """Sample a sentence of liking, in which the thing liked is the subject of Spanish gustar: "my sister likes red apples" and "a mi hermana le gustan las manzanas rojas"."""
+    """Sample a sentence of liking; in Spanish the thing liked is the subject of gustar.
+
+    Example: "my sister likes red apples" and "a mi hermana le gustan las manzanas rojas".
+    """
     subject = pronoun(draw, words) if draw.chance(0.4) else _plain(draw, words, ("person", "person", "animal"))
     nouns = words.nouns[draw.pick((*_THINGS, "place"))]
     liked = generic_phrase(draw, words, nouns) if draw.chance(0.4) else noun_phrase(draw, words, nouns)
@@ -201,7 +204,10 @@ def calendar(draw: Draw, words: Lexicon) -> Phrase:
 
 
 def question(draw: Draw, words: Lexicon) -> Phrase:
-    """Sample a question about the subject, the object or an adverbial: "what did the boy eat?", "how many apples does Ana need?", "who opened the door?"."""
+    """Sample a question about the subject, the object or an adverbial.
+
+    Examples: "what did the boy eat?", "how many apples does Ana need?", "who opened the door?".
+    """
     subject, verbs = actor(draw, words)
     verb, tense = draw.pick(verbs), draw.pick(TENSES)
     predicate = do(verb, tense, subject.person)
