@@ -102,8 +102,8 @@ class Instructions:
         longer = np.flatnonzero(whole > max_seq_len).tolist()
         if longer and too_long == "refuse":
             raise DataError(
-                f"{pairs.place(longer[0])}: expected at most model.max_seq_len = {max_seq_len} tokens, special tokens included, found"
-                f" {whole[longer[0]]}; shorten it, or set data.too_long = 'truncate' or 'drop'"
+                f"{pairs.place(longer[0])}: expected at most model.max_seq_len = {max_seq_len} tokens, special tokens included,"
+                f" found {whole[longer[0]]}; shorten it, or set data.too_long = 'truncate' or 'drop'"
             )
         room = {i: max_seq_len - SYMBOLS - len(answers[i]) for i in longer}
         truncated = [i for i in longer if too_long == "truncate" and room[i] > 0]

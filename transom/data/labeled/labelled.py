@@ -96,8 +96,8 @@ def refuse_longer(texts: Pairs, rows: Sequence[Sequence[int]], max_seq_len: int)
     for sample, row in enumerate(rows):
         if len(row) + 1 > max_seq_len:
             raise DataError(
-                f"{texts.place(sample)}: expected at most model.max_seq_len = {max_seq_len} tokens, special tokens included, found"
-                f" {len(row) + 1}; shorten it, or set data.too_long = 'truncate' or 'drop'"
+                f"{texts.place(sample)}: expected at most model.max_seq_len = {max_seq_len} tokens, special tokens included,"
+                f" found {len(row) + 1}; shorten it, or set data.too_long = 'truncate' or 'drop'"
             )
 
 

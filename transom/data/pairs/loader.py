@@ -147,7 +147,8 @@ class Loader:
         if longer[worst] > self.layout.batch_tokens:
             raise ConfigError(
                 f"training.batch_tokens: expected at least {longer[worst]}, the tokens of {self.pairs.name} line"
-                f" {self.pairs.line(self.kept[worst])}, found {self.layout.batch_tokens}; raise it or lower model.max_seq_len"
+                f" {self.pairs.line(self.kept[worst])}, found {self.layout.batch_tokens}; raise it"
+                " or lower model.max_seq_len"
             )
 
 

@@ -89,8 +89,8 @@ def unseen_in(tokenizer: Tokenizer, rows: Mapping[str, Encoded]) -> dict[str, Ro
 def unseen_problems(never: Mapping[str, Row]) -> list[str]:
     """Describe the splits with symbols that are absent from the training data."""
     return [
-        f"{name}: {counted(int(facts['symbols']), 'symbol')} absent from the training data, {counted(int(facts['occurrences']), 'time')},"
-        f" such as {facts['such as']}"
+        f"{name}: {counted(int(facts['symbols']), 'symbol')} absent from the training data,"
+        f" {counted(int(facts['occurrences']), 'time')}, such as {facts['such as']}"
         for name, facts in never.items()
         if facts["symbols"]
     ]

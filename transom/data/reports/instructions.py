@@ -33,8 +33,8 @@ def report_instructions(splits: Splits[Pairs], read: Mapping[str, Instructions],
     both = {name: list(zip(part.source, part.target, strict=True)) for name, part in parts.items()}
     rows = {name: (encode(tokenizer, part.source), encode(tokenizer, part.target)) for name, part in parts.items()}
     too_long = [
-        f"{name}: {findings.counted(len(samples), 'instruction')} longer than the {loader.max_seq_len} tokens of the context window; {fate}"
-        f" ({findings.shown([f'line {parts[name].line(i)}' for i in samples])})"
+        f"{name}: {findings.counted(len(samples), 'instruction')} longer than the {loader.max_seq_len} tokens of the context window;"
+        f" {fate} ({findings.shown([f'line {parts[name].line(i)}' for i in samples])})"
         for name, found in read.items()
         for samples, fate in ((found.truncated, "only the end of the prompt is kept"), (found.left_out, "dropped"))
         if samples

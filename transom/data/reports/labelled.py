@@ -38,8 +38,8 @@ def report_labelled(splits: Splits[Pairs], classes: Sequence[str], tokenizer: To
     problems = [
         *findings.contradictions(train.source, train.target, train.line, "text", "class than the same text before, lines"),
         *(
-            f"{name}: {findings.counted(int(of_part['texts']), 'text')} longer than the {loader.max_seq_len} tokens of the context window;"
-            f" they are {'dropped' if of_part['left out'] else 'truncated'}"
+            f"{name}: {findings.counted(int(of_part['texts']), 'text')} longer than the {loader.max_seq_len} tokens of the context"
+            f" window; they are {'dropped' if of_part['left out'] else 'truncated'}"
             for name, of_part in longer.items()
             if of_part["texts"]
         ),

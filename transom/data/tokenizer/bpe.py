@@ -85,8 +85,8 @@ class BytePairs:
         """
         if vocab_size < LEAST_SIZE:
             raise ConfigError(
-                f"tokenizer.vocab_size: expected at least {LEAST_SIZE} for kind 'bpe' (256 bytes and {len(_SPECIAL)} special tokens),"
-                f" found {vocab_size}; raise it, or choose kind 'char'"
+                f"tokenizer.vocab_size: expected at least {LEAST_SIZE} for kind 'bpe' (256 bytes and"
+                f" {len(_SPECIAL)} special tokens), found {vocab_size}; raise it, or choose kind 'char'"
             )
         texts = [" " + text for text in texts if text]
         seen = Counter[str]()
