@@ -1,4 +1,4 @@
-"""Vocabularies of characters and of words."""
+"""Character and word vocabularies."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""Splits from a stream."""
+"""Collecting splits from a stream."""
 
 from itertools import cycle
 

@@ -1,4 +1,4 @@
-"""Reading documents: files, folders, spans, splits, and what is said of bad ones."""
+"""Reading documents: files, folders, spans, splits and errors."""
 
 import gzip
 import json

@@ -1,4 +1,4 @@
-"""Images from folders and zip files: names, classes, every kind of pixel, and what is damaged, hostile or no image."""
+"""Images from folders and zip files: names, classes, pixel formats, and damaged, hostile or other files."""
 
 import os
 import struct
@@ -76,7 +76,7 @@ def test_what_does_not_fit_into_memory_is_read_when_it_is_wanted(tmp_path: Path,
         ("L", 77, (77, 77, 77)),
         ("RGB", (9, 90, 200), (9, 90, 200)),
         ("CMYK", (0, 0, 0, 255), (0, 0, 0)),
-        ("LA", (50, 0), (255, 255, 255)),  # see-through: white
+        ("LA", (50, 0), (255, 255, 255)),  # transparent: white
         ("RGBA", (200, 0, 0, 0), (255, 255, 255)),
         ("RGBA", (200, 0, 0, 255), (200, 0, 0)),
         ("I;16", 65535, (255, 255, 255)),
@@ -96,7 +96,7 @@ def test_the_middle_square_is_taken_and_a_cameras_turn_is_undone() -> None:
     wide.paste((255, 255, 255), (4, 0, 8, 4))
     assert (decode(data(wide), "it", 4, 3) == 255).all()
     exif = Image.Exif()
-    exif[0x0112] = 6  # turned by a quarter
+    exif[0x0112] = 6  # rotated by 90 degrees
     upright = Image.new("L", (4, 4), 0)
     upright.paste(255, (0, 0, 4, 2))
     turned = decode(data(upright, "JPEG", exif=exif, quality=95), "it", 4, 1)[0]

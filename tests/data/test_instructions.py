@@ -1,4 +1,4 @@
-"""Instructions: read and refused, brought to length, packed into rows, and said once an epoch in an order that one number tells."""
+"""Instructions: reading, errors, truncation, packing, and one pass per epoch in an order determined by the position."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Labelled texts: what is read, what is refused, batches from any position, and what the report names."""
+"""Labeled texts: reading, errors, batches from any position, and the data report."""
 
 import gzip
 from itertools import islice
@@ -132,7 +132,7 @@ def test_what_is_too_long_is_cut_or_left_out_and_counted() -> None:
 
 
 def is_part(short: list[str], whole: list[str]) -> bool:
-    """Are the words of one all in the other, in their order?"""
+    """Return True if the words of one are a subsequence of the other."""
     rest = iter(whole)
     return all(word in rest for word in short)
 
@@ -156,7 +156,7 @@ def test_token_dropout_leaves_tokens_out_in_each_epoch_anew() -> None:
 def test_token_dropout_has_its_probability() -> None:
     row = list(range(1000))
     kept = [len(drop_tokens(row, 0.2, (1, 2, sample))) for sample in range(100)]
-    assert sum(kept) / 100_000 == pytest.approx(0.8, abs=0.005)  # four deviations
+    assert sum(kept) / 100_000 == pytest.approx(0.8, abs=0.005)  # four standard deviations
     assert drop_tokens(row, 0.0, (1, 2, 3)) is row and drop_tokens([5], 1 - 1e-12, (1, 2, 3)) == [5], "one that would be empty stays"
 
 

@@ -1,4 +1,4 @@
-"""Pairs from every format, files that do not fit together, and the split by hash."""
+"""Pairs from every format, misaligned files, and the split by hash."""
 
 import gzip
 import json

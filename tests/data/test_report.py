@@ -1,4 +1,4 @@
-"""What the data report finds in data with known faults."""
+"""The data report on data with known problems."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Every doubt about a text file is one line that names file, line and byte."""
+"""Every error in a text file is one line that names file, line and byte."""
 
 import gzip
 import io

@@ -1,4 +1,4 @@
-"""Tokenizers of all kinds, and their file."""
+"""All kinds of tokenizers, and their file."""
 
 import json
 import os

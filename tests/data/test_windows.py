@@ -1,4 +1,4 @@
-"""Windows: every token once an epoch, order by (seed, epoch) alone, documents apart, and reading all of a text once."""
+"""Windows: every token once per epoch, order determined by (seed, epoch), separate documents, and scoring each token once."""
 
 from itertools import islice
 from typing import Any
@@ -130,7 +130,7 @@ def test_scoring_counts_each_token_once_with_what_the_overlap_shows(rows: list[l
 
 
 def rows_of(batches: list[list[LanguageBatch]]) -> dict[int, tuple[list[int], list[int], list[int]]]:
-    """Give what is read in each window, its positions, and its labels."""
+    """Return each window's input tokens, positions and labels."""
     rows = {}
     for batch in (batch for slices in batches for batch in slices):
         text = (batch.target.tokens, batch.target.positions.expand_as(batch.target.tokens), batch.labels)
