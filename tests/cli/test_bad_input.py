@@ -12,7 +12,7 @@ from tests.cli.conftest import TINY, Call, Trained, sets, write_pairs
 GOOD = "ab\nba\ncab\n" * 20
 
 BAD = {
-    "unequal line counts": (GOOD.replace("ba\n", "", 1).encode(), "has 59 lines and"),
+    "unequal line counts": (GOOD.replace("ba\n", "", 1).encode(), "found 59 and 60 lines"),
     "invalid UTF-8": (GOOD.encode() + b"a\xffb\n", ":61:2: expected UTF-8, found byte 0xff"),
     "UTF-16": (GOOD.encode("utf-16"), "found UTF-16"),
     "lone CR": (GOOD.encode() + b"a\rb\n", ":61:2: expected lines that end with \\n or \\r\\n, found a carriage return inside a line"),
