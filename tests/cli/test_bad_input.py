@@ -12,11 +12,11 @@ from tests.cli.conftest import TINY, Call, Trained, sets, write_pairs
 GOOD = "ab\nba\ncab\n" * 20
 
 BAD = {
-    "unequal line counts": (GOOD.replace("ba\n", "", 1).encode(), "has 59 lines and"),
+    "unequal line counts": (GOOD.replace("ba\n", "", 1).encode(), "found 59 and 60 lines"),
     "invalid UTF-8": (GOOD.encode() + b"a\xffb\n", ":61:2: expected UTF-8, found byte 0xff"),
     "UTF-16": (GOOD.encode("utf-16"), "found UTF-16"),
-    "lone CR": (GOOD.encode() + b"a\rb\n", ":61:2: found a carriage return inside a line"),
-    "NUL": (GOOD.encode() + b"a\0b\n", ":61:2: found a NUL byte"),
+    "lone CR": (GOOD.encode() + b"a\rb\n", ":61:2: expected lines that end with \\n or \\r\\n, found a carriage return inside a line"),
+    "NUL": (GOOD.encode() + b"a\0b\n", ":61:2: expected text, found a NUL byte"),
     "empty": (b"", "expected at least one line, found an empty file"),
     "broken gzip": (gzip.compress(GOOD.encode())[:-9], "source.bad"),
     "100 MB line": (b"a" * (2 << 20), "expected lines of at most 1,048,576 bytes"),
@@ -183,7 +183,7 @@ def test_a_run_without_its_recipe_does_not_go_on(copied: Path, trained: Trained,
         ("model.d_ff=10000000000000000000000", "model.d_ff: expected a whole number of at most 64 bits"),
         ("model.max_seq_len=2000000", "model.max_seq_len: expected a sinusoidal position table of at most 16,777,216 numbers"),
         ("model.max_seq_len=2", "expected at least one pair to train on"),
-        ("model.max_seq_len=3", "expected at most model.max_seq_len = 3 tokens a sentence"),
+        ("model.max_seq_len=3", "expected at most model.max_seq_len = 3 tokens per sentence"),
         ("training.batch_tokens=1", "training.batch_tokens: expected at least"),
     ],
 )
@@ -204,7 +204,7 @@ def test_paths_with_a_tilde(trained: Trained, transom: Call, tmp_path: Path, mon
     command = ("train", "translation", *sets(*TINY, files, "training.max_steps=1"), "--json")
     assert transom(*command, "--out", "run", "--set", "data.root=~").code == 0
     assert f'root = "{trained.source.parent}"' in (tmp_path / "run" / "recipe.toml").read_text()
-    assert "a home folder that cannot be told" in transom(*command, "--out", "other", "--set", "data.root=~nobody-at-all/x").error
+    assert "an unknown home folder" in transom(*command, "--out", "other", "--set", "data.root=~nobody-at-all/x").error
 
 
 def test_a_file_name_that_is_not_utf8(trained: Trained, transom: Call, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Each operation on images is Pillow's, moves land where they should, mixtures have the shares they say, draws hang on their key alone."""
+"""Image operations agree with Pillow, affine maps are exact, mixing ratios are correct, and random numbers depend only on their key."""
 
 import math
 from collections.abc import Callable
@@ -21,7 +21,7 @@ def images(n: int = 4, channels: int = 3, size: int = 8) -> Tensor:
 
 
 def by_pillow(x: Tensor, change: Callable[[Image.Image], Image.Image]) -> Tensor:
-    """Do the same to one image with Pillow."""
+    """Apply the operation to one image with Pillow."""
     pixels = (x * 255).round().byte()
     image = Image.fromarray(pixels.permute(1, 2, 0).numpy() if len(x) == 3 else pixels[0].numpy())
     found = torch.from_numpy(np.asarray(change(image)).copy()).float() / 255

@@ -1,4 +1,4 @@
-"""Byte-pair encoding: exact, closed against typed special symbols, deterministic."""
+"""Byte-pair encoding is lossless, deterministic, and never encodes typed text as a special token."""
 
 import json
 import subprocess

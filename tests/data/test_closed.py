@@ -1,4 +1,4 @@
-"""Vocabularies of characters and of words."""
+"""Character and word vocabularies."""
 
 import pytest
 from hypothesis import given
@@ -43,7 +43,7 @@ def test_the_most_frequent_are_kept_ties_in_order() -> None:
 def test_sizes_and_files(kind: type[Characters] | type[Words]) -> None:
     learned = kind.learn(SEEN, 100)
     assert kind.from_dict(learned.to_dict()).symbols == learned.symbols
-    with pytest.raises(ConfigError, match=r"tokenizer.vocab_size: expected more than the 4 special symbols, found 4"):
+    with pytest.raises(ConfigError, match=r"tokenizer.vocab_size: expected more than the 4 special tokens, found 4"):
         kind.learn(SEEN, 4)
     with pytest.raises(ConfigError, match=r"tokenizer.dropout: expected kind 'bpe'"):
         learned.encode_with_dropout(["a"], 0.1, (1,), [0])

@@ -1,4 +1,4 @@
-"""Splits from a stream."""
+"""Collecting splits from a stream."""
 
 from itertools import cycle
 
@@ -29,5 +29,5 @@ def test_each_part_takes_its_first_different_pairs() -> None:
 
 def test_a_stream_that_runs_dry_is_an_error_that_counts() -> None:
     stream: cycle[tuple[Part | None, str, str]] = cycle([("train", "a", "A"), ("valid", "v", "V")])
-    with pytest.raises(ConfigError, match=r"expected 3 different train pairs of letters, found only 1; lower n_train or raise max_length$"):
+    with pytest.raises(ConfigError, match=r"expected 3 distinct train pairs of letters, found only 1; lower n_train or raise max_length$"):
         collect(stream, n_train=3, n_valid=1, n_test=0, name="letters", more="raise max_length")

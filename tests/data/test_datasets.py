@@ -1,4 +1,4 @@
-"""From a recipe's data section to pairs."""
+"""Reading the pairs of a recipe's data section."""
 
 from pathlib import Path
 

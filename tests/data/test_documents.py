@@ -1,4 +1,4 @@
-"""Reading documents: files, folders, spans, splits, and what is said of bad ones."""
+"""Reading documents: files, folders, spans, splits and errors."""
 
 import gzip
 import json
@@ -95,7 +95,7 @@ def test_bad_files_are_named(folder: Path, fields: dict[str, object], words: tup
 
 def test_too_little_text_to_split_is_refused() -> None:
     for texts in (["x"], ["same", "same"]):
-        with pytest.raises(DataError, match=r"too (little|few)"):
+        with pytest.raises(DataError, match=r"found (too little|fewer)"):
             split_validation(Documents(texts, texts, "few"))
 
 

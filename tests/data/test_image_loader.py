@@ -1,4 +1,4 @@
-"""The order, dealing out and mixing of images is the same from any position and for any number of processes; no file is on two sides."""
+"""Order, sharding and mixing of images do not depend on the position or the number of processes; no file is in two splits."""
 
 from collections.abc import Sequence
 from itertools import islice
@@ -23,7 +23,7 @@ AUGMENTED = {"shift": 1, "flip": True, "randaugment": 1, "mixup": 0.4, "cutmix":
 
 
 def some(n: int = 11, doubles: int = 0) -> Images:
-    """Make images, the last ``doubles`` of them the files of the first; where the rest are odd in number, of another class."""
+    """Return images whose last ``doubles`` have the files of the first ones, with another class if the number of the rest is odd."""
     torch.manual_seed(1)
     pixels = torch.randint(0, 256, (n, 3, 4, 4), dtype=torch.uint8)
 
@@ -41,7 +41,7 @@ def loader(images: Images, **options: Any) -> ImageLoader:
 
 
 def joined(slices: Sequence[ImageBatch]) -> dict[int, tuple[int, Tensor, int, float]]:
-    """Give each sample's label, pixels and mixture."""
+    """Return each sample's label, pixels and mixing partner."""
     found = {}
     for batch in slices:
         for i, sample in enumerate(batch.samples):
@@ -106,7 +106,7 @@ def test_the_same_file_is_on_one_side_of_the_split() -> None:
     assert len(train) + len(valid) == 40 and not set(train.digests) & set(valid.digests) and 0 < len(valid) < 30
     assert "split off by hash" in valid.name
     one = Images(["a/1.png"] * 2, ["a", "a"], ["0"] * 2, "one", 0, images.load)
-    with pytest.raises(DataError, match="too few different images"):
+    with pytest.raises(DataError, match="expected at least two different images"):
         split_off(one, one.digests, 0.1, "images")
 
 

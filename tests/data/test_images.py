@@ -1,4 +1,4 @@
-"""Images from folders and zip files: names, classes, every kind of pixel, and what is damaged, hostile or no image."""
+"""Images from folders and zip files: names, classes, pixel formats, and damaged, hostile or other files."""
 
 import os
 import struct
@@ -76,7 +76,7 @@ def test_what_does_not_fit_into_memory_is_read_when_it_is_wanted(tmp_path: Path,
         ("L", 77, (77, 77, 77)),
         ("RGB", (9, 90, 200), (9, 90, 200)),
         ("CMYK", (0, 0, 0, 255), (0, 0, 0)),
-        ("LA", (50, 0), (255, 255, 255)),  # see-through: white
+        ("LA", (50, 0), (255, 255, 255)),  # transparent: white
         ("RGBA", (200, 0, 0, 0), (255, 255, 255)),
         ("RGBA", (200, 0, 0, 255), (200, 0, 0)),
         ("I;16", 65535, (255, 255, 255)),
@@ -96,7 +96,7 @@ def test_the_middle_square_is_taken_and_a_cameras_turn_is_undone() -> None:
     wide.paste((255, 255, 255), (4, 0, 8, 4))
     assert (decode(data(wide), "it", 4, 3) == 255).all()
     exif = Image.Exif()
-    exif[0x0112] = 6  # turned by a quarter
+    exif[0x0112] = 6  # rotated by 90 degrees
     upright = Image.new("L", (4, 4), 0)
     upright.paste(255, (0, 0, 4, 2))
     turned = decode(data(upright, "JPEG", exif=exif, quality=95), "it", 4, 1)[0]
@@ -122,14 +122,14 @@ def bomb() -> bytes:
 @pytest.mark.parametrize(
     ("broken", "message"),
     [
-        (b"", "found a file that cannot be read as one"),
-        (b"not an image", "found a file that cannot be read as one"),
-        (data(picture(size=(64, 64)), "JPEG")[:300], "found a file that cannot be read as one"),
-        (data(picture(size=(64, 64)))[:60], "found a file that cannot be read as one"),
+        (b"", "found a file that cannot be decoded"),
+        (b"not an image", "found a file that cannot be decoded"),
+        (data(picture(size=(64, 64)), "JPEG")[:300], "found a file that cannot be decoded"),
+        (data(picture(size=(64, 64)))[:60], "found a file that cannot be decoded"),
         (bomb(), f"at most {MAX_IMAGE_PIXELS:,} pixels, found"),
         (data(Image.new("1", (9000, 9000))), f"at most {MAX_IMAGE_PIXELS:,} pixels, found 9,000 x 9,000"),
         (data(Image.new("1", (9600, 9600))), f"at most {MAX_IMAGE_PIXELS:,} pixels, found"),
-        (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "found a file that cannot be read as one"),  # no format of ours
+        (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "found a file that cannot be decoded"),  # no format of ours
     ],
 )
 def test_a_damaged_or_hostile_image_is_named(broken: bytes, message: str, tmp_path: Path) -> None:
@@ -144,12 +144,12 @@ def test_what_is_no_set_of_images_is_told(tmp_path: Path, monkeypatch: pytest.Mo
     with pytest.raises(DataError, match="found nothing there"):
         list_images(tmp_path / "none")
     (tmp_path / "text.zip").write_text("PK, or so")
-    with pytest.raises(DataError, match="found neither"):
+    with pytest.raises(DataError, match="found another file"):
         list_images(tmp_path / "text.zip")
     (tmp_path / "empty").mkdir()
     with pytest.raises(DataError, match=r"expected images as CLASS/NAME\.jpg, found none"):
         list_images(tmp_path / "empty")
-    with pytest.raises(DataError, match=r"found stray\.png in none; put it into one"):
+    with pytest.raises(DataError, match=r"found stray\.png outside of any; move it into one"):
         list_images(lay_out(tmp_path / "stray", ["cat/a.png", "stray.png"]))
     for special in (tmp_path / "pipe.zip", Path("/dev/zero")):
         if special.suffix:

@@ -1,4 +1,4 @@
-"""Instructions: read and refused, brought to length, packed into rows, and said once an epoch in an order that one number tells."""
+"""Instructions: reading, errors, truncation, packing, and one pass per epoch in an order determined by the position."""
 
 import json
 from pathlib import Path
@@ -153,11 +153,11 @@ def test_the_report_names_what_a_person_should_look_at() -> None:
     read = {name: Instructions.fit(part, SYMBOLS, 8, "truncate") for name, part in (("train", twice), ("valid", PAIRS))}
     made = report_instructions(splits, read, SYMBOLS, InstructionLoader(twice, read["train"], max_seq_len=8, batch_tokens=16, seed=1))
     text = "\n".join(made.lines())
-    assert "train: 5 instructions (five)" in text and "prompts are read only" in text
+    assert "train: 5 instructions (five)" in text and "of the tokens contribute" in text
     assert "look at this: train: 1 prompt with another answer than before, lines 1 and 5" in text
-    assert "train: 1 instruction longer than the 8 tokens that the model reads; the end of the prompt stands for it (line 3)" in text
-    assert "train: 1 instruction longer than the 8 tokens that the model reads; left out (line 4)" in text
-    assert "valid: 4 of 4 instructions also in training, so its figures flatter" in text
+    assert "train: 1 instruction longer than the 8 tokens of the context window; only the end of the prompt is kept (line 3)" in text
+    assert "train: 1 instruction longer than the 8 tokens of the context window; dropped (line 4)" in text
+    assert "valid: 4 of 4 instructions also in training, so its metrics are too optimistic" in text
     assert made.facts["answer_share"] == pytest.approx((2 + 4 + 2 + 2) / (5 + 6 + 8 + 5)) and json.dumps(made.to_json())
 
 

@@ -1,4 +1,4 @@
-"""Labelled texts: what is read, what is refused, batches from any position, and what the report names."""
+"""Labeled texts: reading, errors, batches from any position, and the data report."""
 
 import gzip
 from itertools import islice
@@ -80,7 +80,7 @@ def test_validation_is_split_off_by_hash_of_the_text(tmp_path: Path) -> None:
     assert not set(splits.train.source) & set(splits.valid.source) and 8 <= len(splits.valid) <= 35
     assert "split off by hash" in splits.valid.name and splits.valid.target[0] == str(int(splits.valid.source[0].split()[1]) % 2)
     (tmp_path / "b.tsv").write_text("same\t0\nsame\t1\n")
-    with pytest.raises(DataError, match="too few different texts"):
+    with pytest.raises(DataError, match="expected at least two different texts"):
         load_labelled(LabelledData.model_validate({"train": {"file": "b.tsv"}}), tmp_path)
 
 
@@ -114,11 +114,11 @@ def test_what_is_too_long_is_cut_or_left_out_and_counted() -> None:
     assert (cut.n_longer, cut.n_samples) == (longer, 60) and (left.n_longer, left.n_samples) == (longer, 60 - longer)
     assert max(batch.source.tokens.shape[1] for _, slices in islice(cut.batches_from(0), 40) for batch in slices) == 6
     report = report_labelled(Splits(DATA, DATA), ("neg", "pos"), WORD_LEVEL, cut)
-    assert f"train: {longer} texts longer than the 6 tokens that the model reads; their beginning stands for them" in report.problems
+    assert f"train: {longer} texts longer than the 6 tokens of the context window; they are truncated" in report.problems
     dropped = report_labelled(Splits(DATA, DATA), ("neg", "pos"), WORD_LEVEL, left)
-    assert f"train: {longer} texts longer than the 6 tokens that the model reads; they are left out" in dropped.problems
+    assert f"train: {longer} texts longer than the 6 tokens of the context window; they are dropped" in dropped.problems
     for each in (report, dropped):
-        assert f"valid: {longer} texts longer than the 6 tokens that the model reads; their beginning stands for them" in each.problems
+        assert f"valid: {longer} texts longer than the 6 tokens of the context window; they are truncated" in each.problems
     assert dropped.facts["longer"] == {"train": {"texts": longer, "left out": longer}, "valid": {"texts": longer, "left out": 0}}
     with pytest.raises(DataError, match="expected texts of at most 2 tokens, found none"):
         loader(max_seq_len=2, too_long="drop")
@@ -132,7 +132,7 @@ def test_what_is_too_long_is_cut_or_left_out_and_counted() -> None:
 
 
 def is_part(short: list[str], whole: list[str]) -> bool:
-    """Are the words of one all in the other, in their order?"""
+    """Return True if the words of one are a subsequence of the other."""
     rest = iter(whole)
     return all(word in rest for word in short)
 
@@ -156,7 +156,7 @@ def test_token_dropout_leaves_tokens_out_in_each_epoch_anew() -> None:
 def test_token_dropout_has_its_probability() -> None:
     row = list(range(1000))
     kept = [len(drop_tokens(row, 0.2, (1, 2, sample))) for sample in range(100)]
-    assert sum(kept) / 100_000 == pytest.approx(0.8, abs=0.005)  # four deviations
+    assert sum(kept) / 100_000 == pytest.approx(0.8, abs=0.005)  # four standard deviations
     assert drop_tokens(row, 0.0, (1, 2, 3)) is row and drop_tokens([5], 1 - 1e-12, (1, 2, 3)) == [5], "one that would be empty stays"
 
 

@@ -1,4 +1,4 @@
-"""The loader: filters, positions, slices, shards and BPE-dropout."""
+"""The pair loader: filters, positions, micro-batches, ranks and BPE-dropout."""
 
 from itertools import islice
 
@@ -35,7 +35,7 @@ def loader(pairs: Pairs = PAIRS, tokenizers: Tokenizers = BPE, *, dropout: float
 
 
 def rows(slices: list[TranslationBatch]) -> list[Row]:
-    """Read the sample, the source and the label symbols of each row back, and check the layout by the way."""
+    """Return the sample, the source tokens and the label tokens of each row, and check the layout."""
     found = []
     for batch in slices:
         assert (batch.target.tokens[:, 0] == SOS).all()

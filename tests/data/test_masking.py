@@ -1,4 +1,4 @@
-"""Hidden tokens: the shares of Devlin et al., never a special symbol, and the same whoever asks."""
+"""Token masking: the fractions of Devlin et al., no special tokens, and the same result from any position."""
 
 from itertools import islice
 

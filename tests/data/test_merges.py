@@ -1,4 +1,4 @@
-"""BPE-dropout: the library's merges when nothing is dropped, the paper's distribution when something is, and draws by key alone."""
+"""BPE-dropout: the library's merges without dropout, the paper's distribution with it, and random numbers that depend only on the key."""
 
 import math
 from collections import Counter
@@ -67,7 +67,7 @@ def test_survivals_are_geometric(p: float) -> None:
 
 
 def test_distribution_is_the_papers() -> None:
-    """By hand for "abc": offers ab, then bc; p = 0.3 and q = 0.7.
+    """Computed by hand for "abc": candidates ab, then bc; p = 0.3 and q = 0.7.
 
     ab is merged with q, bc with pq, nothing with p^2; then ab+c and a+bc are offered alone and merged with q.
     """

@@ -1,4 +1,4 @@
-"""Pairs into several languages in the same batches: how often each is taken, and any position gives the same remainder."""
+"""Multilingual batches: sampling rates of the languages, and the same batches from any position."""
 
 from collections import Counter
 from itertools import islice
@@ -53,7 +53,7 @@ def epoch_of(mixed: LanguageMixture, epoch: int) -> list[Row]:
 @given(st.lists(st.integers(1, 10**6), min_size=1, max_size=6), st.floats(1, 100))
 def test_an_epoch_is_as_long_as_the_data_and_rare_languages_gain(sizes: list[int], temperature: float) -> None:
     counts = tempered(sizes, temperature)
-    assert 0 <= sum(counts) - sum(sizes) < len(sizes)  # each has one sample at least
+    assert 0 <= sum(counts) - sum(sizes) < len(sizes)  # each has at least one sample
     assert tempered(sizes, 1.0) == sizes
     expected = np.array(sizes) ** (1 / temperature)
     assert np.abs(counts - sum(sizes) * expected / expected.sum()).max() <= 1

@@ -1,4 +1,4 @@
-"""The nearest training sentence."""
+"""The retrieval baseline."""
 
 from collections import Counter
 

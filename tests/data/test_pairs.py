@@ -1,4 +1,4 @@
-"""Pairs from every format, files that do not fit together, and the split by hash."""
+"""Pairs from every format, misaligned files, and the split by hash."""
 
 import gzip
 import json
@@ -81,28 +81,38 @@ def test_quoted_line_ends_keep_the_line_numbers(tmp_path: Path) -> None:
     [
         ("a.tsv", "a\tb\nc\n", {}, "a.tsv:2: expected at least 2 columns separated by tabs, found 1"),
         ("a.tsv", "a\tb\n", {"source_field": "en"}, "a.tsv:1: expected a header with the column 'en', found 'a', 'b'"),
-        ("a.tsv", "a\tb\n", {"source_field": -1}, "expected columns counted from 0, found -1"),
+        ("a.tsv", "a\tb\n", {"source_field": -1}, "expected a column index of at least 0, found -1"),
         ("a.csv", "en,de\na,b\n", {}, "a.csv:1: expected a header with the column 'source', found 'en', 'de'; set source_field"),
-        ("a.csv", "source,target\n", {}, "a.csv: expected at least one record, found a header only"),
+        ("a.csv", "source,target\n", {}, "a.csv: expected at least one record, found only a header"),
         ("a.csv", "source,target\na,b\nc\n", {}, "a.csv:3: expected at least 2 columns separated by commas, found 1"),
-        ("a.csv", 'source,target\na,b\n"c,d\ne,f\n', {}, "a.csv:3: expected a CSV record, found a fault that shows at line 4"),
+        ("a.csv", 'source,target\na,b\n"c,d\ne,f\n', {}, "a.csv:3: expected a CSV record, found an error at line 4"),
         ("a.csv", 'source,target\na,"b"x\n', {}, "a.csv:2: expected a CSV record"),
-        ("a.jsonl", '{"source": "a", "target": "b"}\n{"source": "a" "target"}\n', {}, "a.jsonl:2:16: expected one JSON object a line"),
+        ("a.jsonl", '{"source": "a", "target": "b"}\n{"source": "a" "target"}\n', {}, "a.jsonl:2:16: expected one JSON object per line"),
         ("a.jsonl", '{"source": "a"}\n', {}, "a.jsonl:1: expected JSON with the field 'target', found fields 'source'; set source_field"),
         ("a.jsonl", "{}\n", {}, "a.jsonl:1: expected JSON with the field 'source', found fields (none)"),
         ("a.jsonl", "3\n", {}, "a.jsonl:1: expected JSON with the field 'source', found a int"),
         ("a.jsonl", '["a"]\n', {"source_field": 0, "target_field": 1}, "a.jsonl:1: expected JSON with the field 1"),
         ("a.jsonl", '{"source": "a", "target": 3}\n', {}, "a.jsonl:1: expected text in the field 'target', found 3"),
-        ("a.jsonl", '{"source": "a\\ud800", "target": "b"}\n', {}, "a.jsonl:1: field 'source': found half a surrogate pair (U+D800)"),
-        ("a.jsonl", '{"source": "a", "target": "\\u0000"}\n', {}, "a.jsonl:1: field 'target': found a NUL"),
-        ("a.jsonl", "[" * 100_000 + "\n", {}, "a.jsonl:1: expected one plain JSON object a line"),
-        ("a.jsonl", '{"source": ' + "1" * 5000 + "}\n", {}, "a.jsonl:1: expected one plain JSON object a line"),
-        ("a.jsonl", '{"source": "a", "target": "b", "p": NaN}\n', {}, "a.jsonl:1: expected one plain JSON object a line, found NaN"),
-        ("a.jsonl", '{"source": "a", "target": -1e999}\n', {}, "a.jsonl:1: expected one plain JSON object a line, found the number -1e999"),
+        (
+            "a.jsonl",
+            '{"source": "a\\ud800", "target": "b"}\n',
+            {},
+            "a.jsonl:1: field 'source': expected text, found half a surrogate pair (U+D800)",
+        ),
+        ("a.jsonl", '{"source": "a", "target": "\\u0000"}\n', {}, "a.jsonl:1: field 'target': expected text, found a NUL"),
+        ("a.jsonl", "[" * 100_000 + "\n", {}, "a.jsonl:1: expected one plain JSON object per line"),
+        ("a.jsonl", '{"source": ' + "1" * 5000 + "}\n", {}, "a.jsonl:1: expected one plain JSON object per line"),
+        ("a.jsonl", '{"source": "a", "target": "b", "p": NaN}\n', {}, "a.jsonl:1: expected one plain JSON object per line, found NaN"),
+        (
+            "a.jsonl",
+            '{"source": "a", "target": -1e999}\n',
+            {},
+            "a.jsonl:1: expected one plain JSON object per line, found the number -1e999",
+        ),
         ("a.jsonl", '{"source": ' + "[" * 900 + "]" * 900 + "}\n", {}, "found nested more than 50 deep; correct or remove the line"),
         ("a.txt", "a\tb\n", {}, "a.txt: expected a .tsv, .csv or .jsonl file (or one of them with .gz), found '.txt'"),
         ("a.gz", "a\tb\n", {}, "one of them with .gz), found 'no suffix'; name another"),
-        ("a.jsonl", "\ud800".encode("utf-8", "surrogatepass").decode("latin1"), {}, "a.jsonl:1:1: expected one JSON object a line"),
+        ("a.jsonl", "\ud800".encode("utf-8", "surrogatepass").decode("latin1"), {}, "a.jsonl:1:1: expected one JSON object per line"),
     ],
 )
 def test_bad_records(tmp_path: Path, name: str, text: str, fields: dict[str, str | int], expected: str) -> None:
@@ -142,10 +152,12 @@ def test_unequal_counts_are_told_with_the_place(tmp_path: Path) -> None:
     with pytest.raises(DataError) as caught:
         load_pairs(PairFiles(source=names[0], target=names[1]), tmp_path)
     message = str(caught.value).replace(f"{tmp_path}/", "")
-    assert message.startswith("a.en has 2,000 lines and a.de 1,999, expected aligned files with as many lines; by their lengths, the lines")
+    assert message.startswith(
+        "a.en, a.de: expected aligned files of equal length, found 2,000 and 1,999 lines; judging by line lengths, the"
+    )
     assert any(f"near line {line:,};" in message for line in range(1199, 1204))
     write(tmp_path, "a.de", "\n".join(target[:500]))
-    with pytest.raises(DataError, match=r"the shorter one seems to end too early, after line 500;"):
+    with pytest.raises(DataError, match=r"the shorter file seems to be truncated after line 500;"):
         load_pairs(PairFiles(source=names[0], target=names[1]), tmp_path)
 
 
@@ -153,7 +165,7 @@ def test_unequal_counts_are_told_with_the_place(tmp_path: Path) -> None:
 def test_split_keeps_all_and_never_shares_a_pair(drawn: list[tuple[str, str]]) -> None:
     pairs = Pairs([s for s, _ in drawn], [t for _, t in drawn], "drawn")
     if len(set(drawn)) == 1:
-        with pytest.raises(DataError, match="too few different pairs"):
+        with pytest.raises(DataError, match="expected at least two different pairs"):
             split_validation(pairs, 0.2)
         return
     train, valid = split_validation(pairs, 0.2)

@@ -1,4 +1,4 @@
-"""The phrasebook's splits: sizes, held-out combinations, one translation a sentence."""
+"""The phrasebook's splits: sizes, held-out combinations, one translation per sentence."""
 
 import json
 import re
@@ -34,7 +34,7 @@ json.dump([[pairs.source, pairs.target] for pairs in (splits.train, splits.valid
 
 @cache
 def parts(seed: int = 1) -> tuple[Pairs, Pairs, Pairs]:
-    """Generate the default sizes in a process of its own, where no call is checked and strings hash otherwise."""
+    """Generate the default sizes in a separate process, without run-time type checks and with another hash seed."""
     command = [sys.executable, "-c", SPLITS, str(seed)]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, encoding="utf-8")
     train, valid, test = (Pairs(source, target, "phrasebook") for source, target in json.loads(run.stdout))
@@ -43,7 +43,7 @@ def parts(seed: int = 1) -> tuple[Pairs, Pairs, Pairs]:
 
 @cache
 def vocabulary() -> tuple[dict[str, str], dict[str, str], dict[str, str], list[str]]:
-    """Give the lemma of each noun's and each verb's form, the adjectives and the greetings."""
+    """Return the lemma of each form of a noun or verb, the adjectives and the greetings."""
     words = lexicon()
     nouns = {form: noun.lemma for group in (*words.nouns.values(), words.names) for noun in group for form in noun.english}
     verbs = {form: verb.lemma for verb in words.verbs.values() for form in (verb.lemma, verb.third, verb.past)}
@@ -52,7 +52,7 @@ def vocabulary() -> tuple[dict[str, str], dict[str, str], dict[str, str], list[s
 
 
 def surface_combinations(sentence: str) -> Iterator[str]:
-    """Find the combinations in an English sentence by its words alone, without the grammar that made it."""
+    """Return the combinations in an English sentence from its words alone, without the grammar."""
     lemmas, verbs, adjectives, greetings = vocabulary()
     words = re.findall(r"[\w-]+|[^\w\s]", sentence)
     for first, second in pairwise(words):
@@ -154,7 +154,7 @@ def test_the_pairs_are_a_function_of_the_config_and_more_of_one_part_change_no_o
 
 
 def test_the_pairs_are_those_of_other_machines() -> None:
-    """Fails where the grammar or lexicon changes: then published figures of the phrasebook must be measured anew."""
+    """Fail if the grammar or lexicon changes, because published results on the phrasebook must then be measured again."""
     digest = sha256()
     for pairs in parts():
         for source, target in zip(pairs.source, pairs.target, strict=True):

@@ -1,4 +1,4 @@
-"""The phrasebook's grammar: forms of words, and clauses put together from given words."""
+"""The phrasebook's grammar: word forms, and clauses composed of given words."""
 
 import re
 from itertools import islice

@@ -1,4 +1,4 @@
-"""What the data report finds in data with known faults."""
+"""The data report on data with known problems."""
 
 import json
 
@@ -31,11 +31,11 @@ def test_faults_are_found_and_named() -> None:
         "dropped with an empty side: 1 of 26 pairs, line 21",
         "dropped longer than 20 tokens: 1 of 26 pairs, line 24",
         "train: the same as an earlier pair: 2 of 26 pairs, lines 22, 25",
-        "train: over 3 times off the usual length ratio: 1 of 26 pairs, line 23",
-        "valid: 1 of 4 pairs also in training, so its scores flatter",
-        "valid: left out longer than 20 tokens: 1 of 4 pairs, line 4",
-        "valid source: 2 symbols that training never shows, 3 times, such as q r",
-        "valid target: 1 symbol that training never shows, 1 time, such as !",
+        "train: over 3 times off the median length ratio: 1 of 26 pairs, line 23",
+        "valid: 1 of 4 pairs also in training, so its scores are too optimistic",
+        "valid: dropped longer than 20 tokens: 1 of 4 pairs, line 4",
+        "valid source: 2 symbols absent from the training data, 3 times, such as q r",
+        "valid target: 1 symbol absent from the training data, 1 time, such as !",
     ]
     assert report.facts["dropped"] == {"with an empty side": 1, "longer than 20 tokens": 1}
     assert report.facts["pairs"]["train"] == {"pairs": 26, "from": "t.en, t.de", "doubles": 2, "different sources": 23}

@@ -1,4 +1,4 @@
-"""Every sample once an epoch, in an order that seed and epoch alone decide, with little padding."""
+"""Every sample once per epoch, in an order determined by seed and epoch, with little padding."""
 
 import numpy as np
 import pytest

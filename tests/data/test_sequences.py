@@ -61,5 +61,5 @@ def test_contradicting_lengths_are_refused() -> None:
 
 
 def test_too_few_sequences_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"expected 1,000 different train pairs of copy, found only \d+; lower n_train or"):
+    with pytest.raises(ConfigError, match=r"expected 1,000 distinct train pairs of copy, found only \d+; lower n_train or"):
         generate_sequences(SequenceTask(kind="copy", n_train=1000, n_valid=10, n_test=10, n_symbols=2, max_length=7))

@@ -1,4 +1,4 @@
-"""Every doubt about a text file is one line that names file, line and byte."""
+"""Every error in a text file is one line that names file, line and byte."""
 
 import gzip
 import io
@@ -63,19 +63,19 @@ def test_gzip_is_seen_by_content(tmp_path: Path) -> None:
         ("\ufeffa".encode() + b"\xe4b", "FILE:1:5: expected UTF-8, found byte 0xe4"),
         ("ä".encode()[:1], "FILE:1:1: expected UTF-8, found byte 0xc3 (unexpected end of data)"),
         (b"\xed\xa0\x80\n", "FILE:1:1: expected UTF-8, found byte 0xed"),
-        (b"a\nb\0c\n", "FILE:2:2: found a NUL byte"),
-        (b"\0" * 100, "FILE:1:1: found a NUL byte"),
-        (b"a\nbc\rd\n", "FILE:2:3: found a carriage return inside a line"),
-        (b"a\rb\rc", "FILE:1:2: found a carriage return inside a line"),
-        (b"a\r\nb\r\r\n", "FILE:2:2: found a carriage return inside a line"),
-        (b"a\r\nb\r", "FILE:2:2: found a carriage return inside a line"),
+        (b"a\nb\0c\n", "FILE:2:2: expected text, found a NUL byte"),
+        (b"\0" * 100, "FILE:1:1: expected text, found a NUL byte"),
+        (b"a\nbc\rd\n", "FILE:2:3: expected lines that end with \\n or \\r\\n, found a carriage return inside a line"),
+        (b"a\rb\rc", "FILE:1:2: expected lines that end with \\n or \\r\\n, found a carriage return inside a line"),
+        (b"a\r\nb\r\r\n", "FILE:2:2: expected lines that end with \\n or \\r\\n, found a carriage return inside a line"),
+        (b"a\r\nb\r", "FILE:2:2: expected lines that end with \\n or \\r\\n, found a carriage return inside a line"),
         ("a dog\n".encode("utf-16"), "FILE: expected UTF-8, found UTF-16; convert it with iconv -f UTF-16 -t UTF-8 FILE > new-file"),
         (b"\xfe\xff" + "a dog\n".encode("utf-16-be"), "FILE: expected UTF-8, found UTF-16;"),
         ("a dog\n".encode("utf-16-le"), "FILE: expected UTF-8, found UTF-16LE; convert it with iconv -f UTF-16LE"),
         ("Zwei große Hunde – da\n".encode("utf-16-be"), "FILE: expected UTF-8, found UTF-16BE;"),
         ("a dog\n".encode("utf-32"), "FILE: expected UTF-8, found UTF-32;"),
-        (gzip.compress(b"a\n" * 10000, mtime=0)[:-20], "FILE: the gzip data end too early"),
-        (gzip.compress(b"a\n" * 10000, mtime=0)[:20], "FILE: the gzip data end too early"),
+        (gzip.compress(b"a\n" * 10000, mtime=0)[:-20], "FILE: expected complete gzip data"),
+        (gzip.compress(b"a\n" * 10000, mtime=0)[:20], "FILE: expected complete gzip data"),
         (gzip.compress(b"ab\xff\n", mtime=0), "FILE:1:3: expected UTF-8, found byte 0xff"),
         (gzip.compress(b"", mtime=0), "FILE: expected at least one line, found an empty file"),
     ],
@@ -87,8 +87,8 @@ def test_bad_content(tmp_path: Path, content: bytes, expected: str) -> None:
 def test_damaged_gzip(tmp_path: Path) -> None:
     packed = bytearray(gzip.compress(os.urandom(5000).hex().encode()))
     packed[len(packed) // 2] ^= 255
-    assert "not intact gzip data" in message_of(written(tmp_path, bytes(packed)))
-    assert "not intact gzip data" in message_of(written(tmp_path, b"plain text\n", "a.gz"))
+    assert "expected gzip data, found damaged data" in message_of(written(tmp_path, bytes(packed)))
+    assert "expected gzip data, found damaged data" in message_of(written(tmp_path, b"plain text\n", "a.gz"))
 
 
 def test_what_is_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,7 +147,7 @@ def test_a_gzip_bomb_is_refused_while_it_is_unpacked(line: bytes, most_bytes: in
     with pytest.raises(DataError, match=r"bomb\.gz") as caught:
         read_lines(tmp_path / "bomb.gz", most_bytes=most_bytes)
     if line.endswith(b"\n") or most_bytes > MAX_LINE_BYTES:
-        found = re.search(r"at most 10 unpacked bytes per packed byte, found [0-9,]+ in the first ([0-9,]+)", str(caught.value))
+        found = re.search(r"at most 10 decompressed bytes per compressed byte, found [0-9,]+ in the first ([0-9,]+)", str(caught.value))
         assert found and int(found[1].replace(",", "")) < 2 << 20, "ten times the 128 KiB that are read at once"
 
 
@@ -155,7 +155,7 @@ def test_a_gzip_file_that_unpacks_to_too_much(tmp_path: Path, monkeypatch: pytes
     path = written(tmp_path, gzip.compress(b"".join(b"%d\n" % n for n in range(60_000))), "a.gz")
     assert len(read_lines(path)) == 60_000
     monkeypatch.setattr(module, "MAX_UNPACKED_BYTES", 3 << 16)
-    assert "expected at most 196,608 unpacked bytes, found more; name a part of the text, or unpack it" in message_of(path)
+    assert "expected at most 196,608 decompressed bytes, found more; split the text, or decompress it" in message_of(path)
 
 
 def test_repeated_lines_of_a_small_file_are_no_bomb(tmp_path: Path) -> None:
@@ -163,11 +163,13 @@ def test_repeated_lines_of_a_small_file_are_no_bomb(tmp_path: Path) -> None:
 
 
 def test_huge_line_of_old_mac_ends_says_so(tmp_path: Path) -> None:
-    assert "FILE:1:9: found a carriage return" in message_of(written(tmp_path, b"sentence\r" * 200_000))
+    assert "FILE:1:9: expected lines that end with \\n or \\r\\n, found a carriage return" in message_of(
+        written(tmp_path, b"sentence\r" * 200_000)
+    )
 
 
 def test_check_text() -> None:
     assert check_text("a\r\n\u2028😀", "x:1") == "a\r\n\u2028😀"
     for text, found in (("a\0b", "NUL"), ("a\ud800b", "U\\+D800")):
-        with pytest.raises(DataError, match=f"x:1: found .*{found}"):
+        with pytest.raises(DataError, match=f"x:1: expected text, found .*{found}"):
             check_text(text, "x:1")

@@ -1,4 +1,4 @@
-"""Tokenizers of all kinds, and their file."""
+"""All kinds of tokenizers, and their file."""
 
 import json
 import os
@@ -163,7 +163,7 @@ def repeated(merges: str, n: int) -> bytes:
     [
         (repeated('["a", "a"], ', 2_000_000)[:-2] + b"]}}", "expected at most 1,065,536 merges, found 2,000,00"),
         (repeated('"a", ', 4_000_000)[:-2] + b"]}}", "expected at most 3,000,000 symbols"),
-        (repeated('["a", "a"], ', 1_000)[:-2] + b"]}}", "expected different merges, found 999 that are there twice"),
+        (repeated('["a", "a"], ', 1_000)[:-2] + b"]}}", "expected distinct merges, found 999 duplicates"),
     ],
 )
 def test_a_file_that_would_unfold(content: bytes, expected: str) -> None:
@@ -225,7 +225,7 @@ def test_a_tag_that_is_missing_or_unknown_is_said() -> None:
         (tagged, None, r"expected a target language, found none; name one of de, fr, pt-BR by --to"),
         (tagged, "pt-BZ", r"expected one of the target languages de, fr, pt-BR, found 'pt-BZ'; did you mean pt-BR\?"),
         (tagged, "", r"languages de, fr, pt-BR, found ''"),
-        (plain, "de", r"expected no target language, found 'de': the model translates into one alone; leave out --to"),
+        (plain, "de", r"expected no target language, because the model has only one, found 'de'; remove --to"),
     ):
         with pytest.raises(ConfigError, match=message):
             tokenizer.prefix(to)
@@ -235,5 +235,5 @@ def test_a_tag_that_is_missing_or_unknown_is_said() -> None:
 def test_a_file_with_broken_tags_is_refused(tags: object) -> None:
     value = json.loads(Tokenizers.train(PAIRS, TokenizerConfig(kind="char", vocab_size=100), TAGS).to_bytes())
     value["source"]["tags"] = tags
-    with pytest.raises(CheckpointError, match="expected different tags"):
+    with pytest.raises(CheckpointError, match="expected distinct tags"):
         Tokenizers.from_bytes(json.dumps(value).encode())

@@ -1,4 +1,4 @@
-"""Windows: every token once an epoch, order by (seed, epoch) alone, documents apart, and reading all of a text once."""
+"""Windows: every token once per epoch, order determined by (seed, epoch), separate documents, and scoring each token once."""
 
 from itertools import islice
 from typing import Any
@@ -45,7 +45,7 @@ def test_a_stream_sets_documents_apart_by_one_symbol() -> None:
     assert (made.tokens[made.starts] == EOS).all() and (made.tokens == EOS).sum() == len(TEXTS)
     assert made.lengths.tolist() == list(map(len, TEXTS))
     assert made.place(0) == "file 0, token 0" and made.place(5) == "file 1, token 1"
-    with pytest.raises(DataError, match="no token"):
+    with pytest.raises(DataError, match="at least one token"):
         stream([""])
 
 
@@ -130,7 +130,7 @@ def test_scoring_counts_each_token_once_with_what_the_overlap_shows(rows: list[l
 
 
 def rows_of(batches: list[list[LanguageBatch]]) -> dict[int, tuple[list[int], list[int], list[int]]]:
-    """Give what is read in each window, its positions, and its labels."""
+    """Return each window's input tokens, positions and labels."""
     rows = {}
     for batch in (batch for slices in batches for batch in slices):
         text = (batch.target.tokens, batch.target.positions.expand_as(batch.target.tokens), batch.labels)

@@ -110,7 +110,7 @@ def test_too_long_is_asked_counted_and_said(tmp_path: Path) -> None:
     with RunFolder.create(tmp_path / "run") as folder:
         parts = set_up(recipe, Path(), folder)
     notes = "\n".join(parts.task.report.lines())
-    assert "train: 128 instructions longer than the 6 tokens that the model reads; the end of the prompt stands for it (line 1, " in notes
+    assert "train: 128 instructions longer than the 6 tokens of the context window; only the end of the prompt is kept (line 1, " in notes
     raw = recipe.model_dump()
     raw["data"]["too_long"] = "refuse"
     with pytest.raises(DataError, match=r"lines\.tsv, line 1: expected at most model.max_seq_len = 6 tokens"):

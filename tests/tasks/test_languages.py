@@ -58,7 +58,7 @@ def test_figures_are_of_each_language_and_of_all_sentences_together(languages: T
     assert task.loader.counts == {"2-copy": 160, "2-reverse": 140}, "200 and 100, by fifth roots"
     report = task.report.to_json()
     assert report["pairs"]["2-reverse train"]["an epoch"] == 140 and {"2-copy valid", "2-reverse test"} <= report["pairs"].keys()
-    assert task.report.lines()[0] == "2-copy train: 200 pairs (copy, train), 160 samples an epoch"
+    assert task.report.lines()[0] == "2-copy train: 200 pairs (copy, train), 160 samples per epoch"
     assert task.place(203) == "2-reverse line 4"
 
 

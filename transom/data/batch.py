@@ -1,4 +1,4 @@
-"""Batches: what a model's ``forward`` takes, and how rows are cut into them by their lengths."""
+"""Batches, the argument of a model's ``forward``, and the grouping of samples into batches by length."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
@@ -17,26 +17,26 @@ Indices = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class _OnDevice:
-    """Tensors, and others of this sort, that go to a device as a whole."""
+    """A dataclass whose tensors, nested ones included, move to a device together."""
 
     def to(self, device: torch.device) -> Self:
-        """Copy to ``device``."""
+        """Return a copy on ``device``."""
         held = {field.name: getattr(self, field.name) for field in fields(self)}
         return replace(self, **{name: x.to(device) for name, x in held.items() if isinstance(x, Tensor | _OnDevice)})
 
 
 @dataclass(frozen=True)
 class Sequences(_OnDevice):
-    """Token sequences laid out in rows.
+    """Token sequences in rows, padded to one length.
 
     A row holds one sequence and padding, or several sequences packed one after another.
 
     Attributes:
-        tokens: numbers of symbols, ``PAD`` where there is none.
-        positions: place of each token in its own sequence, from 0; one row for all where they are the same.
-        segments: number of the token's sequence in its row, from 1; 0 is padding. Tokens see each other only within a segment.
-        lengths: real tokens a row.
-        prefix: True at tokens of their sequence's prefix, such as a prompt; None where there is none.
+        tokens: token ids; ``PAD`` at padding.
+        positions: position of each token in its own sequence, from 0; a single row if all rows have the same positions.
+        segments: number of the token's sequence within its row, from 1; 0 at padding. Attention stays within a segment.
+        lengths: number of tokens per row, padding excluded.
+        prefix: True at tokens of their sequence's prefix, such as a prompt; None without a prefix.
     """
 
     tokens: Int[Tensor, "batch length"]
@@ -47,7 +47,7 @@ class Sequences(_OnDevice):
 
     @classmethod
     def pad(cls, rows: Sequence[Sequence[int]]) -> "Sequences":
-        """Lay one sequence in each row and fill up to the longest with ``PAD``."""
+        """Put one sequence in each row and pad all rows to the longest with ``PAD``."""
         longest = max(map(len, rows))
         lengths = torch.tensor([len(row) for row in rows])
         tokens = torch.tensor([list(row) + [PAD] * (longest - len(row)) for row in rows])
@@ -57,39 +57,42 @@ class Sequences(_OnDevice):
 
 @runtime_checkable
 class Batch(Protocol):
-    """What every batch that is learnt from has, whatever the model reads of it."""
+    """The interface of every training batch, whatever inputs its model reads."""
 
     @property
     def labels(self) -> Int[Tensor, "..."]:
-        """What the model is to say at each place."""
+        """Label of each prediction."""
         ...
 
     @property
     def counted(self) -> Bool[Tensor, "..."]:
-        """True at the places whose label counts."""
+        """True at the labels that contribute to the loss."""
         ...
 
     @property
     def samples(self) -> tuple[int, ...]:
-        """Which sample of the data set each row is or begins with, so that a bad one can be named."""
+        """Index in the data set of the sample that each row is or begins with, for error messages."""
         ...
 
     @property
     def n_target_tokens(self) -> int:
-        """How many labels count."""
+        """Number of labels that contribute to the loss: the divisor of the loss under gradient accumulation."""
         ...
 
     def to(self, device: torch.device) -> Self:
-        """Copy to ``device``."""
+        """Return a copy on ``device``."""
         ...
 
 
 def twice(batch: Any) -> Any:
-    """Repeat all rows of a batch, or of its sequences, behind themselves, to be read under two dropouts."""
+    """Concatenate a batch, or its sequences, with itself along the rows.
+
+    R-Drop compares two forward passes with different dropout masks (Liang et al. 2021).
+    """
 
     def both(x: Any) -> Any:
         if isinstance(x, Tensor):
-            return x if len(x) == 1 < n_rows else torch.cat([x, x])  # one row for all stays one
+            return x if len(x) == 1 < n_rows else torch.cat([x, x])  # a single row of positions serves all rows
         return twice(x) if isinstance(x, Sequences) else x if x is None else x + x
 
     n_rows = len(batch.tokens if isinstance(batch, Sequences) else batch.samples)
@@ -101,10 +104,10 @@ class TranslationBatch(_OnDevice):
     """Sentence pairs for teacher forcing.
 
     Attributes:
-        source: source tokens and the end symbol.
-        target: the decoder's input, the start symbol and then the target tokens (the labels shifted one place to the right).
-        labels: target tokens and the end symbol, ``PAD`` where ``target`` is padding.
-        samples: index of each row's pair in the data set, so that a bad one can be named.
+        source: source tokens, then the end-of-sequence token.
+        decoder_input: the start token, then the target tokens: the labels shifted right by one.
+        labels: target tokens, then the end-of-sequence token; ``PAD`` where ``decoder_input`` is padding.
+        sample_ids: index of each row's pair in the data set, for error messages.
     """
 
     source: Sequences
@@ -114,17 +117,20 @@ class TranslationBatch(_OnDevice):
 
     @property
     def counted(self) -> Bool[Tensor, "batch target"]:
-        """True at every token that is no padding."""
+        """True at every token that is not padding."""
         return self.target.segments > 0
 
     @property
     def n_target_tokens(self) -> int:
-        """True target tokens, padding not counted."""
+        """Number of target tokens, padding excluded."""
         return int(self.target.lengths.sum())
 
 
 def translation_batch(sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]], samples: Sequence[int]) -> TranslationBatch:
-    """Make a batch for teacher forcing: the decoder reads the start symbol and the target, and predicts the target and the end symbol."""
+    """Build a batch for teacher forcing.
+
+    The decoder reads the start token and the target, and predicts the target and the end-of-sequence token.
+    """
     target = Sequences.pad([[SOS, *row] for row in targets])
     labels = Sequences.pad([[*row, EOS] for row in targets]).tokens
     return TranslationBatch(Sequences.pad([[*row, EOS] for row in sources]), target, labels, tuple(samples))
@@ -132,13 +138,13 @@ def translation_batch(sources: Sequence[Sequence[int]], targets: Sequence[Sequen
 
 @dataclass(frozen=True)
 class LanguageBatch(_OnDevice):
-    """Text for teacher forcing: windows of it, or instructions with their answers.
+    """Text for next-token prediction: windows of documents, or instructions with their answers.
 
     Attributes:
-        target: the text, each document behind a start symbol; a row may hold parts of several documents, one segment each.
-            A document may begin with a prefix, which is read only.
-        labels: the token behind each one, ``PAD`` where ``target`` is padding.
-        samples: where each row begins in the data set, so that a bad one can be named.
+        decoder_input: the text, each document preceded by an end-of-sequence token. A row may hold parts of several documents, one segment
+            each. A document may start with a prefix, whose tokens do not contribute to the loss.
+        labels: the token after each token; ``PAD`` where ``decoder_input`` is padding.
+        sample_ids: index in the data set of the sample that each row begins with, for error messages.
     """
 
     target: Sequences
@@ -147,25 +153,25 @@ class LanguageBatch(_OnDevice):
 
     @property
     def counted(self) -> Bool[Tensor, "batch target"]:
-        """True at every token that is no padding and in no prefix."""
+        """True at every token that is neither padding nor part of a prefix."""
         real = self.target.segments > 0
         return real if self.target.prefix is None else real & ~self.target.prefix
 
     @property
     def n_target_tokens(self) -> int:
-        """True target tokens, padding and prefixes not counted."""
+        """Number of tokens in the loss, padding and prefixes excluded."""
         return int(self.counted.sum())
 
 
 @dataclass(frozen=True)
 class MaskedBatch(_OnDevice):
-    """Texts of which some tokens are hidden.
+    """Texts with masked tokens, for masked language modeling.
 
     Attributes:
-        source: the text, a mask or another token in place of most of those that are to be named.
-        labels: the text as it was.
-        counted: True at the tokens that are to be named.
-        samples: where each row begins in the data set, so that a bad one can be named.
+        source: the corrupted text: most of the selected tokens are replaced by the mask token or a random token.
+        labels: the original text.
+        loss_mask: True at the selected tokens, which the model predicts.
+        sample_ids: index in the data set of the sample that each row begins with, for error messages.
     """
 
     source: Sequences
@@ -175,34 +181,34 @@ class MaskedBatch(_OnDevice):
 
     @property
     def n_target_tokens(self) -> int:
-        """Tokens that are to be named."""
+        """Number of selected tokens."""
         return int(self.counted.sum())
 
 
 class _OneLabelEach:
-    """What batches share whose samples have a label each, all of which count."""
+    """Base of batches with one label per sample, all of which contribute to the loss."""
 
     labels: Int[Tensor, "batch"]
 
     @property
     def counted(self) -> Bool[Tensor, "batch"]:
-        """True for every sample."""
+        """All True: every sample contributes to the loss."""
         return torch.ones_like(self.labels, dtype=torch.bool)
 
     @property
     def n_target_tokens(self) -> int:
-        """Samples."""
+        """Number of samples."""
         return len(self.labels)
 
 
 @dataclass(frozen=True)
 class LabelledBatch(_OneLabelEach, _OnDevice):
-    """Texts, each with a class.
+    """Texts with one class each.
 
     Attributes:
-        source: the texts, each behind its start symbol.
-        labels: number of each text's class.
-        samples: index of each row's text in the data set, so that a bad one can be named.
+        source: the texts, each preceded by an end-of-sequence token.
+        labels: class index of each text.
+        sample_ids: index of each row's text in the data set, for error messages.
     """
 
     source: Sequences
@@ -212,11 +218,13 @@ class LabelledBatch(_OneLabelEach, _OnDevice):
 
 @dataclass(frozen=True)
 class Mixed(_OnDevice):
-    """What images are mixed with.
+    """Second labels of images mixed by mixup or CutMix.
+
+    The loss is lam * CE(own label) + (1 - lam) * CE(partner's label) (Zhang et al. 2018).
 
     Attributes:
-        labels: number of the class of what each image has a part of.
-        share: part of each image that is its own.
+        labels: class index of each image's partner.
+        lam: fraction of each mixed image that comes from the image itself, from 0 to 1.
     """
 
     labels: Int[Tensor, "batch"]
@@ -225,13 +233,13 @@ class Mixed(_OnDevice):
 
 @dataclass(frozen=True)
 class ImageBatch(_OneLabelEach, _OnDevice):
-    """Images, each with a class, or with the classes of two that are mixed.
+    """Images with one class each, or two classes each under mixup or CutMix.
 
     Attributes:
-        pixels: from 0 to 1.
-        labels: number of each image's class.
-        samples: index of each image in the data set, so that a bad one can be named.
-        mixed: what each image is mixed with, where they are.
+        pixels: values from 0 to 1.
+        labels: class index of each image.
+        sample_ids: index of each image in the data set, for error messages.
+        mixup: the partners' labels; None without mixing.
     """
 
     pixels: Float[Tensor, "batch channels height width"]
@@ -242,47 +250,47 @@ class ImageBatch(_OneLabelEach, _OnDevice):
 
 @dataclass(frozen=True)
 class MatchedBatch(_OnDevice):
-    """Pairs of texts that belong together; all other pairings of the batch do not.
+    """Pairs of texts for contrastive learning: each row is a positive pair, all other combinations in the batch are negatives.
 
     Attributes:
-        source: left sides, each behind its start symbol.
-        target: right sides, likewise.
-        samples: index of each row's pair in the data set, so that a bad one can be named.
+        source: first texts of the pairs (anchors), each preceded by an end-of-sequence token.
+        target: second texts of the pairs (positives), likewise.
+        sample_ids: index of each row's pair in the data set, for error messages.
     """
 
     source: Sequences
-    target: Sequences
+    target: Sequences  # row i pairs with row i of source
     samples: tuple[int, ...]
 
     @property
     def labels(self) -> Int[Tensor, "batch"]:
-        """Which right side belongs to each left side: the one of its row."""
+        """Row of each anchor's positive: its own row."""
         return torch.arange(len(self.samples), device=self.source.tokens.device)
 
     @property
     def counted(self) -> Bool[Tensor, "batch"]:
-        """True for every pair."""
+        """All True: every pair contributes to the loss."""
         return torch.ones_like(self.labels, dtype=torch.bool)
 
     @property
     def n_target_tokens(self) -> int:
-        """Pairs: each has one label."""
+        """Number of pairs; each has one label."""
         return len(self.samples)
 
 
 def matched_batch(sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]], samples: Sequence[int]) -> MatchedBatch:
-    """Make a batch of pairs, each side behind its start symbol."""
+    """Build a contrastive batch; each text is preceded by an end-of-sequence token."""
     left, right = (Sequences.pad([[EOS, *row] for row in side]) for side in (sources, targets))
     return MatchedBatch(left, right, tuple(samples))
 
 
 def cut_batches(order: Indices, lengths: Indices, batch_tokens: int) -> Iterator[Indices]:
-    """Cut an order into runs whose number of samples times the longest is at most ``batch_tokens``.
+    """Split an order of samples into consecutive batches of at most ``batch_tokens`` tokens: samples times the longest length.
 
     Args:
-        order: samples, those of like length side by side.
-        lengths: tokens of each sample.
-        batch_tokens: most tokens of a batch, padding included; a longer sample is a batch of its own.
+        order: sample indices, samples of similar length next to each other.
+        lengths: number of tokens of each sample.
+        batch_tokens: maximum number of tokens per batch, padding included; a longer sample forms a batch of its own.
     """
     start, longest = 0, 0
     for end, length in enumerate(lengths[order].tolist()):
@@ -295,5 +303,5 @@ def cut_batches(order: Indices, lengths: Indices, batch_tokens: int) -> Iterator
 
 
 def lengths_of(rows: Sequence[Sequence[int]]) -> Indices:
-    """Count the tokens of each row."""
+    """Return the number of tokens of each row."""
     return np.fromiter(map(len, rows), np.int64, len(rows))

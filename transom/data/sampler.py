@@ -1,4 +1,4 @@
-"""Batches of samples: their order a pure function of (seed, epoch), so that one integer is the loader's whole state."""
+"""The order of samples and batches: a pure function of (seed, epoch), so that one integer is a loader's whole state."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
@@ -12,12 +12,12 @@ Noise = NDArray[np.float64]
 
 
 class Slicing(NamedTuple):
-    """What a process takes of every batch, and in how many slices.
+    """The split of every batch over data-parallel processes and gradient accumulation steps.
 
     Attributes:
-        accumulate: slices of a batch.
-        shard: number of the process, from 0, of those that share every batch.
-        n_shards: how many there are.
+        grad_accum_steps: micro-batches per batch and process.
+        rank: index of this process, from 0.
+        world_size: number of data-parallel processes.
     """
 
     accumulate: int = 1
@@ -25,25 +25,25 @@ class Slicing(NamedTuple):
     n_shards: int = 1
 
     def of(self, batch: Indices) -> list[Indices]:
-        """Give the slices of a batch of samples, none of them empty."""
+        """Return this rank's micro-batches of a batch; none is empty, so a small batch has fewer than ``grad_accum_steps``."""
         rows = batch[self.shard :: self.n_shards]
         return np.array_split(rows, min(self.accumulate, len(rows))) if len(rows) else []
 
 
 WHOLE = Slicing()
-"""All of a batch, in one."""
+"""The whole batch as one micro-batch."""
 
 
 def walk(position: int, n: int, plan: Callable[[int], Sequence[Indices]]) -> Iterator[tuple[int, int, Indices]]:
-    """Go through batches without end, epoch after epoch; from a position inside a batch, the rest of that batch comes first.
+    """Iterate over batches endlessly, epoch after epoch; from a position inside a batch, the rest of that batch comes first.
 
     Args:
-        position: samples read since the start of training.
-        n: samples an epoch.
-        plan: gives the batches of an epoch, which together hold each sample once.
+        position: number of samples read since the start of training.
+        n: samples per epoch.
+        plan: returns the batches of an epoch, which together contain each sample once.
 
     Yields:
-        The position behind a batch, its epoch, and its samples.
+        The position after a batch, its epoch, and its sample indices.
     """
     while True:
         epoch = position // n
@@ -56,20 +56,21 @@ def walk(position: int, n: int, plan: Callable[[int], Sequence[Indices]]) -> Ite
 
 
 def plan_epoch(source_lengths: Indices, target_lengths: Indices, *, batch_tokens: int, seed: int, epoch: int) -> list[Indices]:
-    """Lay every sample in one batch of samples of like length, and order the batches at random.
+    """Group samples of similar length into batches and shuffle the batches.
 
-    Samples are sorted by their longer side and, among equals, by the difference of both sides, up and down in turn from one length to the
-    next, so that neighbours are alike on both sides; noise of two tokens on the difference and random ties make each epoch's batches new.
+    Samples are sorted by their longer side, then by the difference between both sides. The direction of the second sort alternates from one
+    length to the next, so that neighbors are similar on both sides. Noise of two tokens on the difference, and random ties, give each epoch
+    different batches.
 
     Args:
-        source_lengths: tokens of each sample's source, special symbols included.
-        target_lengths: likewise of its target.
-        batch_tokens: most tokens of a batch on its longer side, padding included; no sample is longer.
-        seed: of the order.
-        epoch: number of the pass over the data, from 0.
+        source_lengths: number of source tokens of each sample, special tokens included.
+        target_lengths: number of target tokens of each sample, likewise.
+        batch_tokens: maximum number of tokens per batch on its longer side, padding included; no sample is longer.
+        seed: random seed of the order.
+        epoch: index of the epoch, from 0.
 
     Returns:
-        The samples of each batch.
+        The sample indices of each batch.
     """
     longer = np.maximum(source_lengths, target_lengths)
     assert longer.max(initial=0) <= batch_tokens
@@ -81,30 +82,30 @@ def plan_epoch(source_lengths: Indices, target_lengths: Indices, *, batch_tokens
 
 
 def padding_waste(plan: Sequence[Indices], *sides: Indices) -> float:
-    """Return the share of padding in a plan's batches.
+    """Return the fraction of padding among the tokens of all batches.
 
     Args:
-        plan: the samples of each batch.
-        sides: each side's lengths in tokens.
+        plan: the sample indices of each batch.
+        sides: the lengths of all samples in tokens, per side.
     """
     laid_out = sum(int(lengths[batch].max()) * len(batch) for batch in plan for lengths in sides)
     return 1 - sum(int(lengths[batch].sum()) for batch in plan for lengths in sides) / laid_out
 
 
 def draws(n: int, *key: int) -> Noise:
-    """Draw two rows of n numbers from [0, 1) for a key such as (seed, epoch).
+    """Return a (2, n) array of uniform numbers from [0, 1), determined by a key such as (seed, epoch).
 
-    They come from the bit generator alone, whose stream is the same in every version of numpy.
+    Only numpy's bit generator is used, because its stream is the same in every version of numpy.
     """
     bits = np.random.Philox(np.random.SeedSequence(key)).random_raw(2 * n)
     return np.asarray(bits * 2.0**-64, np.float64).reshape(2, n)
 
 
 def tempered(sizes: Sequence[int], temperature: float) -> list[int]:
-    """Share an epoch among languages: as many samples as there are in all, in proportion to size^(1 / temperature).
+    """Return the samples per epoch of each language under temperature sampling; their sum is the total number of samples.
 
-    p_l ~ (D_l / sum_k D_k)^(1/T) (Arivazhagan et al. 2019): T = 1 takes all as they are, T without end the same of each.
-    Each has one sample at least.
+    p_l ~ (D_l / sum_k D_k)^(1/T) (Arivazhagan et al. 2019): T = 1 is proportional to size, T -> infinity is uniform over languages. Each
+    language has at least one sample.
 
     >>> tempered([900, 100], 1), tempered([900, 100], 2), tempered([900, 100], 1e9)
     ([900, 100], [750, 250], [500, 500])
@@ -118,18 +119,18 @@ def tempered(sizes: Sequence[int], temperature: float) -> list[int]:
 
 
 def taken(n: int, count: int, epoch: int, *key: int) -> Indices:
-    """Choose which of n samples an epoch takes: the next ``count`` of passes over all of them, each in an order of its own.
+    """Return the samples that an epoch uses: the next ``count`` samples of a sequence of shuffled passes over all n.
 
-    So all are taken equally often, but for one time more or less, and any epoch's choice is known without those before it.
+    All samples are used equally often, up to one. The result depends on the epoch's index only, not on earlier epochs.
 
     Args:
-        n: samples there are.
-        count: samples an epoch; all of them once where it is n.
-        epoch: its number, from 0.
-        key: whole numbers such as seed and language.
+        n: number of samples in the data set.
+        count: samples per epoch; with count = n every epoch uses each sample once.
+        epoch: index of the epoch, from 0.
+        key: integers such as seed and language index.
 
     Returns:
-        The samples in ascending order.
+        The sample indices in ascending order.
     """
     if count == n:
         return np.arange(n)

@@ -1,4 +1,4 @@
-"""The parts of a run's data, and which of them are set apart: a choice by hash, so that neither order nor other data matter."""
+"""Training, validation and test splits. Held-out data are selected by hash, independently of their order and of other data."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,19 +11,19 @@ from transom.errors import DataError
 
 @runtime_checkable
 class Divisible(Protocol):
-    """Data of which some can be taken."""
+    """A data set that can be split by sample indices."""
 
     @property
     def name(self) -> str:
-        """Where they come from, for people."""
+        """Origin of the data, for messages."""
         ...
 
     def __len__(self) -> int:
-        """Count them."""
+        """Return the number of samples."""
         ...
 
     def take(self, samples: list[int], name: str) -> Self:
-        """Give some of them."""
+        """Return the samples at these indices, as a data set of this name."""
         ...
 
 
@@ -32,7 +32,7 @@ Part = TypeVar("Part", bound=Divisible)
 
 @dataclass(frozen=True)
 class Splits(Generic[Part]):
-    """The data to learn from, to choose by, and to report on where there are some."""
+    """The training, validation and optional test data."""
 
     train: Part
     valid: Part
@@ -40,17 +40,17 @@ class Splits(Generic[Part]):
 
     @property
     def parts(self) -> dict[str, Part]:
-        """All that there are, by their names."""
+        """The existing splits by name."""
         return {name: part for name, part in (("train", self.train), ("valid", self.valid), ("test", self.test)) if part is not None}
 
 
 def read_splits(data: Data | Language, read: Callable[[Any], Part], split: Callable[[Part], tuple[Part, Part]]) -> Splits[Part]:
-    """Read the parts that a recipe names.
+    """Read the splits that a recipe names.
 
     Args:
-        data: the recipe's; it names training data.
-        read: reads the files of a part.
-        split: splits validation data off, where the recipe names none.
+        data: the recipe's data section, with training data.
+        read: reads the files of a split.
+        split: splits training data into training and validation data, for a recipe without validation data.
     """
     train = read(data.train)
     train, valid = split(train) if data.valid is None else (train, read(data.valid))
@@ -58,21 +58,21 @@ def read_splits(data: Data | Language, read: Callable[[Any], Part], split: Calla
 
 
 def text_hash(text: str) -> int:
-    """Give a text's place among all hashes, a whole number of 64 bits."""
+    """Return the 64-bit BLAKE2b hash of a text as an integer."""
     return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big")
 
 
 def least_share(texts: Sequence[str], share: float) -> list[int]:
-    """Choose about a share of the texts by the size of their hashes.
+    """Select about a fraction of the texts: those with the smallest hashes.
 
-    Equal texts are on one side. Where the share comes to no text or all, the one text with the smallest hash is taken.
+    Equal texts are always on the same side. If the fraction would select no text or all texts, the text with the smallest hash is selected.
 
     Args:
-        texts: what to choose from, at least one.
-        share: wanted part of them, from 0 to 1.
+        texts: at least one text.
+        fraction: fraction of texts to select, from 0 to 1.
 
     Returns:
-        The places of the chosen texts, in order; none where all texts are the same.
+        The indices of the selected texts in ascending order; empty if all texts are equal.
     """
     hashes = list(map(text_hash, texts))
     least, most = min(hashes), max(hashes)
@@ -83,22 +83,24 @@ def least_share(texts: Sequence[str], share: float) -> list[int]:
 
 
 def split_off(data: Part, keys: Sequence[str], share: float, noun: str) -> tuple[Part, Part]:
-    """Split validation data off, chosen by ``least_share`` of their keys: the same data are never on both sides.
+    """Hold out validation data by the hash of a key per sample: samples with equal keys are never on both sides.
 
     Args:
-        data: all of them.
-        keys: what the hash is of, one a sample.
-        share: wanted part of them, from 0 to 1.
-        noun: what they are, in the plural.
+        data: all samples.
+        keys: the key of each sample.
+        fraction: fraction of the samples to hold out, from 0 to 1.
+        noun: plural noun for the samples, for messages.
 
     Returns:
-        The rest for training, and the validation data.
+        The training data and the validation data.
 
     Raises:
-        DataError: there are not two different keys.
+        DataError: all keys are equal.
     """
     chosen = least_share(keys, share)
     if not chosen:
-        raise DataError(f"{data.name}: too few different {noun} to split off any for validation; name data.valid or add {noun}")
+        raise DataError(
+            f"{data.name}: expected at least two different {noun}, to split off validation data, found fewer; set data.valid or add {noun}"
+        )
     rest = sorted(set(range(len(data))).difference(chosen))
     return data.take(rest, data.name), data.take(chosen, f"{len(chosen)} of {len(data)} {noun} of {data.name}, split off by hash")

@@ -1,1 +1,1 @@
-"""Images: read, changed at random, and laid in batches."""
+"""Images: reading, augmentation and batches."""

@@ -1,4 +1,4 @@
-"""Random changes of training images: what is drawn for an image is a pure function of (seed, epoch, sample)."""
+"""Image augmentation; the random numbers of an image are a pure function of (seed, epoch, sample)."""
 
 from collections.abc import Sequence
 
@@ -16,24 +16,24 @@ Images = Float[Tensor, "images channels height width"]
 Numbers = Float[Tensor, "images"]
 
 TRIES = 16
-"""Draws of a mixing share; each is taken with probability 1/2 at least."""
+"""Maximum number of rejection-sampling attempts for a mixing ratio; each is accepted with probability 1/2 or more."""
 
 
 class Augmenter:
-    """Changes images and mixes them, as a recipe says."""
+    """Augments and mixes images as a recipe specifies."""
 
     def __init__(self, config: Augmentation, seed: int) -> None:
-        """Hold what is to be done."""
+        """Store the recipe's augmentation and the seed."""
         self.config, self._seed = config, seed
         self._n_draws = 6 + 2 * config.randaugment
         self._n_mixing = 3 + 2 * TRIES
 
     def changed(self, images: Images, epoch: int, samples: Sequence[int]) -> Images:
-        """Change each image: RandAugment's operations on colours, then all moves and turns in one, so that pixels are interpolated once.
+        """Augment each image: RandAugment's color operations, then all geometric ones as one affine map with a single interpolation.
 
         Args:
-            images: from 0 to 1.
-            epoch: number of the pass over the data.
+            images: values from 0 to 1.
+            epoch: index of the epoch.
             samples: index of each image in the data set.
         """
         c = self.config
@@ -44,7 +44,7 @@ class Augmenter:
             images, move = operated(images, (which * N_OPERATIONS).long(), torch.where(sign < 0.5, -c.magnitude, c.magnitude))
             turn = turn @ move
         height, width = images.shape[2:]
-        side = (1 - u[:, 0] * (1 - c.zoom)).sqrt()  # of the part that is taken
+        side = (1 - u[:, 0] * (1 - c.zoom)).sqrt()  # of the crop, as a fraction of the image
         room = 1 - side
         whole = 2 * c.shift + 1
         right, down = (((u[:, k] * whole).floor() - c.shift) * (2 / n) for k, n in ((1, width), (2, height)))
@@ -53,13 +53,15 @@ class Augmenter:
         return warped(images, turn @ part) if c.randaugment or c.shift or c.flip or c.zoom < 1 else images
 
     def mixed(self, images: Images, partners: Images, labels: Sequence[int], epoch: int, samples: Sequence[int]) -> tuple[Images, Mixed]:
-        """Mix each image with a partner: m x + (1 - m) x' (Zhang et al. 2018) or x with a rectangle of x' (Yun et al. 2019).
+        """Mix each image with a partner by mixup or CutMix.
+
+        mixup: lam x + (1 - lam) x' (Zhang et al. 2018). CutMix: x with a rectangle of x' (Yun et al. 2019).
 
         Args:
-            images: changed already.
-            partners: one an image, likewise.
-            labels: the partners' classes.
-            epoch: number of the pass over the data.
+            images: augmented images.
+            partners: augmented partner of each image.
+            labels: class indices of the partners.
+            epoch: index of the epoch.
             samples: index of each image in the data set.
         """
         c = self.config
@@ -67,9 +69,9 @@ class Augmenter:
         cut = (u[:, 0] < 0.5) if c.mixup and c.cutmix else torch.full((len(images),), bool(c.cutmix))
         share = torch.where(cut, _beta(u[:, 3:], c.cutmix or 1.0), _beta(u[:, 3:], c.mixup or 1.0))
         height, width = images.shape[2:]
-        side = (1 - share).sqrt()  # of the rectangle, as a share of the image's
+        side = (1 - share).sqrt()  # of the rectangle, as a fraction of the image's
         inside = _within(u[:, 1], side, width)[:, None, None, :] & _within(u[:, 2], side, height)[:, None, :, None]
-        left = 1 - inside.float().mean((1, 2, 3))  # what of the image is left after rounding and clipping
+        left = 1 - inside.float().mean((1, 2, 3))  # fraction of the image that is left after rounding and clipping
         share = torch.where(cut, left, share)
         blended = torch.lerp(partners, images, share[:, None, None, None])
         pasted = torch.where(inside, partners, images)
@@ -77,18 +79,18 @@ class Augmenter:
 
     @property
     def mixes(self) -> bool:
-        """Whether images are mixed."""
+        """True if images are mixed."""
         return bool(self.config.mixup or self.config.cutmix)
 
     def _draws(self, epoch: int, samples: Sequence[int], stream: int, n: int) -> Float[Tensor, "images draws"]:
-        """Draw n numbers from [0, 1) for each image, by the bit generator alone."""
+        """Return n uniform numbers from [0, 1) per image, using only numpy's bit generator."""
         key = np.random.SeedSequence([self._seed, epoch, stream]).generate_state(2, np.uint64)
         bits = [np.random.Philox(key=key, counter=[0, 0, 0, sample]).random_raw(n) for sample in samples]
         return torch.from_numpy((np.stack(bits) >> np.uint64(11)) * 2.0**-53).float().clamp(max=1 - 2**-24)
 
 
 def _within(place: Numbers, side: Numbers, n: int) -> Bool[Tensor, "images places"]:
-    """Tell which of n pixels lie in a stretch around a random place."""
+    """Return a mask of the pixels, of n, inside an interval with a random center and the given length."""
     middle, half = (place * n)[:, None], (side * n)[:, None] / 2
     low, high = (middle - half).round(), (middle + half).round()
     pixels = torch.arange(n)[None]
@@ -96,7 +98,7 @@ def _within(place: Numbers, side: Numbers, n: int) -> Bool[Tensor, "images place
 
 
 def _beta(u: Float[Tensor, "images draws"], alpha: float) -> Numbers:
-    """Draw from Beta(alpha, alpha), alpha <= 1, by Johnk's rejection: x / (x + y) of x = u^(1/alpha), y = v^(1/alpha) where x + y <= 1."""
+    """Sample from Beta(alpha, alpha), alpha <= 1, by Johnk's rejection: x / (x + y), x = u^(1/alpha), y = v^(1/alpha), if x + y <= 1."""
     x, y = (u[:, :TRIES].double() ** (1 / alpha)), (u[:, TRIES:].double() ** (1 / alpha))
     taken = (x + y <= 1) & (x + y > 0)
     first = taken.float().argmax(1, keepdim=True)
@@ -105,12 +107,12 @@ def _beta(u: Float[Tensor, "images draws"], alpha: float) -> Numbers:
 
 
 def _affine(a: Tensor | float, b: Tensor | float, x: Tensor | float, c: Tensor | float, d: Tensor | float, y: Tensor | float) -> Tensor:
-    """Stack maps (u, v) -> (a u + b v + x, c u + d v + y), from places of the new image to the old, both from -1 to 1."""
+    """Return 3 x 3 matrices of (u, v) -> (a u + b v + x, c u + d v + y), from output to input coordinates, both from -1 to 1."""
     numbers = torch.broadcast_tensors(*(torch.as_tensor(n, dtype=torch.float32) for n in (a, b, x, c, d, y, 0, 0, 1)))
     return torch.stack(numbers, -1).reshape(*numbers[0].shape, 3, 3)
 
 
 def warped(images: Images, maps: Float[Tensor, "images 3 3"]) -> Images:
-    """Look up each new pixel at its old place, between pixels linearly; beyond the edge the image is mirrored."""
+    """Resample images under affine maps with bilinear interpolation and reflection padding."""
     grid = F.affine_grid(maps[:, :2], list(images.shape), align_corners=False)
     return F.grid_sample(images, grid, mode="bilinear", padding_mode="reflection", align_corners=False)

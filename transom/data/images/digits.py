@@ -1,4 +1,4 @@
-"""Handwritten digits that come with scikit-learn, cut into folds."""
+"""The handwritten digits of scikit-learn, with cross-validation folds."""
 
 from collections.abc import Sequence
 from hashlib import blake2b
@@ -13,16 +13,16 @@ from transom.data.images.images import Images, pillow
 from transom.errors import ConfigError
 
 BRIGHTEST = 16
-"""The digits' numbers go from 0 to this."""
+"""Maximum pixel value of the digits; the minimum is 0."""
 
 
 def load_digits(config: Digits, size: int, channels: int) -> tuple[Images, Images]:
-    """Give the digits outside of a fold and those in it, after a shuffle.
+    """Return the shuffled digits outside a fold and those in the fold.
 
     Args:
         config: fold and seed.
-        size: width and height to which they are brought.
-        channels: 3 for colours, 1 for grey.
+        size: width and height in pixels to which images are resized.
+        channels: 3 for RGB, 1 for grayscale.
 
     Raises:
         ConfigError: scikit-learn is not installed.
@@ -30,7 +30,7 @@ def load_digits(config: Digits, size: int, channels: int) -> tuple[Images, Image
     try:
         from sklearn.datasets import load_digits as read
     except ImportError:
-        raise ConfigError("the digits come with scikit-learn: pip install 'transom[images]'") from None
+        raise ConfigError("the digits require scikit-learn: pip install 'transom[images]'") from None
     library, found = pillow(), read()
     numbers = np.round(found.images * (255 / BRIGHTEST)).astype(np.uint8)
     sized = [library.Image.fromarray(each).resize((size, size), library.Image.Resampling.BICUBIC) for each in numbers]

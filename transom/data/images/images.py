@@ -1,4 +1,4 @@
-"""Images with a class each: found in folders and zip files, decoded with limits, brought to one size."""
+"""Labeled images in folders or zip files: listing, decoding within limits, and resizing."""
 
 import re
 import struct
@@ -27,24 +27,24 @@ if TYPE_CHECKING:
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
-"""What Pillow may try: the formats of these suffixes and no other."""
+"""Formats that Pillow may decode: those of the suffixes above."""
 
 UNREADABLE = (OSError, SyntaxError, ValueError, EOFError, IndexError, KeyError, TypeError, OverflowError, struct.error, zlib.error)
-"""What Pillow's readers raise on damaged files."""
+"""Exceptions that Pillow's readers raise on damaged files."""
 
 KEPT_BYTES = 2**31
-"""Most bytes of pixels that are kept in memory; what is more is read anew in each epoch."""
+"""Maximum size of decoded pixels kept in memory, in bytes; a larger data set is decoded again in each epoch."""
 
 
 @dataclass(frozen=True)
 class Files:
-    """Where images are.
+    """The image files of a folder or zip file.
 
     Attributes:
-        names: of the images, as CLASS/NAME.jpg, in their order as text.
-        read: gives the bytes of one.
-        place: of all of them, for people.
-        n_ignored: files beside them that are no images by their suffix.
+        names: names of the images as CLASS/NAME.jpg, sorted.
+        read: returns the bytes of the image with this name.
+        origin: the folder or zip file, for messages.
+        n_ignored: number of other files, whose suffix is not that of an image.
     """
 
     names: list[str]
@@ -54,54 +54,58 @@ class Files:
 
 
 def list_images(path: Path) -> Files:
-    """Find the images of a folder or a zip file; hidden files are passed over, and so are folders around all classes.
+    """List the images of a folder or zip file; hidden files are skipped, and so are folders that contain all class folders.
 
     Raises:
-        DataError: there is no such folder or zip file, it is damaged, or it has no images.
+        DataError: the folder or zip file does not exist, is damaged, or contains no images.
     """
     if path.is_dir():
         found = {file.relative_to(path).as_posix(): file for file in path.rglob("*") if file.is_file()}
         return _chosen(found, read_file, str(path))
     if not path.exists():
-        raise DataError(f"{path}: expected a folder of images or a .zip of one, found nothing there")
+        raise DataError(f"{path}: expected a folder of images or a .zip of one, found nothing there; check the path")
     try:
         open_regular(path, DataError).close()
         archive = zipfile.ZipFile(path)
     except (zipfile.BadZipFile, OSError) as error:
-        raise DataError(f"{path}: expected a folder of images or a .zip of one, found neither ({error})") from error
+        raise DataError(f"{path}: expected a folder of images or a .zip of one, found another file ({error}); name another path") from error
     members = {member.filename: member for member in archive.infolist() if not member.is_dir()}
     return _chosen(members, lambda member: _read_member(archive, member, path), str(path))
 
 
 def _chosen(found: dict[str, Any], read: Callable[[Any], bytes], place: str) -> Files:
-    """Leave out what is hidden and what is no image, then the folders that all images share."""
+    """Select the visible image files and strip the parent folders that all images share."""
     visible = [name for name in found if not any(part.startswith((".", "__MACOSX")) for part in PurePosixPath(name).parts)]
     images = {name: PurePosixPath(name).parts for name in visible if PurePosixPath(name).suffix.lower() in SUFFIXES}
     if not images:
-        raise DataError(f"{place}: expected images as CLASS/NAME.jpg, found none ({', '.join(SUFFIXES[:3])} and the like)")
+        raise DataError(
+            f"{place}: expected images as CLASS/NAME.jpg, found none with a suffix such as {', '.join(SUFFIXES[:3])}; name another folder"
+        )
     around = 0
     while all(len(parts) > around + 2 for parts in images.values()) and len({parts[around] for parts in images.values()}) == 1:
         around += 1
     short = {"/".join(parts[around:]): name for name, parts in images.items()}
     for name in short:
         if "/" not in name:
-            raise DataError(f"{place}: expected each image in a folder that is named for its class, found {name} in none; put it into one")
+            raise DataError(
+                f"{place}: expected each image in a folder named after its class, found {name} outside of any; move it into one"
+            )
         if re.search("[\ud800-\udfff]", label := name.split("/", 1)[0]):
             raise DataError(f"{place}: expected classes whose names are UTF-8, found {label!a}; rename the folder")
     return Files(sorted(short), lambda name: read(found[short[name]]), place, len(visible) - len(images))
 
 
 def read_file(file: Path) -> bytes:
-    """Read an image's file.
+    """Read the bytes of an image file.
 
     Raises:
-        DataError: it cannot be read, or is too large.
+        DataError: the file cannot be read or is too large.
     """
     try:
         with open_regular(file, DataError) as opened:
             data = opened.read(MAX_IMAGE_BYTES + 1)
     except OSError as error:
-        raise DataError(f"{file}: expected an image, found a file that cannot be read: {error.strerror}") from error
+        raise DataError(f"{file}: expected an image, found a file that cannot be read: {error.strerror}; check its permissions") from error
     return _limited(data, str(file))
 
 
@@ -110,30 +114,30 @@ def _read_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo, path: Path) 
         with archive.open(member) as opened:
             data = opened.read(MAX_IMAGE_BYTES + 1)
     except (zipfile.BadZipFile, RuntimeError, EOFError, OSError, ValueError) as error:
-        raise DataError(f"{path}: expected to read {member.filename}, found {error}; make the file anew") from error
+        raise DataError(f"{path}: expected to read {member.filename}, found {error}; create the zip file again") from error
     return _limited(data, f"{path}, {member.filename}")
 
 
 def _limited(data: bytes, place: str) -> bytes:
     if len(data) > MAX_IMAGE_BYTES:
-        raise DataError(f"{place}: expected an image of at most {MAX_IMAGE_BYTES:,} bytes, found more; make it smaller or remove it")
+        raise DataError(f"{place}: expected an image of at most {MAX_IMAGE_BYTES:,} bytes, found more; shrink or remove it")
     return data
 
 
 def decode(data: bytes, place: str, size: int, channels: int) -> NDArray[np.uint8]:
-    """Decode an image and bring its middle square to a size; what is see-through is laid on white, and a camera's turn is undone.
+    """Decode an image and resize its center square; transparency is blended with white, and EXIF orientation is applied.
 
     Args:
-        data: the file.
-        place: where it is, for people.
-        size: wanted width and height.
-        channels: 3 for colours, 1 for grey.
+        data: bytes of the file.
+        origin: name of the file, for messages.
+        size: width and height of the result in pixels.
+        channels: 3 for RGB, 1 for grayscale.
 
     Returns:
-        Pixels (channels, size, size).
+        Pixels of shape (channels, size, size).
 
     Raises:
-        DataError: it is no image, damaged, or too large.
+        DataError: the data is not an image, damaged, or too large.
     """
     library = pillow()
     mode = "L" if channels == 1 else "RGB"
@@ -143,15 +147,15 @@ def decode(data: bytes, place: str, size: int, channels: int) -> NDArray[np.uint
             with library.Image.open(BytesIO(data), formats=FORMATS) as opened:
                 if opened.width * opened.height > MAX_IMAGE_PIXELS:
                     raise DataError(_too_large(place, f"{opened.width:,} x {opened.height:,}"))
-                opened.draft(mode, (size, size))  # a JPEG file can be read at a fraction of its size
+                opened.draft(mode, (size, size))  # JPEG can be decoded at a fraction of its size
                 image = _plain(library.ImageOps.exif_transpose(opened), mode, library)
         except (library.Image.DecompressionBombError, library.Image.DecompressionBombWarning) as error:
             raise DataError(_too_large(place, "more")) from error
         except DataError:
             raise
         except UNREADABLE as error:
-            why = str(error).partition(" <")[0]  # Pillow names the object that it reads from
-            raise DataError(f"{place}: expected an image, found a file that cannot be read as one ({why}); mend or remove it") from error
+            why = str(error).partition(" <")[0]  # Pillow appends the repr of the stream
+            raise DataError(f"{place}: expected an image, found a file that cannot be decoded ({why}); repair or remove it") from error
     if image.size != (size, size):
         image = library.ImageOps.fit(image, (size, size), library.Image.Resampling.BICUBIC)
     pixels = np.asarray(image, np.uint8)
@@ -159,12 +163,12 @@ def decode(data: bytes, place: str, size: int, channels: int) -> NDArray[np.uint
 
 
 def _too_large(place: str, found: str) -> str:
-    return f"{place}: expected an image of at most {MAX_IMAGE_PIXELS:,} pixels, found {found}; make it smaller or remove it"
+    return f"{place}: expected an image of at most {MAX_IMAGE_PIXELS:,} pixels, found {found}; shrink or remove it"
 
 
 def _plain(image: "Image", mode: str, library: Any) -> "Image":
-    """Bring any image to grey or colours of 8 bits."""
-    if image.mode.startswith("I") or image.mode == "F":  # 16 bits a pixel, or numbers
+    """Convert an image of any mode to 8-bit grayscale or RGB."""
+    if image.mode.startswith("I") or image.mode == "F":  # 16-bit or 32-bit pixels
         numbers = np.asarray(image, np.float64)
         white = 65535.0 if "16" in image.mode else max(float(numbers.max()), 255.0)
         image = library.Image.fromarray((numbers.clip(0) * (255 / white)).astype(np.uint8))
@@ -178,27 +182,27 @@ def pillow() -> Any:
     """Import Pillow.
 
     Raises:
-        ConfigError: it is not installed.
+        ConfigError: Pillow is not installed.
     """
     try:
         import PIL.Image
         import PIL.ImageOps
     except ImportError:
-        raise ConfigError("reading images needs Pillow: pip install 'transom[images]'") from None
+        raise ConfigError("reading images requires Pillow: pip install 'transom[images]'") from None
     return PIL
 
 
 @dataclass(frozen=True)
 class Images:
-    """Images, each with its class.
+    """A data set of labeled images.
 
     Attributes:
-        names: of the images, as CLASS/NAME.jpg.
-        labels: class of each.
-        digests: hash of each one's file, the same where the files are.
-        name: where they come from, for people.
-        n_ignored: files beside them that are no images by their suffix.
-        load: gives the pixels of some, (images, channels, size, size).
+        names: names of the images as CLASS/NAME.jpg.
+        labels: class of each image.
+        digests: hash of each image's file; equal files have equal hashes.
+        name: origin of the images, for messages.
+        n_ignored: number of other files, whose suffix is not that of an image.
+        load: returns the pixels of the images at some indices, (images, channels, size, size).
     """
 
     names: list[str]
@@ -209,15 +213,15 @@ class Images:
     load: Callable[[Sequence[int]], UInt8[Tensor, "images channels size size"]]
 
     def __len__(self) -> int:
-        """Count the images."""
+        """Return the number of images."""
         return len(self.names)
 
     def place(self, sample: int) -> str:
-        """Name an image, for people."""
+        """Return the origin and name of an image, for messages."""
         return f"{self.name}, {self.names[sample]}"
 
     def take(self, samples: list[int], name: str) -> "Images":
-        """Give some of the images."""
+        """Return the images at these indices, as a data set of this name."""
 
         def chosen(values: list[str]) -> list[str]:
             return [values[i] for i in samples]
@@ -229,14 +233,14 @@ class Images:
 
 
 def read_images(path: Path, size: int, channels: int) -> Images:
-    """Read all images of a folder or a zip file, and keep their pixels in memory where these fit.
+    """Read all images of a folder or zip file, and keep their pixels in memory if they fit.
 
-    All of them are decoded once, so that a damaged one is named at the start.
+    Each image is decoded once here, so that a damaged file is reported before training starts.
 
     Args:
-        path: of CLASS/NAME.jpg.
-        size: width and height to which they are brought.
-        channels: 3 for colours, 1 for grey.
+        path: folder or zip file of CLASS/NAME.jpg.
+        size: width and height in pixels to which images are resized.
+        channels: 3 for RGB, 1 for grayscale.
 
     Raises:
         DataError: an image cannot be read.

@@ -1,4 +1,4 @@
-"""From images to batches: splits, order, augmentation, slices."""
+"""Batches of images: splits, ordering, augmentation and micro-batches."""
 
 from collections.abc import Iterator, Sequence
 from hashlib import blake2b
@@ -20,7 +20,7 @@ from transom.data.split import Splits, read_splits, split_off
 from transom.data.text.text import expanded
 
 MEASURED = 10_000
-"""Most images that the channels' mean and deviation are taken from."""
+"""Maximum number of images used to estimate the mean and standard deviation of the channels."""
 
 
 def load_images(data: Data, base: Path, model: ImageClassifier, valid_share: float) -> Splits[Images]:
@@ -28,12 +28,12 @@ def load_images(data: Data, base: Path, model: ImageClassifier, valid_share: flo
 
     Args:
         data: the recipe's data section.
-        base: folder that ``data.root`` is relative to.
-        model: the recipe's, whose size and channels they are brought to.
-        valid_share: part that is split off where no validation images are named.
+        base: the recipe's folder, to which ``data.root`` is relative.
+        model: the recipe's model, which determines image size and channels.
+        valid_share: fraction that is split off for validation if the recipe names no validation images.
 
     Raises:
-        DataError: an image cannot be read, or there is too little to split.
+        DataError: an image cannot be read, or there are too few images to split.
     """
     root = base / expanded(data.root)
 
@@ -50,7 +50,7 @@ def load_images(data: Data, base: Path, model: ImageClassifier, valid_share: flo
 
 
 def pixel_statistics(images: Images) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return mean and standard deviation of each channel, from 0 to 1; a channel of one number has deviation 1."""
+    """Return mean and standard deviation of each channel, for values from 0 to 1; a constant channel has standard deviation 1."""
     step = -(-len(images) // MEASURED)
     total, squares, n = torch.zeros(()), torch.zeros(()), 0
     for samples in np.array_split(np.arange(0, len(images), step), -(-len(images) // step // 500) or 1):
@@ -62,7 +62,7 @@ def pixel_statistics(images: Images) -> tuple[tuple[float, ...], tuple[float, ..
 
 
 def image_batches(images: Images, labels: Sequence[int], batch_images: int) -> Iterator[ImageBatch]:
-    """Batch images as they are, for reading each once."""
+    """Batch images without augmentation, in order, for one pass such as validation."""
     for start in range(0, len(images), batch_images):
         samples = range(start, min(start + batch_images, len(images)))
         yield ImageBatch(images.load(samples) / 255, torch.tensor([labels[i] for i in samples]), tuple(samples))
@@ -79,14 +79,14 @@ def image_fingerprint(*parts: Images) -> str:
 
 
 class ImageLoader:
-    """Training batches of images without end, from any position, changed in each epoch anew.
+    """Endless training batches of images, resumable at any position and augmented anew in each epoch.
 
-    A position is the number of images read since the start of training, over all shards: the whole state of the loader.
+    A position is the number of images read since the start of training by all ranks. It is the whole state of the loader.
 
     Attributes:
-        images: all of them.
-        labels: number of each one's class.
-        n_samples: images: an epoch.
+        images: the training images.
+        labels: class index of each image.
+        n_samples: number of images per epoch.
     """
 
     def __init__(
@@ -99,18 +99,18 @@ class ImageLoader:
         augmentation: Augmentation,
         slicing: Slicing = WHOLE,
     ) -> None:
-        """Number the classes.
+        """Encode the class labels and set up augmentation.
 
         Args:
-            images: each with its class.
-            classes: by number.
-            batch_images: most images of a batch, over all shards and slices; an epoch's batches differ by one at most.
-            seed: of order and augmentation.
-            augmentation: what is changed.
-            slicing: of every batch.
+            images: labeled images.
+            classes: names of the classes by index.
+            batch_images: maximum number of images per batch over all ranks and micro-batches; batches differ by at most one image.
+            seed: random seed of order and augmentation.
+            augmentation: the recipe's augmentation.
+            micro_batching: split of every batch over ranks and micro-batches.
 
         Raises:
-            DataError: an image is of an unknown class.
+            DataError: an image has an unknown class.
         """
         self.images, self.n_samples = images, len(images)
         self.labels = numbered(images.labels, classes, images)
@@ -118,7 +118,7 @@ class ImageLoader:
         self._batch_images, self._seed, self._slicing = batch_images, seed, slicing
 
     def batches_from(self, position: int) -> Iterator[tuple[int, list[ImageBatch]]]:
-        """Yield each batch, as slices, with the position behind it: what a checkpoint stores to go on from there."""
+        """Yield the position after each batch, which a checkpoint stores, and the batch as micro-batches."""
         for end, epoch, batch in walk(position, self.n_samples, self._plan):
             partner = dict(zip(batch.tolist(), np.roll(batch, 1).tolist(), strict=True))
             yield end, [self._batch(part.tolist(), partner, epoch) for part in self._slicing.of(batch)]
@@ -128,7 +128,7 @@ class ImageLoader:
         return np.array_split(order, -(-len(order) // self._batch_images))
 
     def _batch(self, rows: list[int], partner: dict[int, int], epoch: int) -> ImageBatch:
-        """Change a slice's images, and mix each with another of its batch, wherever that one is dealt out to."""
+        """Augment the images of a micro-batch, and mix each with a partner from the whole batch, whichever rank has it."""
         augmenter, labels = self._augmenter, torch.tensor([self.labels[i] for i in rows])
         if not augmenter.mixes:
             return ImageBatch(augmenter.changed(self.images.load(rows) / 255, epoch, rows), labels, tuple(rows))

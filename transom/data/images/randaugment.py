@@ -1,4 +1,4 @@
-"""The operations of RandAugment (Cubuk et al. 2020), many images at a time."""
+"""The operations of RandAugment (Cubuk et al. 2020), vectorized over images."""
 
 import math
 from collections.abc import Callable
@@ -12,39 +12,40 @@ Images = Float[Tensor, "images channels height width"]
 Numbers = Float[Tensor, "images"]
 
 LUMA = (0.299, 0.587, 0.114)
-"""Shares of red, green and blue in grey (ITU-R BT.601)."""
+"""Weights of red, green and blue in grayscale (ITU-R BT.601)."""
 
 MOST_TURN, MOST_SHEAR, MOST_MOVE, MOST_CHANGE = math.radians(30), 0.3, 10 / 32, 0.9
-"""At magnitude 1: an angle, a slope, a share of the width, and how far a factor is from 1."""
+"""Maximum per operation at magnitude 1: rotation in radians, shear, shift as a fraction of the width, distance of the enhancement factor
+from 1."""
 
 
 def grey(x: Images) -> Float[Tensor, "images 1 height width"]:
-    """Give the brightness of each place."""
+    """Return the brightness of each pixel."""
     return x if x.shape[1] == 1 else (x * x.new_tensor(LUMA)[:, None, None]).sum(1, keepdim=True)
 
 
 def _toward(base: Float[Tensor, "images #channels #height #width"], x: Images, factor: Numbers) -> Images:
-    """Go from ``base`` through ``x`` (factor 1), and beyond."""
+    """Interpolate between ``base`` (factor 0) and ``x`` (factor 1), extrapolate for factors above 1, and clip to [0, 1]."""
     return torch.lerp(base.expand_as(x), x, factor[:, None, None, None]).clamp(0, 1)
 
 
 def saturated(x: Images, change: Numbers) -> Images:
-    """Make colours weaker or stronger."""
+    """Reduce or increase color saturation."""
     return _toward(grey(x), x, 1 + MOST_CHANGE * change)
 
 
 def contrasted(x: Images, change: Numbers) -> Images:
-    """Bring all pixels nearer to the mean brightness, or away from it."""
+    """Reduce or increase the distance of all pixels from the mean brightness."""
     return _toward(grey(x).mean((1, 2, 3), keepdim=True), x, 1 + MOST_CHANGE * change)
 
 
 def brightened(x: Images, change: Numbers) -> Images:
-    """Make an image darker or brighter."""
+    """Darken or brighten images."""
     return _toward(torch.zeros_like(x), x, 1 + MOST_CHANGE * change)
 
 
 def sharpened(x: Images, change: Numbers) -> Images:
-    """Blur an image or sharpen it; the outermost pixels stay."""
+    """Blur or sharpen images; border pixels are unchanged."""
     kernel = torch.tensor([[1.0, 1.0, 1.0], [1.0, 5.0, 1.0], [1.0, 1.0, 1.0]]) / 13
     soft = x.clone()
     channels = x.shape[1]
@@ -53,25 +54,25 @@ def sharpened(x: Images, change: Numbers) -> Images:
 
 
 def posterized(x: Images, change: Numbers) -> Images:
-    """Leave the upper bits of the eight of each number: as few as four."""
+    """Keep only the upper bits of the 8-bit pixel values, at least four."""
     step = 2.0 ** (4 * change.abs()).round()[:, None, None, None]
     return ((x * 255).round() / step).floor() * step / 255
 
 
 def solarized(x: Images, change: Numbers) -> Images:
-    """Turn what is bright into its opposite."""
+    """Invert all pixels above a threshold."""
     return torch.where(x >= (1 - change.abs())[:, None, None, None], 1 - x, x)
 
 
 def stretched(x: Images, change: Numbers) -> Images:
-    """Bring the darkest number of each channel to 0 and the brightest to 1; a channel of one number stays."""
+    """Stretch each channel linearly to the range from 0 to 1; a constant channel is unchanged."""
     low, high = x.amin((2, 3), keepdim=True), x.amax((2, 3), keepdim=True)
     return torch.where(high > low, (x - low) / (high - low).clamp(min=1e-12), x)
 
 
 def equalized(x: Images, change: Numbers) -> Images:
-    """Spread the numbers of each channel evenly: by the histogram of 256 levels, as Pillow does."""
-    levels = (x * 255).round().long().flatten(2)  # (images, channels, places)
+    """Equalize the histogram of each channel with 256 levels, as Pillow does."""
+    levels = (x * 255).round().long().flatten(2)  # (images, channels, pixels)
     counts = torch.zeros(*levels.shape[:2], 256, dtype=torch.long).scatter_add_(2, levels, torch.ones_like(levels))
     last = counts.gather(2, levels.amax(2, keepdim=True))
     step = (counts.sum(2, keepdim=True) - last) // 255
@@ -89,25 +90,25 @@ COLOURS: tuple[Callable[[Images, Numbers], Images], ...] = (
     stretched,
     equalized,
 )
-"""Operations on an image's numbers."""
+"""Operations on pixel values."""
 
 N_MOVES = 5
-"""Operations on places: a turn, two slants, two shifts."""
+"""Number of affine operations: rotation, shear and translation in x and y."""
 
 N_OPERATIONS = len(COLOURS) + N_MOVES + 1
-"""All of them; the last leaves an image as it is."""
+"""Number of all operations; the last is the identity."""
 
 
 def operated(images: Images, which: Int[Tensor, "images"], change: Numbers) -> tuple[Images, Float[Tensor, "images 3 3"]]:
-    """Do an operation on each image.
+    """Apply one operation to each image.
 
     Args:
-        images: from 0 to 1.
-        which: number of each one's operation, those of ``COLOURS`` first, then the moves, then none.
-        change: how much, from -1 to 1.
+        images: values from 0 to 1.
+        which: index of each image's operation: those of ``COLOURS``, then the affine ones, then the identity.
+        magnitude: signed magnitude, from -1 to 1.
 
     Returns:
-        The images with other colours, and the move that is to be made: from new places to old, both from -1 to 1.
+        The images after color operations, and the affine maps still to apply, from output to input coordinates, both from -1 to 1.
     """
     images = images.clone()
     for number, operation in enumerate(COLOURS):

@@ -1,4 +1,4 @@
-"""The classes of labelled samples, and their numbers."""
+"""Class labels and their indices."""
 
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
@@ -9,23 +9,28 @@ from transom.files.limits import MAX_CLASS_NAMES_BYTES, MAX_CLASSES
 
 @runtime_checkable
 class Samples(Protocol):
-    """What has a class each."""
+    """A labeled data set, as far as error messages need it."""
 
     @property
     def name(self) -> str:
-        """Where they come from."""
+        """Origin of the samples, for messages."""
         ...
 
     def place(self, sample: int) -> str:
-        """Name a sample, for people."""
+        """Return a sample's origin, for messages."""
         ...
 
 
 def classes_of(labels: Sequence[str], where: Samples, known: tuple[str, ...] = ()) -> tuple[str, ...]:
-    """Give the classes of training samples in their order as text, or those that are known already.
+    """Return the sorted classes of training samples, or the known classes if there are any.
+
+    Args:
+        labels: the class of each sample.
+        where: the data set, for messages.
+        known_classes: the classes of a model that is fine-tuned.
 
     Raises:
-        DataError: there is one class only, or so many that they are something else, or one that is not known.
+        DataError: there is only one class or implausibly many, or a sample's class is not a known class.
     """
     if known:
         numbered(labels, known, where)
@@ -33,39 +38,43 @@ def classes_of(labels: Sequence[str], where: Samples, known: tuple[str, ...] = (
     found = tuple(sorted(set(labels)))
     if not 2 <= len(found) <= MAX_CLASSES:
         shown = f" ({found[0][:50]!r}{' ...' if len(found) > 1 else ''})" if found else ""
-        raise DataError(f"{where.name}: expected 2 to {MAX_CLASSES:,} classes, found {len(found):,}{shown}; is that the class?")
+        raise DataError(
+            f"{where.name}: expected 2 to {MAX_CLASSES:,} classes, found {len(found):,}{shown}; check that the label field is the class"
+        )
     refuse_long_names(found, where.name, "classes")
     return found
 
 
 def refuse_long_names(classes: Sequence[str], where: str, noun: str) -> None:
-    """Refuse classes whose names are so long that they must be something else.
+    """Reject classes whose names are implausibly long.
 
     Args:
-        classes: their names.
-        where: the data that have them, for people.
-        noun: what people call them.
+        classes: names of the classes.
+        where: origin of the data, for messages.
+        noun: plural noun for the classes, for messages.
 
     Raises:
-        DataError: a run could not hold them.
+        DataError: the names together exceed the limit of a run folder.
     """
     if (size := sum(len(name.encode()) for name in classes)) > MAX_CLASS_NAMES_BYTES:
         longest = max(classes, key=len)
         raise DataError(
             f"{where}: expected {noun} whose names have at most {MAX_CLASS_NAMES_BYTES:,} bytes together, found {size:,}; the longest is"
-            f" {longest[:20]!r} and {max(0, len(longest) - 20):,} characters more: are those the {noun}?"
+            f" {longest[:20]!r} and {max(0, len(longest) - 20):,} characters more; check that these are the {noun}"
         )
 
 
 def numbered(labels: Sequence[str], classes: Sequence[str], where: Samples) -> list[int]:
-    """Give the number of each sample's class.
+    """Return the class index of each sample.
 
     Raises:
-        DataError: it is none of the model's.
+        DataError: a class is not among ``classes``.
     """
     numbers = {label: number for number, label in enumerate(classes)}
     for sample, label in enumerate(labels):
         if label not in numbers:
             shown = ", ".join(map(repr, classes[:10])) + (", ..." if len(classes) > 10 else "")
-            raise DataError(f"{where.place(sample)}: expected one of the classes {shown}, found {label[:50]!r}")
+            raise DataError(
+                f"{where.place(sample)}: expected one of the classes {shown}, found {label[:50]!r}; correct or remove the sample"
+            )
     return [numbers[label] for label in labels]

@@ -1,7 +1,7 @@
-"""Instructions with their answers, what an assistant learns from: pairs whose target is the answer, packed into rows.
+"""Instructions with answers for instruction tuning: pairs whose target is the answer, packed into rows.
 
-As a model reads it an instruction is ``[EOS] prompt [SOS] answer``; the answer and the ``[EOS]`` behind it are to be said. The symbol
-between the two is no text, so no prompt can hold it.
+An instruction is encoded as ``[EOS] prompt [SOS] answer``. Only the answer tokens and the ``[EOS]`` after them contribute to the loss.
+``[SOS]`` is a special token that no prompt text can produce.
 """
 
 from array import array
@@ -27,20 +27,20 @@ from transom.data.tokenizer.tokenizer import Tokenizer
 from transom.errors import ConfigError, DataError
 
 SYMBOLS = 2
-"""Symbols of an instruction that are no text."""
+"""Number of special tokens per instruction: ``[EOS]`` and ``[SOS]``."""
 
 TooLong = Literal["truncate", "drop", "refuse"]
 
 
 def load_instructions(data: Data, base: Path) -> Splits[Pairs]:
-    """Read or generate the instructions of a recipe; the target is the answer.
+    """Read or generate the instructions of a recipe; the target of each pair is the answer.
 
     Args:
         data: the recipe's data section.
-        base: folder that ``data.root`` is relative to, the recipe's own.
+        base: the recipe's folder, to which ``data.root`` is relative.
 
     Raises:
-        DataError: a file cannot be read, a prompt has no answer, or there is too little to split.
+        DataError: a file cannot be read, a prompt has no answer, or there are too few instructions to split.
     """
     if isinstance(data.generate, Exercises):
         return generate_exercises(data.generate)
@@ -53,7 +53,7 @@ def read_instructions(files: InstructionFiles, root: Path) -> Pairs:
 
     Raises:
         DataError: the file cannot be read, or a record has no prompt or no answer.
-        ConfigError: it is of no known format, or a field does not suit the format.
+        ConfigError: the file's format is unknown, or a field does not fit the format.
     """
     path = root / expanded(files.file)
     lines, (prompts, answers) = read_columns(path, (files.prompt_field, files.answer_field), ("prompt", "answer"))
@@ -66,15 +66,15 @@ def read_instructions(files: InstructionFiles, root: Path) -> Pairs:
 
 @dataclass(frozen=True)
 class Instructions:
-    """Instructions as tokens, each of which the model can read.
+    """Tokenized instructions that fit into the context window.
 
     Attributes:
-        prompts: tokens of each prompt, of those that were too long the end.
-        answers: tokens of each answer.
-        samples: index of each in the data.
-        whole: tokens of every instruction of the data, special symbols included.
-        truncated: those of the data of whose prompt only the end is kept.
-        left_out: those of the data that are not here.
+        prompts: token ids of each prompt; long prompts lost their first tokens.
+        answers: token ids of each answer.
+        sample_ids: index of each instruction in the data.
+        n_tokens: number of tokens of every instruction in the data before truncation, special tokens included.
+        truncated: indices in the data of the instructions with a truncated prompt.
+        dropped: indices in the data of the instructions that were dropped.
     """
 
     prompts: list["array[int]"]
@@ -86,24 +86,24 @@ class Instructions:
 
     @classmethod
     def fit(cls, pairs: Pairs, tokenizer: Tokenizer, max_seq_len: int, too_long: TooLong) -> "Instructions":
-        """Encode instructions and bring them to the model's length; an answer that has no room is left out with its prompt.
+        """Tokenize instructions and fit them into the context window; an instruction whose answer alone is too long is dropped.
 
         Args:
             pairs: prompts and answers.
-            tokenizer: of both.
-            max_seq_len: most tokens of an instruction, special symbols included.
-            too_long: what becomes of a longer one: the beginning of its prompt is left out, all of it is, or it is refused.
+            tokenizer: tokenizer of both.
+            max_seq_len: maximum number of tokens per instruction, special tokens included.
+            too_long: treatment of longer instructions: drop the first tokens of the prompt, drop the instruction, or raise an error.
 
         Raises:
-            DataError: one is too long and to be refused.
+            DataError: an instruction is too long and ``too_long`` is "refuse".
         """
         prompts, answers = encode(tokenizer, pairs.source), encode(tokenizer, pairs.target)
         whole = lengths_of(prompts) + lengths_of(answers) + SYMBOLS
         longer = np.flatnonzero(whole > max_seq_len).tolist()
         if longer and too_long == "refuse":
             raise DataError(
-                f"{pairs.place(longer[0])}: expected at most model.max_seq_len = {max_seq_len} tokens, special symbols included, found"
-                f" {whole[longer[0]]}; shorten it, or set data.too_long = 'truncate' or 'drop'"
+                f"{pairs.place(longer[0])}: expected at most model.max_seq_len = {max_seq_len} tokens, special tokens included,"
+                f" found {whole[longer[0]]}; shorten it, or set data.too_long = 'truncate' or 'drop'"
             )
         room = {i: max_seq_len - SYMBOLS - len(answers[i]) for i in longer}
         truncated = [i for i in longer if too_long == "truncate" and room[i] > 0]
@@ -115,11 +115,11 @@ class Instructions:
 
     @property
     def lengths(self) -> Indices:
-        """Count the tokens of each, special symbols included."""
+        """Number of tokens of each instruction, special tokens included."""
         return lengths_of(self.prompts) + lengths_of(self.answers) + SYMBOLS
 
     def batch(self, rows: Sequence[Sequence[int]]) -> LanguageBatch:
-        """Make a batch of rows of several instructions each: each is a segment and sees only itself, its prompt a prefix."""
+        """Build a batch of rows with several instructions each. An instruction is a segment of its own; its prompt is the prefix."""
         columns = tuple(list[list[int]]() for _ in range(5))
         for row in rows:
             for column in columns:
@@ -140,17 +140,17 @@ class Instructions:
 
 
 class InstructionLoader:
-    """Training batches without end, from any position.
+    """Endless training batches of packed instructions, resumable at any position.
 
-    A position is the number of instructions read since the start of training, over all shards: the whole state of the loader. An epoch
-    takes them in a random order and puts each into the first row of the batch that has room for it.
+    A position is the number of instructions read since the start of training by all ranks. It is the whole state of the loader. An epoch
+    shuffles the instructions and puts each into the first row of the batch with enough space (first-fit packing).
 
     Attributes:
-        pairs: all instructions, those that are left out too.
-        instructions: those that are trained on.
-        n_samples: their number: an epoch.
-        max_seq_len: most tokens of a row.
-        padding_waste: share of the first epoch's tokens that is padding.
+        pairs: all instructions, dropped ones included.
+        instructions: the training instructions as token ids.
+        n_samples: number of instructions per epoch.
+        max_seq_len: maximum number of tokens per row.
+        padding_waste: fraction of padding among the first epoch's tokens.
     """
 
     def __init__(
@@ -163,19 +163,19 @@ class InstructionLoader:
         seed: int,
         slicing: Slicing = WHOLE,
     ) -> None:
-        """Plan batches.
+        """Set the row length and plan the first epoch.
 
         Args:
             pairs: all instructions.
-            instructions: the same as tokens, as far as they fit.
-            max_seq_len: most tokens of a row.
-            batch_tokens: most tokens of a batch, padding included, over all shards and slices.
-            seed: of the order.
-            slicing: of every batch.
+            instructions: the instructions that fit, as token ids.
+            max_seq_len: maximum number of tokens per row.
+            batch_tokens: maximum number of tokens per batch, padding included, over all ranks and micro-batches.
+            seed: random seed of the order.
+            micro_batching: split of every batch over ranks and micro-batches.
 
         Raises:
             DataError: no instruction is left.
-            ConfigError: one is longer than a batch.
+            ConfigError: an instruction is longer than a batch.
         """
         self.pairs, self.instructions, self.max_seq_len = pairs, instructions, max_seq_len
         self._lengths, self.n_samples = instructions.lengths, len(instructions.lengths)
@@ -193,14 +193,14 @@ class InstructionLoader:
         self.padding_waste = 1 - int(self._lengths.sum()) / sum(len(rows) * max(rows) for rows in laid_out)
 
     def batches_from(self, position: int) -> Iterator[tuple[int, list[LanguageBatch]]]:
-        """Yield each batch, as slices, with the position behind it: what a checkpoint stores to go on from there."""
+        """Yield the position after each batch, which a checkpoint stores, and the batch as micro-batches."""
         for end, _, batch in walk(position, self.n_samples, self._plan):
             rows = first_fit(batch, self._lengths, self._width)
             yield end, [self.instructions.batch([rows[i] for i in part.tolist()]) for part in self._slicing.of(np.arange(len(rows)))]
 
     def place(self, sample: int) -> str:
-        """Name the first instruction of a row by its line."""
-        return f"the row from line {self.pairs.line(sample)} on"
+        """Return the line of a row's first instruction, for messages."""
+        return f"the row that starts with line {self.pairs.line(sample)}"
 
     def _plan(self, epoch: int) -> list[Indices]:
         order = np.argsort(draws(self.n_samples, self._seed, epoch)[1], kind="stable")
@@ -208,7 +208,7 @@ class InstructionLoader:
 
 
 def packed(order: Indices, lengths: Indices, width: int, most_rows: int) -> list[Indices]:
-    """Cut an order into runs that ``first_fit`` lays into so many rows at most."""
+    """Split an order of samples into consecutive batches that ``first_fit`` packs into at most ``most_rows`` rows."""
     batches, start, rooms = list[Indices](), 0, list[int]()
     for end, length in enumerate(lengths[order].tolist()):
         row = next((i for i, room in enumerate(rooms) if length <= room), None)
@@ -223,7 +223,7 @@ def packed(order: Indices, lengths: Indices, width: int, most_rows: int) -> list
 
 
 def first_fit(order: Indices, lengths: Indices, width: int) -> list[list[int]]:
-    """Lay samples into rows of so many tokens at most, each into the first one that has room.
+    """Pack samples into rows of at most ``width`` tokens, each into the first row with enough space.
 
     >>> first_fit(np.arange(4), np.array([3, 4, 2, 1]), 6)
     [[0, 2, 3], [1]]
@@ -242,7 +242,7 @@ def first_fit(order: Indices, lengths: Indices, width: int) -> list[list[int]]:
 
 
 def reading_batches(instructions: Instructions, max_seq_len: int, batch_tokens: int) -> list[LanguageBatch]:
-    """Batch instructions for reading each once; a longer one than a batch is a batch of its own."""
+    """Batch instructions for one pass such as validation; an instruction longer than a batch is a batch of its own."""
     lengths = instructions.lengths
     order = np.argsort(lengths, kind="stable")
     batches = packed(order, lengths, max_seq_len, max(1, batch_tokens // max_seq_len))

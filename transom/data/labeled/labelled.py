@@ -1,4 +1,4 @@
-"""Texts with a class each, what a classifier learns from: pairs whose target is the class."""
+"""Labeled texts for text classification: pairs whose target is the class."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -22,18 +22,18 @@ from transom.data.tokenizer.tokenizer import Tokenizer
 from transom.errors import ConfigError, DataError
 
 VALID_SHARE = 0.1
-"""Part of the texts that is split off where no validation texts are named."""
+"""Fraction of the texts that is split off for validation if the recipe names no validation texts."""
 
 
 def load_labelled(data: Data, base: Path) -> Splits[Pairs]:
-    """Read or generate the texts of a recipe.
+    """Read or generate the labeled texts of a recipe.
 
     Args:
         data: the recipe's data section.
-        base: folder that ``data.root`` is relative to, the recipe's own.
+        base: the recipe's folder, to which ``data.root`` is relative.
 
     Raises:
-        DataError: a file cannot be read, a text has no class, or there is too little to split.
+        DataError: a file cannot be read, a text has no class, or there are too few texts to split.
     """
     root = base / expanded(data.root)
     if isinstance(data.generate, Phrasebook):
@@ -42,11 +42,11 @@ def load_labelled(data: Data, base: Path) -> Splits[Pairs]:
 
 
 def read_labelled(files: LabelledFiles, root: Path) -> Pairs:
-    """Read texts with a class each.
+    """Read labeled texts.
 
     Raises:
         DataError: the file cannot be read, or a record has no text or no class.
-        ConfigError: it is of no known format, or a field does not suit the format.
+        ConfigError: the file's format is unknown, or a field does not fit the format.
     """
     path = root / expanded(files.file)
     lines, (texts, labels) = read_columns(path, (files.text_field, files.label_field), ("text", "label"), numbers=True)
@@ -60,18 +60,18 @@ def read_labelled(files: LabelledFiles, root: Path) -> Pairs:
 
 
 def label_batch(rows: Sequence[Sequence[int]], labels: Sequence[int], samples: Sequence[int]) -> LabelledBatch:
-    """Make a batch of texts, each behind its start symbol, which is what ends the text before it in a stream of many."""
+    """Build a batch of labeled texts, each preceded by an end-of-sequence token as in a token stream."""
     return LabelledBatch(Sequences.pad([[EOS, *row] for row in rows]), torch.tensor(labels), tuple(samples))
 
 
 def text_batches(rows: Sequence[Sequence[int]], labels: Sequence[int], max_seq_len: int, batch_tokens: int) -> list[LabelledBatch]:
-    """Batch texts of like length for reading each once; the beginning of one that is too long stands for it.
+    """Batch texts of similar length for one pass such as validation; longer texts are truncated.
 
     Args:
-        rows: texts as tokens, without special symbols.
-        labels: number of each one's class.
-        max_seq_len: most tokens of a text, special symbols included.
-        batch_tokens: most tokens of a batch, padding included; a longer text is a batch of its own.
+        rows: token ids of each text, without special tokens.
+        labels: class index of each text.
+        max_seq_len: maximum number of tokens per text, special tokens included.
+        batch_tokens: maximum number of tokens per batch, padding included; a longer text is a batch of its own.
     """
     cut = [row[: max_seq_len - 1] for row in rows]
     lengths = lengths_of(cut) + 1
@@ -83,35 +83,35 @@ def text_batches(rows: Sequence[Sequence[int]], labels: Sequence[int], max_seq_l
 
 
 def refuse_longer(texts: Pairs, rows: Sequence[Sequence[int]], max_seq_len: int) -> None:
-    """Refuse texts that are longer than the model reads.
+    """Reject texts that are longer than the context window.
 
     Args:
-        texts: each with its class.
-        rows: the same as tokens, without special symbols.
-        max_seq_len: most tokens of a text, special symbols included.
+        texts: labeled texts.
+        rows: token ids of each text, without special tokens.
+        max_seq_len: maximum number of tokens per text, special tokens included.
 
     Raises:
-        DataError: there is one.
+        DataError: a text is longer.
     """
     for sample, row in enumerate(rows):
         if len(row) + 1 > max_seq_len:
             raise DataError(
-                f"{texts.place(sample)}: expected at most model.max_seq_len = {max_seq_len} tokens, special symbols included, found"
-                f" {len(row) + 1}; shorten it, or set data.too_long = 'truncate' or 'drop'"
+                f"{texts.place(sample)}: expected at most model.max_seq_len = {max_seq_len} tokens, special tokens included,"
+                f" found {len(row) + 1}; shorten it, or set data.too_long = 'truncate' or 'drop'"
             )
 
 
 class LabelledLoader:
-    """Training batches without end, from any position.
+    """Endless training batches of labeled texts, resumable at any position.
 
-    A position is the number of texts read since the start of training, over all shards: the whole state of the loader.
+    A position is the number of texts read since the start of training by all ranks. It is the whole state of the loader.
 
     Attributes:
-        texts: all texts, those that are left out too.
-        n_samples: texts that are trained on: an epoch.
-        max_seq_len: most tokens of a text, its start symbol included.
-        n_longer: texts of more tokens than the model reads; their beginning is trained on, or they are left out.
-        lengths: tokens of all texts, special symbols not included.
+        texts: all texts, dropped ones included.
+        n_samples: number of texts per epoch.
+        max_seq_len: maximum number of tokens per text, special tokens included.
+        n_longer: number of texts longer than ``max_seq_len``, which are truncated or dropped.
+        lengths: number of tokens of each text, special tokens excluded.
     """
 
     def __init__(
@@ -127,21 +127,21 @@ class LabelledLoader:
         token_dropout: float = 0.0,
         slicing: Slicing = WHOLE,
     ) -> None:
-        """Encode the texts.
+        """Tokenize the texts.
 
         Args:
-            texts: each with its class.
-            tokenizer: of the texts.
-            classes: by number.
-            max_seq_len: most tokens of a text, special symbols included.
-            batch_tokens: most tokens of a batch, padding included, over all shards and slices.
-            seed: of the order, and of what is left out.
-            too_long: what becomes of a longer text: its beginning is kept, it is left out, or it is refused.
-            token_dropout: probability that a token is left out, drawn in each epoch anew.
-            slicing: of every batch.
+            texts: labeled texts.
+            tokenizer: tokenizer of the texts.
+            classes: names of the classes by index.
+            max_seq_len: maximum number of tokens per text, special tokens included.
+            batch_tokens: maximum number of tokens per batch, padding included, over all ranks and micro-batches.
+            seed: random seed of order and word dropout.
+            too_long: treatment of longer texts: keep the first tokens, drop the text, or raise an error.
+            token_dropout: probability of dropping a token, sampled anew in each epoch.
+            micro_batching: split of every batch over ranks and micro-batches.
 
         Raises:
-            DataError: no text is left, or one is too long and to be refused.
+            DataError: no text is left, or a text is too long and ``too_long`` is "refuse".
             ConfigError: a text is longer than a batch.
         """
         rows = encode(tokenizer, texts.source)
@@ -167,11 +167,11 @@ class LabelledLoader:
         self._batch_tokens, self._seed, self._token_dropout, self._slicing = batch_tokens, seed, token_dropout, slicing
 
     def place(self, sample: int) -> str:
-        """Name a text by its line."""
+        """Return a text's line, for messages."""
         return f"line {self.texts.line(sample)}"
 
     def batches_from(self, position: int) -> Iterator[tuple[int, list[LabelledBatch]]]:
-        """Yield each batch, as slices, with the position behind it: what a checkpoint stores to go on from there."""
+        """Yield the position after each batch, which a checkpoint stores, and the batch as micro-batches."""
         for end, epoch, batch in walk(position, self.n_samples, self._plan):
             yield end, [self._batch(epoch, part.tolist()) for part in self._slicing.of(batch)]
 
@@ -186,9 +186,9 @@ class LabelledLoader:
 
 
 def drop_tokens(row: Sequence[int], p: float, key: tuple[int, int, int]) -> Sequence[int]:
-    """Leave each token out with probability ``p`` (Iyyer et al. 2015): a pure function of the text and the key.
+    """Drop each token with probability ``p`` (word dropout, Iyyer et al. 2015): a pure function of the text and the key.
 
-    Where none would be left, all stay.
+    If no token would be left, all are kept.
     """
     if not p:
         return row
@@ -197,7 +197,7 @@ def drop_tokens(row: Sequence[int], p: float, key: tuple[int, int, int]) -> Sequ
 
 
 def _languages(pairs: Pairs) -> Pairs:
-    """Take both sides of the phrasebook apart: sentences of two languages, each one once; one that is the same in both is left out."""
+    """Turn the phrasebook into language identification: each sentence once, labeled by its language, without those in both."""
     english, spanish = (dict.fromkeys(side) for side in (pairs.source, pairs.target))
     texts = [
         (text, name)

@@ -1,4 +1,4 @@
-"""From pairs to batches: tokens, filters, order, slices."""
+"""Batches of sentence pairs: tokenization, filtering, ordering and micro-batches."""
 
 from array import array
 from collections.abc import Callable, Iterator, Sequence
@@ -18,17 +18,17 @@ _AT_ONCE = 10_000
 
 
 MakeBatch = Callable[[Sequence[Sequence[int]], Sequence[Sequence[int]], Sequence[int]], Any]
-"""What makes a batch of both sides' tokens and the samples' numbers."""
+"""Builds a batch from the token ids of both sides and the sample indices; as ``collate_fn`` in PyTorch."""
 
 
 class Layout(NamedTuple):
-    """How samples are laid out in batches.
+    """Options for building batches.
 
     Attributes:
-        batch_tokens: most tokens of a batch on its longer side, padding included, over all shards and slices.
-        seed: of order and BPE-dropout.
-        slicing: of every batch.
-        make: makes a batch.
+        batch_tokens: maximum number of tokens per batch on its longer side, padding included, over all ranks and micro-batches.
+        seed: random seed of order and BPE-dropout.
+        micro_batching: split of every batch over ranks and micro-batches.
+        collate_fn: builds a batch.
     """
 
     batch_tokens: int
@@ -38,22 +38,22 @@ class Layout(NamedTuple):
 
 
 class Loader:
-    """Training batches of pairs without end, from any position.
+    """Endless training batches of pairs, resumable at any position.
 
-    A position is the number of samples read since the start of training, over all shards: epoch ``position // n_samples``, and
-    ``position % n_samples`` samples into it. It is the whole state of the loader.
+    A position is the number of samples read since the start of training by all ranks: epoch ``position // n_samples``, sample
+    ``position % n_samples`` of it. It is the whole state of the loader.
 
     Attributes:
-        pairs: all pairs, those that are dropped too.
-        prefix: what stands in front of each source.
-        lengths: tokens of all pairs' sources and targets, without special symbols but with the prefix.
-        n_samples: pairs that are trained on: an epoch.
-        left_out: the samples that are not, by reason.
-        max_seq_len: most tokens of a sequence, special symbols included.
-        padding_waste: share of the first epoch's tokens, both sides, that is padding.
-        kept: the pairs that are trained on.
-        whole: both sides' tokens of these, segmented without dropout.
-        layout: of batches.
+        pairs: all pairs, dropped ones included.
+        source_prefix: token ids before each source: the target language's tag.
+        lengths: numbers of source and target tokens of all pairs, without special tokens but with the prefix.
+        n_samples: number of pairs per epoch: those that were not dropped.
+        dropped: indices of the dropped samples, by reason.
+        max_seq_len: maximum number of tokens per sequence, special tokens included.
+        padding_waste: fraction of padding among the first epoch's tokens, both sides.
+        kept_samples: indices of the pairs that were not dropped.
+        token_rows: token ids of both sides of these pairs, segmented without BPE-dropout.
+        batch_options: options for building batches.
     """
 
     def __init__(
@@ -70,19 +70,19 @@ class Loader:
         make: MakeBatch = translation_batch,
         prefix: Sequence[int] = (),
     ) -> None:
-        """Encode the pairs and drop, by name and number, those that cannot be trained on.
+        """Tokenize the pairs and drop those that are unusable, recording their indices by reason.
 
         Args:
             pairs: sentence pairs.
-            tokenizers: of both sides.
-            max_seq_len: most tokens of a sequence, special symbols included; pairs with a longer one are dropped.
-            batch_tokens: see ``Layout``, as for seed, slicing and make.
-            seed: of order and BPE-dropout.
-            dropout: probability of skipping a merge; each epoch then has its own segmentation.
-            max_length_ratio: drop pairs of which one side has more than this many times the other's tokens; None to keep them.
-            slicing: of every batch.
-            make: makes a batch.
-            prefix: tokens in front of each source: the target language's tag.
+            tokenizers: tokenizers of both sides.
+            max_seq_len: maximum number of tokens per sequence, special tokens included; pairs with a longer side are dropped.
+            batch_tokens: maximum number of tokens per batch, as in ``Layout``.
+            seed: random seed of order and BPE-dropout.
+            dropout: probability of skipping a merge (BPE-dropout); if positive, each epoch has its own segmentation.
+            max_length_ratio: drop pairs in which one side has more than this many times the tokens of the other; None keeps them.
+            micro_batching: split of every batch over ranks and micro-batches.
+            collate_fn: builds a batch.
+            source_prefix: token ids before each source: the target language's tag.
 
         Raises:
             DataError: no pair is left.
@@ -99,33 +99,34 @@ class Loader:
         self.n_samples = len(self.kept)
         if not self.kept:
             why = ", ".join(f"{n} {reason}" for reason, n in self.dropped.items()) or "there are no pairs"
-            raise DataError(f"{pairs.name}: expected at least one pair to train on, found none ({why}); add pairs or relax what drops them")
+            raise DataError(f"{pairs.name}: expected at least one pair to train on, found none ({why}); add pairs or relax the filters")
         self.whole = [sides[0][i] for i in self.kept], [sides[1][i] for i in self.kept]
         self._refuse_longer_than_a_batch()
         self.padding_waste = first_waste([self], np.arange(self.n_samples))
 
     @property
     def dropped(self) -> dict[str, int]:
-        """Count the pairs that are not trained on, by reason."""
+        """Number of dropped pairs, by reason."""
         return {reason: len(samples) for reason, samples in self.left_out.items()}
 
     def place(self, sample: int) -> str:
-        """Name a pair by its line."""
+        """Return a pair's line, for messages."""
         return f"line {self.pairs.line(sample)}"
 
     def seen(self) -> tuple[set[int], set[int]]:
-        """Give the tokens of each side that occur in what is trained on, segmented without dropout."""
+        """Return the set of token ids of each side that occur in the training pairs, segmented without BPE-dropout."""
         return {token for row in self.whole[0] for token in row}, {token for row in self.whole[1] for token in row}
 
     def batches_from(self, position: int) -> Iterator[tuple[int, list[Any]]]:
-        """Yield each batch, as slices, with the position behind it: what a checkpoint stores to go on from there.
+        """Yield the position after each batch, which a checkpoint stores, and the batch as micro-batches.
 
-        The slices' rows together are this shard's rows of the batch; where these are fewer than ``accumulate``, so are the slices.
+        Together the micro-batches contain this rank's rows of the batch. A rank with fewer rows than ``grad_accum_steps`` has as many
+        micro-batches as rows.
         """
         return batches_from(position, [self], self.n_samples, lambda epoch: np.arange(self.n_samples))
 
     def rows(self, epoch: int) -> tuple[Encoded, Encoded]:
-        """Encode what is kept as this epoch sees it; a segmentation that grew too long by dropout falls back to the whole one."""
+        """Return both sides' token ids for an epoch; a segmentation made too long by BPE-dropout is replaced by the regular one."""
         if not self._dropout:
             return self.whole
         sides = []
@@ -146,18 +147,19 @@ class Loader:
         if longer[worst] > self.layout.batch_tokens:
             raise ConfigError(
                 f"training.batch_tokens: expected at least {longer[worst]}, the tokens of {self.pairs.name} line"
-                f" {self.pairs.line(self.kept[worst])}, found {self.layout.batch_tokens}; raise it or lower model.max_seq_len"
+                f" {self.pairs.line(self.kept[worst])}, found {self.layout.batch_tokens}; raise it"
+                " or lower model.max_seq_len"
             )
 
 
 def batches_from(position: int, loaders: Sequence[Loader], n: int, chosen: Callable[[int], Indices]) -> Iterator[tuple[int, list[Any]]]:
-    """Yield batches of what is chosen of several loaders' pairs; see ``Loader.batches_from``.
+    """Yield batches of samples selected from several loaders; see ``Loader.batches_from``.
 
     Args:
-        position: samples read since the start of training.
-        loaders: of one layout.
-        n: samples an epoch.
-        chosen: gives an epoch's samples among what the loaders keep, counted through.
+        position: number of samples read since the start of training.
+        loaders: loaders with the same batch options.
+        n: samples per epoch.
+        chosen: returns an epoch's samples, as indices into the concatenated kept samples of all loaders.
     """
     layout, sides = loaders[0].layout, loaders[0].whole
     starts = np.cumsum([0, *(len(loader.pairs) for loader in loaders[:-1])]).tolist()
@@ -175,14 +177,14 @@ def batches_from(position: int, loaders: Sequence[Loader], n: int, chosen: Calla
 
 
 def first_waste(loaders: Sequence[Loader], chosen: Indices) -> float:
-    """Give the share of padding in the first epoch's batches of what is chosen, segmented without dropout."""
+    """Return the fraction of padding in the first epoch's batches of the selected samples, segmented without BPE-dropout."""
     layout = loaders[0].layout
     lengths = [np.concatenate([lengths_of(loader.whole[side]) for loader in loaders])[chosen] + 1 for side in (0, 1)]
     return padding_waste(plan_epoch(*lengths, batch_tokens=layout.batch_tokens, seed=layout.seed, epoch=0), *lengths)
 
 
 def _rows(loaders: Sequence[Loader], epoch: int) -> tuple[Encoded, Encoded]:
-    """Put the loaders' rows of an epoch together."""
+    """Concatenate the loaders' token ids of an epoch."""
     every = [loader.rows(epoch) for loader in loaders]
     return every[0] if len(every) == 1 else ([row for rows, _ in every for row in rows], [row for _, rows in every for row in rows])
 
@@ -196,22 +198,22 @@ def ordered_batches(
     make: MakeBatch = translation_batch,
     prefix: Sequence[int] = (),
 ) -> list[Any]:
-    """Batch pairs by length for reading once.
+    """Batch pairs of similar length, in order of length, for one pass such as validation.
 
     Args:
-        pairs: sentence pairs; an empty side is read as the end symbol alone.
-        tokenizers: of both sides.
-        batch_tokens: most tokens of a batch on its longer side, padding included; a longer pair has a batch of its own.
-        max_seq_len: most tokens of a sequence that the model reads, special symbols included.
-        too_long: what becomes of a longer pair; the data report names those that are dropped.
-        make: makes a batch.
-        prefix: tokens in front of each source.
+        pairs: sentence pairs; an empty side is encoded as the end-of-sequence token alone.
+        tokenizers: tokenizers of both sides.
+        batch_tokens: maximum number of tokens per batch on its longer side, padding included; a longer pair has a batch of its own.
+        max_seq_len: maximum number of tokens per sequence, special tokens included.
+        too_long: treatment of longer pairs; the data report lists those that are dropped.
+        collate_fn: builds a batch.
+        source_prefix: token ids before each source.
 
     Returns:
-        The batches; ``samples`` gives each row's place in ``pairs``.
+        The batches; their ``sample_ids`` are indices into ``pairs``.
 
     Raises:
-        DataError: a pair is longer than the model reads and is to be refused, or none is left.
+        DataError: a pair is too long and ``too_long`` is "refuse", or no pair is left.
     """
     sources, targets = encode(tokenizers.source, pairs.source, prefix), encode(tokenizers.target, pairs.target)
     longer = np.maximum(lengths_of(sources), lengths_of(targets)) + 1
@@ -219,7 +221,7 @@ def ordered_batches(
     if len(pairs) and (not fits.any() or (too_long == "refuse" and not fits.all())):
         sample = int(np.argmin(fits))
         raise DataError(
-            f"{pairs.name}: expected at most model.max_seq_len = {max_seq_len} tokens a sentence, special symbols included, found"
+            f"{pairs.name}: expected at most model.max_seq_len = {max_seq_len} tokens per sentence, special tokens included, found"
             f" {longer[sample]} in line {pairs.line(sample)}; shorten or remove it"
         )
     order = np.lexsort((lengths_of(sources), longer))
@@ -228,18 +230,18 @@ def ordered_batches(
 
 
 def encode(tokenizer: Tokenizer, texts: Sequence[str], prefix: Sequence[int] = ()) -> Encoded:
-    """Encode many texts compactly, each with the same tokens in front."""
+    """Return the token ids of texts as compact arrays, each with the same prefix."""
     chunks = (texts[start : start + _AT_ONCE] for start in range(0, len(texts), _AT_ONCE))
     return [array("i", [*prefix, *row]) for chunk in chunks for row in tokenizer.encode_batch(chunk)]
 
 
 def _left_out(pairs: Pairs, source: Indices, target: Indices, max_seq_len: int, max_length_ratio: float | None) -> dict[str, list[int]]:
-    """Sort what cannot be trained on by the first reason that holds."""
+    """Return the indices of unusable pairs by the first reason that applies."""
     empty = np.array([not s.strip() or not t.strip() for s, t in zip(pairs.source, pairs.target, strict=True)], dtype=bool)
     short, long = np.minimum(source, target), np.maximum(source, target)
     reasons = {"with an empty side": empty, f"longer than {max_seq_len} tokens": long + 1 > max_seq_len}
     if max_length_ratio is not None:
-        with np.errstate(over="ignore"):  # an infinite limit drops nothing
+        with np.errstate(over="ignore"):  # an infinite ratio drops nothing
             reasons[f"of a length ratio above {max_length_ratio:g}"] = long > max_length_ratio * short
     left_out, left = {}, np.ones(len(empty), dtype=bool)
     for reason, holds in reasons.items():

@@ -1,4 +1,4 @@
-"""Training batches of pairs into several languages, rare ones more often than they are."""
+"""Multilingual training batches: temperature sampling raises the share of rare languages."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -11,20 +11,20 @@ from transom.data.sampler import taken, tempered
 
 
 class LanguageMixture:
-    """Several loaders' pairs in the same batches, without end, from any position.
+    """Endless training batches that mix the pairs of several languages, resumable at any position.
 
-    A position is the number of samples read since the start of training, over all languages: the whole state. A sample's number counts
-    the pairs of all languages through.
+    A position is the number of samples read since the start of training over all languages. It is the whole state of the loader. Sample
+    indices run over the concatenated pairs of all languages.
 
     Attributes:
-        loaders: by the tag of their target language.
-        counts: samples an epoch, by the same.
-        n_samples: samples an epoch in all.
-        padding_waste: share of the first epoch's tokens, both sides, that is padding.
+        loaders: the loader of each target language, by tag.
+        samples_per_epoch: number of samples per epoch of each language, by tag.
+        n_samples: total number of samples per epoch.
+        padding_waste: fraction of padding among the first epoch's tokens, both sides.
     """
 
     def __init__(self, loaders: Mapping[str, Loader], temperature: float) -> None:
-        """Mix loaders of one layout; see ``sampler.tempered``."""
+        """Mix loaders with the same batch options; see ``sampler.tempered``."""
         self.loaders = dict(loaders)
         sizes = [loader.n_samples for loader in loaders.values()]
         self.counts = dict(zip(loaders, tempered(sizes, temperature), strict=True))
@@ -34,11 +34,11 @@ class LanguageMixture:
         self.padding_waste = first_waste(list(self.loaders.values()), self._chosen(0))
 
     def batches_from(self, position: int) -> Iterator[tuple[int, list[Any]]]:
-        """Yield each batch, as slices, with the position behind it; see ``Loader.batches_from``."""
+        """Yield the position after each batch, which a checkpoint stores, and the batch as micro-batches."""
         return batches_from(position, list(self.loaders.values()), self.n_samples, self._chosen)
 
     def place(self, sample: int) -> str:
-        """Name a pair by its language and line."""
+        """Return a pair's language and line, for messages."""
         for tag, loader in self.loaders.items():
             if sample < len(loader.pairs):
                 return f"{tag} {loader.place(sample)}"
@@ -46,7 +46,7 @@ class LanguageMixture:
         raise AssertionError("no such sample")
 
     def _chosen(self, epoch: int) -> Indices:
-        """Take each language's share of an epoch, counted through what is kept of all."""
+        """Return an epoch's samples, as indices into the concatenated kept samples of all languages."""
         parts = zip(self.loaders.values(), self.counts.values(), self._starts, strict=True)
         return np.concatenate(
             [start + taken(loader.n_samples, count, epoch, self._seed, n) for n, (loader, count, start) in enumerate(parts)]

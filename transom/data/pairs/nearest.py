@@ -1,4 +1,4 @@
-"""The translation of the nearest training sentence: what memory alone achieves."""
+"""A retrieval baseline: the translation of the most similar training sentence."""
 
 import re
 from collections import Counter, defaultdict
@@ -12,7 +12,7 @@ _WORD = re.compile(r"\w+|[^\w\s]")
 
 
 def _occurrences(sentence: str) -> Iterator[tuple[str, int]]:
-    """Number the occurrences of each word, so that a word said twice is matched twice."""
+    """Yield each word with the number of its earlier occurrences, so that a repeated word matches as often as it occurs."""
     said: Counter[str] = Counter()
     for word in _WORD.findall(sentence.lower()):
         yield word, said[word]
@@ -20,13 +20,13 @@ def _occurrences(sentence: str) -> Iterator[tuple[str, int]]:
 
 
 def nearest_baseline(train: Pairs, sources: list[str]) -> list[str]:
-    """Translate each sentence as the most similar training sentence is translated.
+    """Return, for each sentence, the translation of the most similar training sentence.
 
-    Similarity is Dice's coefficient of the two multisets of words, 2 |A and B| / (|A| + |B|); of equals the first in training is taken.
-    Punctuation marks are words, upper and lower case are the same, and word order does not count.
+    Similarity is Dice's coefficient of the two multisets of words, 2 |A and B| / (|A| + |B|); ties go to the first training sentence.
+    Punctuation marks are words, case is ignored, and so is word order.
 
     Args:
-        train: pairs to look up.
+        train: training pairs.
         sources: sentences to translate.
 
     Returns:

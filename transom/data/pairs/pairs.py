@@ -1,4 +1,4 @@
-"""Sentence pairs: what a translator learns from."""
+"""Sentence pairs: the training data of translation."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,8 +21,8 @@ class Pairs:
     Attributes:
         source: source sentences.
         target: their translations, in the same order.
-        name: where they come from, for people.
-        lines: line of each pair in its file, from 1; None where pair ``i`` is line ``i + 1``.
+        name: origin of the pairs, for messages.
+        lines: line number of each pair in its file, from 1; None if pair ``i`` is line ``i + 1``.
     """
 
     source: list[str]
@@ -31,41 +31,41 @@ class Pairs:
     lines: list[int] | None = None
 
     def __len__(self) -> int:
-        """Count the pairs."""
+        """Return the number of pairs."""
         return len(self.source)
 
     def line(self, sample: int) -> int:
-        """Give the line number, from 1, of pair ``sample``."""
+        """Return the line number, from 1, of a pair."""
         return sample + 1 if self.lines is None else self.lines[sample]
 
     def place(self, sample: int) -> str:
-        """Name a pair by its line, for people."""
+        """Return a pair's origin and line, for messages."""
         return f"{self.name}, line {self.line(sample)}"
 
     def take(self, samples: list[int], name: str) -> "Pairs":
-        """Give some of the pairs, with their line numbers."""
+        """Return the pairs at these indices with their line numbers, as a data set of this name."""
         return Pairs([self.source[i] for i in samples], [self.target[i] for i in samples], name, [self.line(i) for i in samples])
 
     def reversed(self) -> "Pairs":
-        """Give the pairs from their target to their source."""
+        """Return the pairs with source and target swapped."""
         return Pairs(self.target, self.source, f"{self.name}, reversed", self.lines)
 
 
 def load_pairs(files: PairFiles, root: Path) -> Pairs:
-    """Read parallel text from two aligned files, or from one that holds both sides.
+    """Read parallel text from two aligned files, or from one file with both sides.
 
-    Pairs with an empty side are kept: whoever trains drops and counts them.
+    Pairs with an empty side are kept here; the training loader drops and counts them.
 
     Args:
-        files: what to read; each file may be gzipped.
-        root: folder that relative paths start from.
+        files: the files to read, optionally gzipped.
+        root: folder to which paths are relative.
 
     Returns:
         The pairs in the order of the files.
 
     Raises:
-        DataError: a file cannot be read, a record is not as it must be, or the files differ in their number of lines.
-        ConfigError: the one file is of no known format, or a field does not suit the format.
+        DataError: a file cannot be read, a record is malformed, or the files differ in their number of lines.
+        ConfigError: the format of the single file is unknown, or a field does not fit the format.
     """
     if files.pairs is None:
         assert files.source is not None and files.target is not None
@@ -76,18 +76,18 @@ def load_pairs(files: PairFiles, root: Path) -> Pairs:
 
 
 def split_validation(pairs: Pairs, share: float = 0.01) -> tuple[Pairs, Pairs]:
-    """Split validation pairs off by a hash of each pair's text; see ``split_off``."""
+    """Hold out validation pairs by a hash of each pair's text; see ``split_off``."""
     return split_off(pairs, [f"{source}\0{target}" for source, target in zip(pairs.source, pairs.target, strict=True)], share, "pairs")
 
 
 def together(parts: Sequence[Pairs]) -> Pairs:
-    """Put pairs together, without their lines."""
+    """Concatenate pairs; their line numbers are lost."""
     source = [text for pairs in parts for text in pairs.source]
     return Pairs(source, [text for pairs in parts for text in pairs.target], ", ".join(pairs.name for pairs in parts))
 
 
 def fingerprint(*parts: Pairs, tags: Sequence[str] = ()) -> str:
-    """Hash the texts of pairs in their order, and the target languages' tags, so that a run can tell whether its data are the same."""
+    """Return a hash of the texts of pairs in order and of the language tags; a resumed run compares it to detect changed data."""
     total = blake2b("\0".join(tags).encode(), digest_size=16)
     for pairs in parts:
         for texts in (pairs.source, pairs.target):
@@ -103,28 +103,28 @@ def _load_two(source: Path, target: Path) -> Pairs:
     if counts[0] != counts[1]:
         place = first_suspicious_line(*sides)
         if place > min(counts):
-            hint = f"the shorter one seems to end too early, after line {place - 1:,}"
+            hint = f"the shorter file seems to be truncated after line {place - 1:,}"
         else:
-            hint = f"by their lengths, the lines stop matching near line {place:,}"
+            hint = f"judging by line lengths, the files stop matching near line {place:,}"
         raise DataError(
-            f"{source} has {counts[0]:,} lines and {target} {counts[1]:,}, expected aligned files with as many lines;"
-            f" {hint}; mend that place"
+            f"{source}, {target}: expected aligned files of equal length, found {counts[0]:,} and {counts[1]:,} lines;"
+            f" {hint}; correct the files there"
         )
     return Pairs(*sides, name=f"{source}, {target}")
 
 
 def first_suspicious_line(source: list[str], target: list[str]) -> int:
-    """Guess where files with unequal line counts stop being aligned.
+    """Estimate the line at which two files of different length stop being aligned.
 
-    Takes the place k for which pairing line i with line i before it, and with the surplus skipped from it on, leaves the least sum of
-    |log length ratio - its median|: the best fit of one run of surplus lines.
+    The estimate assumes one run of surplus lines. It is the line k that minimizes the sum of |log length ratio - median|, where lines
+    before k are paired with lines of the same number, and lines from k on are paired after skipping the surplus.
 
     Args:
         source: all source lines.
         target: all target lines, more or fewer.
 
     Returns:
-        Line number, from 1; one more than the shorter count if the files fit up to the end of the shorter one.
+        The line number, from 1; one more than the shorter line count if the files are aligned up to the end of the shorter one.
     """
     a, b = (np.log1p(np.array([len(line.strip()) for line in side])) for side in (source, target))
     n, surplus = min(len(a), len(b)), len(a) - len(b)

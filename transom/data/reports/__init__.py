@@ -1,1 +1,1 @@
-"""What is known of data before step 1, a page for each kind of them."""
+"""Data reports before training, one module per kind of data."""

@@ -1,4 +1,4 @@
-"""What is known of images before step 1: sizes, classes, doubles, contradictions, overlap."""
+"""Data report for images: sizes, classes, duplicates, contradictory labels and overlap of splits."""
 
 from collections.abc import Sequence
 
@@ -13,16 +13,17 @@ def report_images(splits: Splits[Images], classes: Sequence[str], noun: str = "i
 
     Args:
         splits: all images.
-        classes: by number.
-        noun: what they are images of, for people.
+        classes: names of the classes by index.
+        noun: singular noun for a sample, such as "image".
 
     Returns:
-        For each split its size, origin and doubles (under the noun) and the number of images of each class (``classes``).
+        A report with the statistics: per split, size, origin and duplicates (under the plural noun), and number of samples per class
+        (``classes``).
     """
     parts, train = splits.parts, splits.train
     keys = {name: part.digests for name, part in parts.items()}
     counts = findings.class_counts({name: part.labels for name, part in parts.items()}, classes)
-    ignored = f"train: {findings.counted(train.n_ignored, 'file')} beside the {noun}s passed over: no {noun}s by their suffix"
+    ignored = f"train: {findings.counted(train.n_ignored, 'file')} among the {noun}s ignored, because their suffix is not that of a {noun}"
     problems = [
         *findings.contradictions(train.digests, train.labels, lambda i: train.names[i], noun, "class than the same file before:"),
         *findings.overlaps(keys, noun),

@@ -1,4 +1,4 @@
-"""What is known of instructions before step 1: sizes, lengths, what is cut or left out, doubles, overlap, symbols never seen."""
+"""Data report for instructions: sizes, lengths, truncation, duplicates, overlap of splits and unseen symbols."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -18,26 +18,25 @@ def report_instructions(splits: Splits[Pairs], read: Mapping[str, Instructions],
     """Examine the instructions of a run.
 
     Args:
-        splits: all instructions, the answer as target.
-        read: those of training and validation as the model reads them, by the split's name.
-        tokenizer: of both sides.
-        loader: of the training instructions.
+        splits: all instructions, with the answer as target.
+        read: the tokenized instructions of training and validation, by the split's name.
+        tokenizer: tokenizer of prompts and answers.
+        loader: loader of the training instructions.
 
     Returns:
-        For each split its size, origin and doubles (``instructions``); for each split and side the distribution of lengths in tokens,
-        without special symbols (``tokens``); for training and validation, how many prompts lost their beginning and how many instructions
-        are left out (``too_long``); for each split but training's, the symbols that training never shows (``unseen``); of the tokens that
-        training reads, those that are learnt from (``answer_share``); the share of the first epoch's tokens that is padding
-        (``padding_waste``).
+        A report with the statistics: per split, size, origin and duplicates (``instructions``); per split and side, the distribution of
+        lengths in tokens without special tokens (``tokens``); for training and validation, the numbers of truncated prompts and of dropped
+        instructions (``too_long``); per split except training, the symbols absent from the training data (``unseen``); the fraction of
+        training tokens that contribute to the loss (``answer_share``); the fraction of padding in the first epoch (``padding_waste``).
     """
     parts, train = splits.parts, splits.train
     both = {name: list(zip(part.source, part.target, strict=True)) for name, part in parts.items()}
     rows = {name: (encode(tokenizer, part.source), encode(tokenizer, part.target)) for name, part in parts.items()}
     too_long = [
-        f"{name}: {findings.counted(len(samples), 'instruction')} longer than the {loader.max_seq_len} tokens that the model reads; {fate}"
-        f" ({findings.shown([f'line {parts[name].line(i)}' for i in samples])})"
+        f"{name}: {findings.counted(len(samples), 'instruction')} longer than the {loader.max_seq_len} tokens of the context window;"
+        f" {fate} ({findings.shown([f'line {parts[name].line(i)}' for i in samples])})"
         for name, found in read.items()
-        for samples, fate in ((found.truncated, "the end of the prompt stands for it"), (found.left_out, "left out"))
+        for samples, fate in ((found.truncated, "only the end of the prompt is kept"), (found.left_out, "dropped"))
         if samples
     ]
     problems = [
@@ -60,7 +59,7 @@ def report_instructions(splits: Splits[Pairs], read: Mapping[str, Instructions],
     }
     lines = [
         *findings.summary(facts["instructions"], "instruction", lambda name: findings.tokens_told(facts["tokens"], name, _SIDES)),
-        f"learnt from: {facts['answer_share']:.1%} of the tokens, the answers and their ends; prompts are read only",
+        f"loss: {facts['answer_share']:.1%} of the tokens contribute, those of the answers and their end-of-sequence tokens",
         f"padding: {facts['padding_waste']:.1%} of the tokens in the first epoch's batches",
     ]
     return Report(problems, facts, lines)

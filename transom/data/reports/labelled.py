@@ -1,4 +1,4 @@
-"""What is known of labelled texts before step 1: sizes, classes, lengths, doubles, contradictions, overlap, symbols never seen."""
+"""Data report for labeled texts: sizes, classes, lengths, duplicates, contradictory labels, overlap of splits and unseen symbols."""
 
 from collections.abc import Sequence
 
@@ -15,15 +15,16 @@ def report_labelled(splits: Splits[Pairs], classes: Sequence[str], tokenizer: To
     """Examine the texts of a run.
 
     Args:
-        splits: all texts, each with its class as target.
-        classes: by number.
-        tokenizer: of the texts.
-        loader: of the training texts.
+        splits: all texts, with the class as target.
+        classes: names of the classes by index.
+        tokenizer: tokenizer of the texts.
+        loader: loader of the training texts.
 
     Returns:
-        For each split its size, origin and doubles (``texts``), the number of texts of each class (``classes``) and the distribution of
-        lengths in tokens, without special symbols (``tokens``); for training and validation the texts of more tokens than the model reads,
-        and how many of them are left out (``longer``); for each split but training's, the symbols that training never shows (``unseen``).
+        A report with the statistics: per split, size, origin and duplicates (``texts``), number of texts per class (``classes``) and the
+        distribution of lengths in tokens without special tokens (``tokens``); for training and validation, the texts longer than the
+        context window and how many of them are dropped (``longer``); per split except training, the symbols absent from the training data
+        (``unseen``).
     """
     parts, train = splits.parts, splits.train
     keys = {name: part.source for name, part in parts.items()}
@@ -37,8 +38,8 @@ def report_labelled(splits: Splits[Pairs], classes: Sequence[str], tokenizer: To
     problems = [
         *findings.contradictions(train.source, train.target, train.line, "text", "class than the same text before, lines"),
         *(
-            f"{name}: {findings.counted(int(of_part['texts']), 'text')} longer than the {loader.max_seq_len} tokens that the model reads;"
-            f" {'they are left out' if of_part['left out'] else 'their beginning stands for them'}"
+            f"{name}: {findings.counted(int(of_part['texts']), 'text')} longer than the {loader.max_seq_len} tokens of the context"
+            f" window; they are {'dropped' if of_part['left out'] else 'truncated'}"
             for name, of_part in longer.items()
             if of_part["texts"]
         ),

@@ -1,4 +1,4 @@
-"""What is known of sentence pairs before step 1: sizes, lengths, doubles, overlap, outliers, symbols never seen."""
+"""Data report for sentence pairs: sizes, lengths, duplicates, overlap of splits, outliers and unseen symbols."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -27,10 +27,10 @@ def report_languages(
     """Examine the data of a run, language by language.
 
     Args:
-        splits: all pairs, by the tag of their target language; None for the only one.
-        tokenizers: of both sides.
-        loaders: of the training pairs, by the same.
-        mixture: of them all, where there are several languages.
+        splits: all pairs by the tag of their target language; None for a single language.
+        tokenizers: tokenizers of both sides.
+        loaders: loader of the training pairs of each language, by tag.
+        mixture: loader that mixes the languages; None for a single language.
     """
     reports = {to: report_pairs(splits[to], tokenizers, loader) for to, loader in loaders.items()}
     if mixture is None:
@@ -63,15 +63,14 @@ def report_pairs(splits: Splits[Pairs], tokenizers: Tokenizers, loader: Loader) 
 
     Args:
         splits: all pairs.
-        tokenizers: of both sides.
-        loader: of the training pairs.
+        tokenizers: tokenizers of both sides.
+        loader: loader of the training pairs.
 
     Returns:
-        For each split its size, origin, doubles, and pairs that also stand in training (``pairs``); for each split and side the
-        distribution of lengths in tokens, without special symbols but with the target language's tag (``tokens``); the longest training
-        pairs, with their lines (``longest``); training pairs that are not trained on, by reason (``dropped``); for each split and side but
-        training's, the symbols that training never shows (``unseen``); the share of the first epoch's tokens that is padding
-        (``padding_waste``).
+        A report with the statistics: per split, size, origin, duplicates and pairs that also occur in training (``pairs``); per split and
+        side, the distribution of lengths in tokens, without special tokens but with the target language's tag (``tokens``); the longest
+        training pairs with their lines (``longest``); dropped training pairs by reason (``dropped``); per split and side except training,
+        the symbols absent from the training data (``unseen``); the fraction of padding in the first epoch (``padding_waste``).
     """
     train, keys = splits.train, {name: list(zip(part.source, part.target, strict=True)) for name, part in splits.parts.items()}
     problems = [_lines_of(loader.pairs, samples, f"dropped {reason}") for reason, samples in loader.left_out.items()]
@@ -88,13 +87,15 @@ def report_pairs(splits: Splits[Pairs], tokenizers: Tokenizers, loader: Loader) 
         also = sum(pair in known for pair in keys[name])
         pairs[name] |= {"also in training": also, "sources also in training": sum(source in sources for source in other.source)}
         if also:
-            problems.append(f"{name}: {also:,} of {findings.counted(len(other), 'pair')} also in training, so its scores flatter")
+            problems.append(
+                f"{name}: {also:,} of {findings.counted(len(other), 'pair')} also in training, so its scores are too optimistic"
+            )
         rows = encode(tokenizers.source, other.source, loader.prefix), encode(tokenizers.target, other.target)
         lengths = [lengths_of(side) for side in rows]
         tokens |= _distributions(name, *lengths)
         too_long = np.flatnonzero(np.maximum(*lengths) + 1 > loader.max_seq_len).tolist()
         if too_long:
-            problems.append(_lines_of(other, too_long, f"{name}: left out longer than {loader.max_seq_len} tokens"))
+            problems.append(_lines_of(other, too_long, f"{name}: dropped longer than {loader.max_seq_len} tokens"))
         unseen[f"{name} source"] = findings.unseen(tokenizers.source, rows[0], seen[0])
         unseen[f"{name} target"] = findings.unseen(tokenizers.target, rows[1], seen[1])
     problems += findings.unseen_problems(unseen)
@@ -112,14 +113,14 @@ def _longest(pairs: Pairs, source: Indices, target: Indices) -> list[dict[str, i
 
 
 def _outliers(pairs: Pairs, source: Indices, target: Indices) -> list[str]:
-    """Name pairs whose length ratio is far from the usual one, which are often not translations."""
+    """Describe pairs whose length ratio is far from the median, which are often not translations."""
     both = (source > 0) & (target > 0)
     logs = np.log(np.maximum(target, 1) / np.maximum(source, 1))
     usual = float(np.median(logs[both])) if both.any() else 0.0
     odd = both & (np.abs(logs - usual) > np.log(_OUTLIER_RATIO)) & (np.abs(target - source * np.exp(usual)) >= _OUTLIER_TOKENS)
     samples = np.flatnonzero(odd)
     samples = samples[np.argsort(-np.abs(logs - usual)[samples], kind="stable")].tolist()
-    return [_lines_of(pairs, samples, f"train: over {_OUTLIER_RATIO:g} times off the usual length ratio")] if samples else []
+    return [_lines_of(pairs, samples, f"train: over {_OUTLIER_RATIO:g} times off the median length ratio")] if samples else []
 
 
 def _lines_of(pairs: Pairs, samples: Sequence[int], what: str) -> str:

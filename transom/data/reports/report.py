@@ -1,4 +1,4 @@
-"""The form of all reports on data."""
+"""The data report of a run."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -6,12 +6,12 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Report:
-    """What is known of the data of a run.
+    """Statistics of a run's data and the problems found in it.
 
     Attributes:
-        problems: sentences that name what a person should look at.
-        facts: all figures by name, as JSON values.
-        summary_lines: the most important of them, for people.
+        problems: one sentence per problem that the user should check.
+        statistics: all statistics by name, as JSON values.
+        summary_lines: the most important statistics as text.
     """
 
     problems: list[str]
@@ -19,9 +19,9 @@ class Report:
     summary_lines: list[str]
 
     def to_json(self) -> dict[str, Any]:
-        """Give the report as JSON values."""
+        """Return the report as JSON values."""
         return {"problems": self.problems, **self.facts}
 
     def lines(self) -> list[str]:
-        """Give the report for people, the problems last."""
+        """Return the report as lines of text, problems last."""
         return [*self.summary_lines, *(f"look at this: {problem}" for problem in self.problems)]

@@ -1,4 +1,4 @@
-"""What is known of documents before step 1: sizes, lengths, doubles, overlap, symbols never seen."""
+"""Data report for documents: sizes, lengths, duplicates, overlap of splits and unseen symbols."""
 
 from collections.abc import Sequence
 
@@ -18,14 +18,15 @@ def report_text(splits: Splits[Documents], streams: dict[str, Stream], tokenizer
 
     Args:
         splits: all documents.
-        streams: the same as tokens, by the split's name.
-        tokenizer: of the text.
-        loader: of the training windows.
+        streams: the token stream of each split, by name.
+        tokenizer: tokenizer of the text.
+        loader: loader of the training windows.
 
     Returns:
-        For each split its documents, origin, characters, bytes, tokens, doubles, and documents that also stand in training (``text``), and
-        the distribution of the documents' lengths in tokens (``tokens``); the longest training documents, with their places (``longest``);
-        for each split but training's, the symbols that training never shows (``unseen``); how the training text is cut (``windows``).
+        A report with the statistics: per split, numbers of documents, characters, bytes, tokens, duplicates and documents that also occur
+        in training (``text``), and the distribution of document lengths in tokens (``tokens``); the longest training documents with their
+        origins (``longest``); per split except training, the symbols absent from the training data (``unseen``); number and length of the
+        training windows (``windows``).
     """
     parts = splits.parts
     text = {name: _sizes(part, streams[name]) for name, part in parts.items()}
@@ -37,14 +38,14 @@ def report_text(splits: Splits[Documents], streams: dict[str, Stream], tokenizer
         also = [i for i, each in enumerate(parts[name].texts) if each in known]
         text[name]["also in training"] = len(also)
         if also:
-            problems.append(f"{name}: {_named(parts[name], also, 'also in training')}, so its figures flatter")
+            problems.append(f"{name}: {_named(parts[name], also, 'also in training')}, so its metrics are too optimistic")
         never[name] = findings.unseen(tokenizer, [streams[name].tokens.tolist()], seen)
         problems += findings.unseen_problems({name: never[name]})
     if tokenizer.kind != "bpe":
         for name, stream in streams.items():
             if n := int((stream.tokens == UNK).sum()):
                 outside = findings.counted(n, "token")
-                problems.append(f"{name}: {outside} outside the vocabulary; raise tokenizer.vocab_size or take kind = 'bpe'")
+                problems.append(f"{name}: {outside} outside the vocabulary; raise tokenizer.vocab_size or set tokenizer.kind = 'bpe'")
     lengths = {name: findings.distribution(stream.lengths) for name, stream in streams.items()}
     order = np.argsort(-streams["train"].lengths, kind="stable")[: findings.SHOWN].tolist()
     longest = [{"document": splits.train.places[i], "tokens": int(streams["train"].lengths[i])} for i in order]
@@ -53,10 +54,10 @@ def report_text(splits: Splits[Documents], streams: dict[str, Stream], tokenizer
     for name, facts in text.items():
         lines += [
             f"{name}: {findings.counted(int(facts['documents']), 'document')}, {facts['bytes']:,} bytes ({facts['from']})",
-            f"  {facts['tokens']:,} tokens, {facts['bytes a token']:g} bytes each;"
-            f" a document's median {lengths[name]['median']:g}, longest {lengths[name]['longest']:,}",
+            f"  {facts['tokens']:,} tokens, {facts['bytes a token']:g} bytes per token;"
+            f" median document {lengths[name]['median']:g}, longest {lengths[name]['longest']:,}",
         ]
-    lines.append(f"windows: {loader.n_samples:,} of {loader.length:,} tokens an epoch, at most {loader.batch_windows:,} a batch")
+    lines.append(f"windows: {loader.n_samples:,} of {loader.length:,} tokens per epoch, at most {loader.batch_windows:,} per batch")
     return Report(problems, {"text": text, "tokens": lengths, "longest": longest, "unseen": never, "windows": windows}, lines)
 
 

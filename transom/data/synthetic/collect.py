@@ -1,4 +1,4 @@
-"""The splits of generated data: the part that each pair belongs to, and their filling from an endless stream."""
+"""The splits of generated data: assignment of pairs to splits, and collection from an endless stream."""
 
 from collections.abc import Iterable
 from typing import Literal
@@ -10,11 +10,11 @@ from transom.errors import ConfigError
 Part = Literal["train", "valid", "test"]
 
 _PATIENCE = 20000
-"""Draws in a row without a new pair after which there are taken to be no more."""
+"""Consecutive samples without a new pair after which the stream is considered exhausted."""
 
 
 def part_by_hash(text: str, test_share: float, valid_share: float) -> Part:
-    """Give a text's part by nothing but its hash: "test" and "valid" with these probabilities."""
+    """Return a text's split by its hash alone: "test" and "valid" with these probabilities, otherwise "train"."""
     share = text_hash(text) / 2**64
     return "test" if share < test_share else "valid" if share < test_share + valid_share else "train"
 
@@ -22,21 +22,21 @@ def part_by_hash(text: str, test_share: float, valid_share: float) -> Part:
 def collect(
     stream: Iterable[tuple[Part | None, str, str]], n_train: int, n_valid: int, n_test: int, name: str, more: str = ""
 ) -> Splits[Pairs]:
-    """Take the first different pairs of each part, so that a larger split only adds pairs to a smaller one and changes no other.
+    """Collect the first distinct pairs of each split; a larger split only adds pairs to a smaller one and changes no other split.
 
     Args:
-        stream: part, source and target; pairs of no part are passed over.
-        n_train: wanted training pairs.
-        n_valid: wanted validation pairs.
-        n_test: wanted test pairs.
-        name: what generates them, for people.
-        more: what else than fewer pairs would help, for people.
+        stream: split, source and target of each pair; pairs with split None are skipped.
+        n_train: number of training pairs.
+        n_valid: number of validation pairs.
+        n_test: number of test pairs.
+        name: name of the generator, for messages.
+        hint: advice for the error message, besides requesting fewer pairs.
 
     Returns:
-        Splits of just these sizes, without a source sentence that occurs twice.
+        Splits of exactly these sizes; no source occurs twice within a split.
 
     Raises:
-        ConfigError: the stream does not hold so many.
+        ConfigError: the stream does not contain enough pairs.
     """
     wanted = {"train": n_train, "valid": n_valid, "test": n_test}
     found: dict[str, dict[str, str]] = {part: {} for part in wanted}
@@ -53,6 +53,6 @@ def collect(
             break
     short = next(part for part in wanted if len(found[part]) < wanted[part])
     raise ConfigError(
-        f"data.generate: expected {wanted[short]:,} different {short} pairs of {name}, found only {len(found[short]):,}; lower n_{short}"
+        f"data.generate: expected {wanted[short]:,} distinct {short} pairs of {name}, found only {len(found[short]):,}; lower n_{short}"
         + (f" or {more}" if more else "")
     )

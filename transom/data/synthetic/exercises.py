@@ -1,4 +1,4 @@
-"""Small instructions with their answers, which every machine has: sentences to translate, letters to copy, to reverse or to sort."""
+"""Generated instructions with answers: sentences to translate, and letters to copy, reverse or sort."""
 
 from itertools import chain, zip_longest
 from typing import get_args
@@ -13,15 +13,15 @@ RULES: tuple[Rule, ...] = get_args(Rule)
 
 
 def generate_exercises(config: Exercises) -> Splits[Pairs]:
-    """Generate instructions and their answers; those of translations are one half, of letters the other.
+    """Generate instructions with answers: one half translations, one half operations on letters.
 
-    What tests and validates holds no word combination and no letters of the training part, as in what they are made of.
+    As in the underlying generators, validation and test contain no word combination and no letter sequence of the training split.
 
     Args:
-        config: sizes and seed; nothing else decides what comes out.
+        config: sizes and seed, which alone determine the result.
 
     Returns:
-        The splits; the target is the answer.
+        The splits; the target of each pair is the answer.
     """
     sizes = config.n_train, config.n_valid, config.n_test
     halves = tuple(-(-n // 2) for n in sizes)
@@ -41,7 +41,7 @@ def generate_exercises(config: Exercises) -> Splits[Pairs]:
 
 
 def _both_ways(pairs: Pairs) -> list[tuple[str, str]]:
-    """Pose every other pair into Spanish, and the others into English."""
+    """Return instructions that alternately ask for a translation into Spanish and into English."""
     return [
         (f"Translate into {'English' if i % 2 else 'Spanish'}: {two[i % 2]}", two[1 - i % 2])
         for i, two in enumerate(zip(pairs.source, pairs.target, strict=True))

@@ -1,4 +1,4 @@
-"""Sequences of symbols to copy, to reverse or to sort, which a right encoder-decoder learns without a fault."""
+"""Sequences of letters to copy, reverse or sort, which a correct encoder-decoder learns perfectly."""
 
 from collections.abc import Callable, Iterator
 from random import Random
@@ -18,19 +18,19 @@ _VALID_SHARE = 0.1
 
 @implements(SequenceTask)
 def generate_sequences(config: SequenceTask) -> Splits[Pairs]:
-    """Generate sequences of letters and what the rule makes of them: ``c a b`` and, for "sort", ``a b c``.
+    """Generate sequences of letters and the result of the rule: ``c a b`` and, for "sort", ``a b c``.
 
-    Lengths are drawn evenly, then letters. A hash of the sequence decides which part alone it may be in, so that each part
-    holds short and long sequences and none is in two.
+    Lengths are sampled uniformly, then letters. A hash assigns each sequence to one split, so that every split has short and long sequences
+    and no sequence is in two splits.
 
     Args:
-        config: rule, sizes and seed; nothing else decides what comes out.
+        config: rule, sizes and seed, which alone determine the result.
 
     Returns:
-        The splits, without a sequence that occurs twice.
+        The splits, without duplicates.
 
     Raises:
-        ConfigError: the lengths contradict each other, or there are too few sequences.
+        ConfigError: the length limits contradict each other, or there are too few sequences.
     """
     if config.min_length > config.max_length:
         raise ConfigError(

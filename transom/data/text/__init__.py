@@ -1,1 +1,1 @@
-"""Plain text: strict reading, tabular files, documents, windows and masked tokens."""
+"""Plain text: strict reading, tabular files, documents, windows and token masking."""

@@ -1,4 +1,4 @@
-"""Files whose lines are records of two texts or more: tab-separated, comma-separated, JSON lines."""
+"""Tabular files of texts: tab-separated, comma-separated and JSON lines."""
 
 import csv
 from collections.abc import Callable, Iterator, Sequence
@@ -15,25 +15,26 @@ Rows = Iterator[tuple[int, list[str]]]
 def read_columns(
     path: Path, fields: Sequence[Field | None], names: Sequence[str], numbers: bool = False
 ) -> tuple[list[int], tuple[list[str], ...]]:
-    """Read some fields of all records.
+    """Read columns of a tabular file.
 
     Args:
-        path: a .tsv, .csv or .jsonl file; it may be gzipped.
-        fields: name or number, from 0, of each wanted column; None for the usual one: its place among them in a .tsv, its name elsewhere.
-        names: what the wanted fields are, as in "source": their usual names, and with ``_field`` behind the recipe's word for each.
-        numbers: in JSON, take a whole number or a truth value as its text too, as classes often are.
+        path: a .tsv, .csv or .jsonl file, optionally gzipped.
+        fields: name or index, from 0, of each column to read; None selects the default column, which is the position among ``names`` in a
+            .tsv and the name elsewhere.
+        names: default names of the columns, such as "source"; with the suffix ``_field`` they are the recipe's fields.
+        numbers_as_text: convert JSON integers and booleans to text, because class labels are often numbers.
 
     Returns:
-        The line of each record, and each wanted field of all records.
+        The line number of each record, and one list of texts per column.
 
     Raises:
-        DataError: the file cannot be read, a record is not as it must be, or there is none.
-        ConfigError: the file is of no known format, or a field does not suit the format.
+        DataError: the file cannot be read, a record is malformed, or the file has no record.
+        ConfigError: the file's format is unknown, or a field does not fit the format.
     """
     suffix = Path(path.name.removesuffix(".gz")).suffix
     if suffix not in (".jsonl", *_TABLES):
         raise ConfigError(
-            f"{path}: expected a .tsv, .csv or .jsonl file (or one of them with .gz), found {suffix or 'no suffix'!r}; name another"
+            f"{path}: expected a .tsv, .csv or .jsonl file (or one of them with .gz), found {suffix or 'no suffix'!r}; name another file"
         )
     usual: Sequence[Field] = range(len(names)) if suffix == ".tsv" else names
     chosen = [default if field is None else field for field, default in zip(fields, usual, strict=True)]
@@ -45,7 +46,7 @@ def read_columns(
         for column, text in zip(columns, texts, strict=True):
             column.append(text)
     if not lines:
-        raise DataError(f"{path}: expected at least one record, found a header only")
+        raise DataError(f"{path}: expected at least one record, found only a header; add records")
     return lines, columns
 
 
@@ -66,7 +67,9 @@ def _csv_records(path: Path) -> Iterator[tuple[int, list[str]]]:
             yield start, row
             start = reader.line_num + 1
     except csv.Error as error:
-        raise DataError(f"{path}:{start}: expected a CSV record, found a fault that shows at line {reader.line_num}: {error}") from error
+        raise DataError(
+            f"{path}:{start}: expected a CSV record, found an error at line {reader.line_num}: {error}; correct the record"
+        ) from error
 
 
 def _column_rows(path: Path, fields: Sequence[Field], records: Iterator[tuple[int, list[str]]], separator: str, advice: str) -> Rows:
@@ -74,7 +77,9 @@ def _column_rows(path: Path, fields: Sequence[Field], records: Iterator[tuple[in
     columns = _columns(path, fields, next(records)[1] if named else [], advice)
     for start, row in records:
         if row and len(row) <= max(columns):
-            raise DataError(f"{path}:{start}: expected at least {max(columns) + 1} columns separated by {separator}, found {len(row)}")
+            raise DataError(
+                f"{path}:{start}: expected at least {max(columns) + 1} columns separated by {separator}, found {len(row)}; correct the line"
+            )
         yield start, [row[column] for column in columns] if row else [""] * len(columns)
 
 
@@ -84,7 +89,7 @@ def _columns(path: Path, fields: Sequence[Field], header: list[str], advice: str
             found = ", ".join(map(repr, header)) or "an empty line"
             raise DataError(f"{path}:1: expected a header with the column {field!r}, found {found}; {advice}")
         if isinstance(field, int) and field < 0:
-            raise ConfigError(f"{path}: expected columns counted from 0, found {field}; {advice}")
+            raise ConfigError(f"{path}: expected a column index of at least 0, found {field}; {advice}")
     return [header.index(field) if isinstance(field, str) else field for field in fields]
 
 

@@ -1,4 +1,4 @@
-"""Documents: plain text to read on, from files, folders or the running Python."""
+"""Documents for language modeling: plain text from files, folders or the Python standard library."""
 
 import re
 import sys
@@ -16,19 +16,19 @@ from transom.errors import DataError
 from transom.files.limits import MAX_DOCUMENT_LINE_BYTES
 
 VALID_SHARE = 0.05
-"""Part of the text that is split off where no validation text is named."""
+"""Fraction of the text that is split off for validation if the recipe names no validation text."""
 
 _PARAGRAPHS = re.compile(r"\n(?:[^\S\n]*\n)+")
 
 
 @dataclass(frozen=True)
 class Documents:
-    """Texts that do not go on in each other.
+    """Independent texts.
 
     Attributes:
-        texts: one a document.
-        places: where each comes from: a file, or a file and a line.
-        name: where they all come from, for people.
+        texts: one string per document.
+        origins: origin of each document: a file, or a file and a line.
+        name: origin of all documents, for messages.
     """
 
     texts: list[str]
@@ -36,20 +36,20 @@ class Documents:
     name: str
 
     def __len__(self) -> int:
-        """Count the documents."""
+        """Return the number of documents."""
         return len(self.texts)
 
     @property
     def n_bytes(self) -> int:
-        """Count the bytes of all texts in UTF-8."""
+        """Total size of the texts in UTF-8 bytes."""
         return sum(len(text.encode()) for text in self.texts)
 
     def take(self, samples: Sequence[int], name: str) -> "Documents":
-        """Give some of the documents."""
+        """Return the documents at these indices, as a data set of this name."""
         return Documents([self.texts[i] for i in samples], [self.places[i] for i in samples], name)
 
     def part(self, start: float, end: float) -> "Documents":
-        """Give what lies between two places, as shares of all characters; a document on a border is cut there."""
+        """Return the text between two positions, as fractions of all characters; a document across a border is cut there."""
         total = sum(map(len, self.texts))
         first, last, done = int(start * total), int(end * total), 0
         texts, places = list[str](), list[str]()
@@ -67,10 +67,10 @@ def load_text(data: TextData, base: Path) -> Splits[Documents]:
 
     Args:
         data: the recipe's data section.
-        base: folder that ``data.root`` is relative to, the recipe's own.
+        base: the recipe's folder, to which ``data.root`` is relative.
 
     Raises:
-        DataError: a file cannot be read, or there is too little text to split.
+        DataError: a file cannot be read, or the text is too short to split.
     """
     root = base / expanded(data.root)
     if data.generate is not None:
@@ -79,14 +79,14 @@ def load_text(data: TextData, base: Path) -> Splits[Documents]:
 
 
 def read_documents(files: TextFiles, root: Path) -> Documents:
-    r"""Read text files; a line end is ``\n`` whatever it was in the file.
+    r"""Read text files; every line end becomes ``\n``.
 
     Args:
-        files: what to read.
-        root: folder that relative paths start from.
+        files: the files to read.
+        root: folder to which paths are relative.
 
     Raises:
-        DataError: a file is missing or no clean text, or there is no text at all.
+        DataError: a file is missing or not clean text, or the files contain no text.
     """
     texts, places = list[str](), list[str]()
     names = _names(files)
@@ -99,7 +99,7 @@ def read_documents(files: TextFiles, root: Path) -> Documents:
         except DataError as error:
             if path in (root / expanded(name) for name in names):
                 raise
-            raise DataError(f"{error}; or leave the file out: name suffixes (--suffix .txt), or other files") from error
+            raise DataError(f"{error}; or exclude the file: select suffixes (--suffix .txt), or name other files") from error
     found = Documents(texts, places, ", ".join(names))
     if files.start > 0 or files.end < 1:
         found = found.part(files.start, files.end)
@@ -109,23 +109,23 @@ def read_documents(files: TextFiles, root: Path) -> Documents:
 
 
 def files_of(files: TextFiles, root: Path) -> list[Path]:
-    """List the files that are named, or are in folders that are named.
+    """List the named files, and the files in the named folders.
 
     Raises:
-        DataError: a folder holds none of them.
+        DataError: a folder contains no matching file.
     """
     return [path for name in _names(files) for path in _files(root / expanded(name), files.suffixes)]
 
 
 def standard_library(config: StandardLibrary) -> Documents:
-    """Read the source files of the running Python's standard library, without its tests, in the order of their names."""
+    """Read the source files of the running Python's standard library without its tests, sorted by name."""
     root = Path(sysconfig.get_paths()["stdlib"])
     version = f"the standard library of Python {sys.version_info.major}.{sys.version_info.minor}"
     found = {}
     for path in sorted(root.rglob("*.py")):
         name = path.relative_to(root)
         if not _NOT_LIBRARY.intersection(name.parts):
-            with tokenize.open(path) as file:  # it knows the encoding that a file declares
+            with tokenize.open(path) as file:  # decodes by the encoding that the file declares
                 text = file.read()
             if text.strip() and "\0" not in text:
                 found[name.as_posix()] = text
@@ -136,19 +136,21 @@ def standard_library(config: StandardLibrary) -> Documents:
 
 
 _NOT_LIBRARY = frozenset({"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"})
-"""Folders of the standard library that hold something else."""
+"""Folders below the standard library that do not belong to it."""
 
 
 def split_validation(documents: Documents) -> tuple[Documents, Documents]:
-    """Split validation text off: documents by their hash, or the end of a single one.
+    """Split off validation text: documents by their hash, or the end of a single document.
 
     Raises:
-        DataError: there is too little text.
+        DataError: the text is too short to split.
     """
     if len(documents) == 1:
         parts = documents.part(0.0, 1 - VALID_SHARE), documents.part(1 - VALID_SHARE, 1.0)
         if not all(part.texts for part in parts):
-            raise DataError(f"{documents.name}: too little text to split off any for validation; name data.valid or add text")
+            raise DataError(
+                f"{documents.name}: expected enough text to split off validation text, found too little; set data.valid or add text"
+            )
         return parts
     return split_off(documents, documents.texts, VALID_SHARE, "documents")
 
@@ -158,7 +160,7 @@ def _names(files: TextFiles) -> list[str]:
 
 
 def _files(path: Path, suffixes: Sequence[str] | None) -> list[Path]:
-    """Give a file itself, or a folder's files in the order of their names, hidden ones left out."""
+    """Return a file itself, or a folder's files sorted by name, hidden ones excluded."""
     if not path.is_dir():
         return [path]
     shown = [file for file in sorted(path.rglob("*")) if not any(part.startswith(".") for part in file.relative_to(path).parts)]
@@ -166,12 +168,12 @@ def _files(path: Path, suffixes: Sequence[str] | None) -> list[Path]:
     wanted = [file for file in files if suffixes is None or file.name.removesuffix(".gz").endswith(tuple(suffixes))]
     if not wanted:
         what = "a file" if suffixes is None else f"a file that ends with {' or '.join(suffixes)}"
-        raise DataError(f"{path}: expected {what}, found none in this folder; name another, or change suffixes")
+        raise DataError(f"{path}: expected {what}, found none in this folder; name another folder, or change suffixes")
     return wanted
 
 
 def _read(path: Path, files: TextFiles) -> Iterator[tuple[str, str]]:
-    """Give a file's documents with their places."""
+    """Yield the origin and the text of each document in a file."""
     lines = read_lines(path, empty=True, most_bytes=MAX_DOCUMENT_LINE_BYTES)
     if path.name.removesuffix(".gz").endswith(".jsonl"):
         for number, (text,) in json_rows(path, lines, [files.field], "set field to the key of the text"):

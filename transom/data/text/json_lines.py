@@ -1,4 +1,4 @@
-"""JSON lines: one object a line, of which some fields are text."""
+"""JSON lines: one JSON object per line, with text fields."""
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
@@ -13,20 +13,20 @@ from transom.files.regular import parse_json
 def json_rows(
     path: Path, lines: Iterable[str], fields: Sequence[str | int], advice: str, numbers: bool = False
 ) -> Iterator[tuple[int, list[str]]]:
-    """Read fields of a file's records; an empty line is a record of empty texts.
+    """Read fields of JSON lines; an empty line is a record of empty texts.
 
     Args:
         path: the file, for messages.
-        lines: its lines.
-        fields: keys of an object or places in a list.
-        advice: what to do where a field is missing, for people.
-        numbers: take a whole number or a truth value as its text too, as classes often are.
+        lines: the file's lines.
+        fields: keys of an object or indices of a list.
+        hint: what to do if a field is missing; the end of the error message.
+        numbers_as_text: convert integers and booleans to text, because class labels are often numbers.
 
     Yields:
-        Each record's line number, from 1, and its fields.
+        The line number, from 1, and the fields of each record.
 
     Raises:
-        DataError: a line is no JSON object or list, or a field is missing or no text.
+        DataError: a line is not a JSON object or list, or a field is missing or not text.
     """
     for number, line in enumerate(lines, 1):
         if not line.strip():
@@ -41,9 +41,11 @@ def _parse(line: str, where: str) -> Any:
     try:
         return parse_json(line)
     except json.JSONDecodeError as error:
-        raise DataError(f"{where}:{error.colno}: expected one JSON object a line: {error.msg}") from error
+        raise DataError(
+            f"{where}:{error.colno}: expected one JSON object per line, found an error: {error.msg}; correct or remove the line"
+        ) from error
     except ValueError as error:
-        raise DataError(f"{where}: expected one plain JSON object a line, found {error}; correct or remove the line") from error
+        raise DataError(f"{where}: expected one plain JSON object per line, found {error}; correct or remove the line") from error
 
 
 def _field(record: Any, field: str | int, where: str, advice: str, numbers: bool) -> str:
@@ -55,5 +57,5 @@ def _field(record: Any, field: str | int, where: str, advice: str, numbers: bool
     if numbers and isinstance(value, int):
         return json.dumps(value)
     if not isinstance(value, str):
-        raise DataError(f"{where}: expected text in the field {field!r}, found {json.dumps(value)[:100]}")
+        raise DataError(f"{where}: expected text in the field {field!r}, found {json.dumps(value)[:100]}; correct or remove the line")
     return check_text(value, f"{where}: field {field!r}")

@@ -1,4 +1,4 @@
-"""Strict reading of text: a sentence a line, UTF-8, and every doubt named with its place."""
+"""Strict reading of UTF-8 text, one sentence per line; every error names its file, line and byte."""
 
 import codecs
 import gzip
@@ -25,52 +25,52 @@ _WIDE_MARKS = {
 
 @runtime_checkable
 class ByteLines(Protocol):
-    """A stream that gives its bytes line by line: an open file, an unpacked one, standard input."""
+    """A binary stream with ``readline``: an open file, a decompressed one, or standard input."""
 
     def readline(self, size: int = -1, /) -> bytes:
-        """Give the bytes up to and with the next line end, or ``size`` of them, or none at the end."""
+        """Return the bytes up to and including the next line end, at most ``size`` of them; empty at the end of the stream."""
         ...
 
 
 def read_lines(path: str | Path, empty: bool = False, most_bytes: int = MAX_LINE_BYTES) -> list[str]:
-    r"""Read a text file, a sentence a line, gzipped or not.
+    r"""Read the lines of a text file, gzipped or not.
 
     Only ``\n`` and ``\r\n`` end a line: U+2028, U+0085, form feeds and the like are ordinary characters. A byte-order mark at the
-    start is left out.
+    start is skipped.
 
     Args:
         path: a UTF-8 file.
-        empty: whether there may be nothing in it.
-        most_bytes: of a line.
+        allow_empty: accept an empty file.
+        most_bytes: maximum number of bytes per line.
 
     Returns:
-        The lines without their ends; an empty line is an empty string.
+        The lines without their line ends; an empty line is an empty string.
 
     Raises:
-        DataError: the file is missing, empty, not a file, not readable, or not clean UTF-8 text; file, line and byte are named.
+        DataError: the file is missing, empty, not a file, not readable, or not clean UTF-8 text; the message names file, line and byte.
     """
     with open_bytes(path) as stream:
         lines = list(decode_lines(stream, str(path), most_bytes))
     if not lines and not empty:
-        raise DataError(f"{path}: expected at least one line, found an empty file")
+        raise DataError(f"{path}: expected at least one line, found an empty file; name another file")
     return lines
 
 
 @contextmanager
 def open_bytes(path: str | Path) -> Iterator[ByteLines]:
-    """Open a file for reading bytes, unpacked if its content is gzip; failures of reading become a DataError.
+    """Open a file for reading bytes and decompress it if its content is gzip; read errors become a DataError.
 
     Args:
         path: a regular file.
 
     Yields:
-        The stream of (unpacked) bytes.
+        The stream of (decompressed) bytes.
 
     Raises:
-        DataError: the file cannot be opened, is a device or a pipe, fails or ends too early while it is read, or unpacks to too much.
+        DataError: the file cannot be opened or read, is a device or a pipe, is truncated, or exceeds the limits of decompressed size.
     """
     if "\0" in str(path):
-        raise DataError(f"{str(path)!r}: expected a path, found one with a NUL character")
+        raise DataError(f"{str(path)!r}: expected a path, found one with a NUL character; remove it")
     try:
         with open_regular(path, DataError) as stream:
             if stream.peek(2)[:2] == _GZIP_MAGIC or Path(path).suffix == ".gz":
@@ -79,9 +79,11 @@ def open_bytes(path: str | Path) -> Iterator[ByteLines]:
             else:
                 yield stream
     except EOFError as error:
-        raise DataError(f"{path}: the gzip data end too early; copy the whole file again") from error
+        raise DataError(f"{path}: expected complete gzip data, found a truncated file; copy the whole file again") from error
     except (zlib.error, gzip.BadGzipFile) as error:
-        raise DataError(f"{path}: not intact gzip data ({error}); copy the file again, or rename it if it is not gzipped") from error
+        raise DataError(
+            f"{path}: expected gzip data, found damaged data ({error}); copy the file again, or rename it if it is not gzipped"
+        ) from error
     except FileNotFoundError as error:
         raise DataError(f"{path}: no such file; check the path") from error
     except OSError as error:
@@ -89,18 +91,18 @@ def open_bytes(path: str | Path) -> Iterator[ByteLines]:
 
 
 class _Unpacked:
-    """Unpacked bytes, counted as they come: a small file can hold any number of them."""
+    """Decompressed bytes, counted while reading, because a small file can decompress to any size."""
 
     def __init__(self, unpacked: gzip.GzipFile, packed: BinaryIO, name: str) -> None:
-        """Start at the beginning of a file."""
+        """Wrap a gzip stream, the compressed stream under it, and the file's name for messages."""
         self._unpacked, self._packed, self._name = unpacked, packed, name
         self._done, self._checked = 0, 0
 
     def readline(self, size: int = -1, /) -> bytes:
-        """Give the bytes up to and with the next line end, or ``size`` of them, or none at the end.
+        """Return the bytes up to and including the next line end, at most ``size`` of them; empty at the end of the stream.
 
         Raises:
-            DataError: the file unpacks to more than the limits allow.
+            DataError: the decompressed size exceeds the limits.
         """
         pieces, left = list[bytes](), size if size >= 0 else MAX_UNPACKED_BYTES
         while left:
@@ -119,12 +121,12 @@ class _Unpacked:
         ratio = self._done / max(self._packed.tell(), 1)
         if self._done > UNPACKED_FREE_BYTES and ratio > MAX_UNPACKED_RATIO:
             raise DataError(
-                f"{self._name}: expected at most {MAX_UNPACKED_RATIO} unpacked bytes per packed byte, found {ratio:,.0f} in the first"
-                f" {self._done:,}; if it is meant to be so, unpack the file and name that"
+                f"{self._name}: expected at most {MAX_UNPACKED_RATIO} decompressed bytes per compressed byte, found {ratio:,.0f} in"
+                f" the first {self._done:,}; if the file is intended to be so, decompress it and name the result"
             )
         if self._done > MAX_UNPACKED_BYTES:
             raise DataError(
-                f"{self._name}: expected at most {MAX_UNPACKED_BYTES:,} unpacked bytes, found more; name a part of the text, or unpack it"
+                f"{self._name}: expected at most {MAX_UNPACKED_BYTES:,} decompressed bytes, found more; split the text, or decompress it"
             )
 
 
@@ -133,11 +135,11 @@ def decode_lines(stream: ByteLines, name: str, most_bytes: int = MAX_LINE_BYTES)
 
     Args:
         stream: UTF-8 bytes.
-        name: what messages call the stream.
-        most_bytes: of a line.
+        name: name of the stream in messages.
+        most_bytes: maximum number of bytes per line.
 
     Yields:
-        Each line without its end.
+        Each line without its line end.
 
     Raises:
         DataError: a line is longer than ``most_bytes`` or is not clean UTF-8 text.
@@ -162,40 +164,40 @@ def decode_lines(stream: ByteLines, name: str, most_bytes: int = MAX_LINE_BYTES)
 
 
 def check_text(text: str, where: str) -> str:
-    """Refuse a string that no clean UTF-8 file could hold, such as one out of JSON escapes.
+    """Reject a string that no clean UTF-8 file can contain, such as a lone surrogate from a JSON escape.
 
     Args:
         text: any string.
-        where: what the message calls its place.
+        where: position of the string, for messages.
 
     Returns:
         The same string.
 
     Raises:
-        DataError: there is a NUL or half a surrogate pair in it.
+        DataError: the string contains a NUL or half a surrogate pair.
     """
     if "\0" in text:
-        raise DataError(f"{where}: found a NUL character; remove it")
+        raise DataError(f"{where}: expected text, found a NUL character; remove it")
     try:
         text.encode()
     except UnicodeEncodeError as error:
         raise DataError(
-            f"{where}: found half a surrogate pair (U+{ord(text[error.start]):04X}), which is no character; remove it"
+            f"{where}: expected text, found half a surrogate pair (U+{ord(text[error.start]):04X}), which is no character; remove it"
         ) from error
     return text
 
 
 def expanded(path: str) -> Path:
-    """Read a path of a recipe: ``~`` is the home folder.
+    """Return a recipe's path with ``~`` expanded to the home folder.
 
     Raises:
-        DataError: there is no such home, or the name is not UTF-8, which a recipe cannot hold.
+        DataError: there is no such home folder, or the path is not UTF-8, so that no recipe can contain it.
     """
     check_text(path, f"the name {path!a}")
     try:
         return Path(path).expanduser()
     except RuntimeError as error:
-        raise DataError(f"{path}: expected a path, found a home folder that cannot be told ({error}); spell the path out") from error
+        raise DataError(f"{path}: expected a path, found an unknown home folder ({error}); write the full path") from error
 
 
 def _decode(line: bytes, where: str) -> str:
@@ -207,9 +209,11 @@ def _decode(line: bytes, where: str) -> str:
             " convert the file, for instance with iconv -f LATIN1 -t UTF-8"
         ) from error
     if "\r" in text:
-        raise DataError(f"{where}:{line.index(13) + 1}: found a carriage return inside a line; end lines with \\n, or with \\r\\n")
+        raise DataError(
+            f"{where}:{line.index(13) + 1}: expected lines that end with \\n or \\r\\n, found a carriage return inside a line; remove it"
+        )
     if "\0" in text:
-        raise DataError(f"{where}:{line.index(0) + 1}: found a NUL byte; expected text, remove it or name another file")
+        raise DataError(f"{where}:{line.index(0) + 1}: expected text, found a NUL byte; remove it or name another file")
     return text
 
 
@@ -225,9 +229,11 @@ def _refuse_wide(start: bytes, name: str) -> None:
 
 def _refuse_long(stream: ByteLines, piece: bytes, where: str, most_bytes: int) -> NoReturn:
     if b"\r" in piece[:most_bytes]:
-        raise DataError(f"{where}:{piece.index(13) + 1}: found a carriage return inside a line; end lines with \\n, or with \\r\\n")
+        raise DataError(
+            f"{where}:{piece.index(13) + 1}: expected lines that end with \\n or \\r\\n, found a carriage return inside a line; remove it"
+        )
     size = len(piece)
     while not piece.endswith(b"\n") and size < _COUNTED_BYTES and (piece := stream.readline(MAX_LINE_BYTES)):
         size += len(piece)
     more = "at least " if size >= _COUNTED_BYTES else ""
-    raise DataError(f"{where}: expected lines of at most {most_bytes:,} bytes, found one of {more}{size:,} bytes; break it into sentences")
+    raise DataError(f"{where}: expected lines of at most {most_bytes:,} bytes, found one of {more}{size:,} bytes; split it into sentences")

@@ -1,4 +1,4 @@
-"""From documents to batches of windows: one stream of tokens, cut anew for each epoch."""
+"""Batches of fixed-length windows over a stream of tokens, cut at a new offset in each epoch."""
 
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
@@ -20,74 +20,74 @@ Tokens = NDArray[np.int32]
 
 
 class Stream:
-    """Documents as one row of tokens, each behind an end symbol: what ends a document begins the next.
+    """All documents as one sequence of tokens; each document is preceded by an end-of-sequence token, which ends the one before it.
 
     Attributes:
         documents: the texts.
-        tokens: all of them.
-        starts: place of each document's end symbol.
+        tokens: token ids of all documents.
+        document_starts: index in ``tokens`` of the end-of-sequence token before each document.
     """
 
     def __init__(self, documents: Documents, tokenizer: Tokenizer) -> None:
         """Encode the documents.
 
         Raises:
-            DataError: no token is in them.
+            DataError: the documents contain no token.
         """
         rows = [np.array([EOS, *row], np.int32) for text in documents.texts for row in tokenizer.encode_batch([text])]
         self.documents = documents
         self.tokens: Tokens = np.concatenate(rows) if rows else np.empty(0, np.int32)
         self.starts = np.concatenate([[0], np.cumsum([len(row) for row in rows])])[:-1].astype(np.int64)
         if len(self.tokens) == len(rows):
-            raise DataError(f"{documents.name}: expected text that the tokenizer knows, found no token; name other text")
+            raise DataError(f"{documents.name}: expected at least one token, found none; name other text")
 
     @property
     def n_tokens(self) -> int:
-        """Count the tokens, one end symbol a document included."""
+        """Number of tokens, one end-of-sequence token per document included."""
         return len(self.tokens)
 
     @property
     def lengths(self) -> NDArray[np.int64]:
-        """Count each document's tokens, its end symbol not included."""
+        """Number of tokens of each document, its end-of-sequence token excluded."""
         return np.diff(self.starts, append=len(self.tokens)) - 1
 
     @property
     def rows(self) -> list[list[int]]:
-        """Give each document apart, behind its start symbol."""
+        """Token ids of each document, preceded by an end-of-sequence token."""
         return [row.tolist() for row in np.split(self.tokens, self.starts[1:])]
 
     def place(self, token: int) -> str:
-        """Name the document that a token stands in, and where."""
+        """Return the document that contains a token and the token's position in it, for messages."""
         number = bisect_right(self.starts.tolist(), token) - 1
         return f"{self.documents.places[number]}, token {token - int(self.starts[number])}"
 
 
 class WindowLoader:
-    """Training batches without end, from any position.
+    """Endless training batches of windows, resumable at any position.
 
-    The stream is a ring: an epoch begins somewhere on it, goes round once in windows that do not overlap, and takes them in a random
-    order; each epoch has its own beginning and order, a pure function of (seed, epoch). A position is the number of windows read since
-    the start of training, over all shards. It is the whole state of the loader.
+    The stream is treated as a ring. Each epoch starts at a random offset, covers the ring once in windows that do not overlap, and shuffles
+    the windows; offset and order are a pure function of (seed, epoch). A position is the number of windows read since the start of training
+    by all ranks. It is the whole state of the loader.
 
     Attributes:
         stream: the training text.
-        length: tokens of a window.
-        n_samples: windows an epoch; up to a window's length of tokens at the ring's seam waits for the next epoch.
-        batch_windows: most windows of a batch; an epoch's batches differ by one at most.
+        window_length: tokens per window.
+        n_samples: windows per epoch; fewer tokens than a window, before the start of the ring, are skipped in each epoch.
+        windows_per_batch: maximum number of windows per batch; the batches of an epoch differ by at most one window.
     """
 
     def __init__(
         self, stream: Stream, *, max_seq_len: int, batch_tokens: int, seed: int, token_dropout: float = 0.0, slicing: Slicing = WHOLE
     ) -> None:
-        """Plan windows.
+        """Set the window length and the number of windows per batch.
 
         Args:
             stream: the training text.
-            max_seq_len: most tokens of a window.
-            batch_tokens: most tokens of a batch, over all shards and slices; a longer window is a batch of its own.
-            seed: of the order, and of the tokens that are blanked.
-            token_dropout: share of a window's tokens that are blanked, a mean.
-            slicing: of every batch.
+            max_seq_len: maximum number of tokens per window.
+            batch_tokens: maximum number of tokens per batch over all ranks and micro-batches; a longer window is a batch of its own.
+            seed: random seed of the order and of blank noising.
+            token_dropout: mean fraction of a window's tokens that are replaced by [UNK].
+            slicing: split of every batch over ranks and micro-batches.
         """
         self.stream, self._seed, self._token_dropout, self._slicing = stream, seed, token_dropout, slicing
         self.length = min(max_seq_len, stream.n_tokens)
@@ -95,11 +95,11 @@ class WindowLoader:
         self.batch_windows = max(1, batch_tokens // self.length)
 
     def place(self, sample: int) -> str:
-        """Name where a sample begins, for people."""
+        """Return the document and the position at which a window starts, for messages."""
         return self.stream.place(sample)
 
     def batches_from(self, position: int) -> Iterator[tuple[int, list[LanguageBatch]]]:
-        """Yield each batch, as slices, with the position behind it: what a checkpoint stores to go on from there."""
+        """Yield the position after each batch, which a checkpoint stores, and the batch as micro-batches."""
         for end, epoch, batch in walk(position, self.n_samples, self._plan):
             yield end, [self._batch(epoch, part) for part in self._slicing.of(batch)]
 
@@ -120,22 +120,22 @@ class WindowLoader:
 
 
 def blank(window: Tokens, p: float, key: tuple[int, int, int]) -> Tokens:
-    """Let [UNK] stand for tokens (blank noising, Xie et al. 2017): a pure function of the window and the key.
+    """Replace tokens by [UNK] (blank noising, Xie et al. 2017): a pure function of the window and the key.
 
-    The window's own share is uniform between 0 and 2 ``p``, so that many windows are nearly as they are read when all is learnt.
-    Special symbols stay.
+    The window's own rate is uniform between 0 and 2 ``p``, so that many windows are close to the clean text of inference. Special tokens
+    are kept.
     """
     (share, *_), choice = draws(len(window), *key)
     return np.where((choice < 2 * p * share) & (window > UNK), np.int32(UNK), window)
 
 
 def language_batch(tokens: Tokens, labels: Tokens, samples: NDArray[np.int64]) -> LanguageBatch:
-    """Make a batch of full windows; a document's tokens are a segment and count their positions from its start symbol, or the window's."""
+    """Build a batch of full windows; each document is a segment with positions from 0 at its start, or at the window's start."""
     places = np.arange(tokens.shape[1])
     begins = (tokens == EOS) | (places == 0)
     positions = places - np.maximum.accumulate(np.where(begins, places, 0), 1)
     if not begins[:, 1:].any():
-        positions = places[None]  # one row for all
+        positions = places[None]  # a single row of positions serves all rows
     lengths = np.full(len(tokens), tokens.shape[1])
     text = Sequences(*(torch.from_numpy(x.astype(np.int64)) for x in (tokens, positions, np.cumsum(begins, 1), lengths)))
     return LanguageBatch(text, torch.from_numpy(labels.astype(np.int64)), tuple(samples.tolist()))
@@ -144,17 +144,17 @@ def language_batch(tokens: Tokens, labels: Tokens, samples: NDArray[np.int64]) -
 def scoring_batches(
     rows: Sequence[Sequence[int]], max_seq_len: int, overlap: int, batch_tokens: int, first_only: bool = False
 ) -> Iterator[tuple[LanguageBatch, list[int], Bool[Tensor, "batch target"]]]:
-    """Cut texts into windows and batch windows of like length, for reading each token once.
+    """Cut texts into overlapping windows and batch windows of similar length, so that each token is scored once.
 
     Args:
-        rows: texts as tokens, each behind its start symbol.
-        max_seq_len: most tokens of a window.
-        overlap: tokens that a further window of a text shows again before those that count.
-        batch_tokens: most tokens of a batch, padding included; a longer window is a batch of its own.
-        first_only: leave out what is behind a text's first window.
+        rows: token ids of each text, preceded by an end-of-sequence token.
+        max_seq_len: maximum number of tokens per window.
+        overlap: number of tokens at the start of each further window that only serve as context.
+        batch_tokens: maximum number of tokens per batch, padding included; a longer window is a batch of its own.
+        first_only: use only the first window of each text.
 
     Yields:
-        A batch, the text that each of its rows is of, and True where a label counts: where no earlier window has it.
+        A batch, the index of each row's text, and a mask that is True at labels that no earlier window contains.
     """
     step = max_seq_len - overlap
     windows = [

@@ -1,4 +1,4 @@
-"""Byte-pair encoding: sub-words learned from text, with bytes for whatever was not seen."""
+"""Byte-pair encoding: subwords learned from text, with a fallback to bytes for unseen characters."""
 
 import json
 from collections import Counter
@@ -13,33 +13,35 @@ from transom.errors import CheckpointError, ConfigError
 from transom.files.limits import MAX_SYMBOL_CHARACTERS
 
 WORDS = r" ?[\p{L}\p{M}]{1,64}| ?\p{N}| ?[^\s\p{L}\p{M}\p{N}]|\s+(?!\S)|\s"
-"""What merges stay inside of: letters with the space before them, one digit, one other sign, or a run of white space.
+"""Pre-tokenization pattern; no merge crosses its matches: letters with the preceding space, one digit, one other character, or a run of
+whitespace.
 
-Signs stand alone, so no symbol of several characters can read ``<0x80>`` or ``[EOS]``. A limit of letters bounds the work on a word.
+Punctuation marks stand alone, so no symbol of several characters can read ``<0x80>`` or ``[EOS]``. The limit of 64 letters bounds the work
+per word.
 """
 
 _LEAST_SEEN = 2
 _SPECIAL = [NAMES[PAD], NAMES[SOS], NAMES[EOS]]
 _FIRST = [*_SPECIAL, *map(chr, range(128)), *(f"<0x{byte:02X}>" for byte in range(128, 256))]
 LEAST_SIZE = len(_FIRST)
-"""Symbols that are always there: the special ones, the 128 of ASCII, and the bytes that spell any other character in UTF-8."""
+"""Size of the base vocabulary: the special tokens, the 128 ASCII characters, and the other 128 bytes of UTF-8."""
 
 
 class BytePairs:
-    """Byte-pair encoding (Sennrich et al. 2016): symbols, and the pairs of them that are merged, in order of rank.
+    """Byte-pair encoding (Sennrich et al. 2016): a vocabulary and a ranked list of merges.
 
-    Text is read as if a space stood before it, so that a word is the same symbols at the start of a sentence and within it. A character
-    that has no symbol is spelled in bytes; nothing is unknown and every text comes back exactly.
+    A space is prepended to each text, so that a word has the same tokens at the start of a sentence and within it. A character without a
+    symbol of its own is encoded as UTF-8 bytes. No character is unknown, and decoding restores every text exactly.
     """
 
     kind = "bpe"
 
     def __init__(self, characters: Sequence[str], merges: Sequence[tuple[str, str]]) -> None:
-        """Number the symbols: special ones, ASCII, bytes, characters, merged pairs.
+        """Assign token ids in this order: special tokens, ASCII, bytes, characters, merged pairs.
 
         Args:
-            characters: symbols of one character beyond ASCII.
-            merges: pairs of earlier symbols, the first merged first.
+            characters: non-ASCII characters with a symbol of their own.
+            merges: pairs of earlier symbols, highest priority first.
 
         Raises:
             CheckpointError: the lists cannot have come from training.
@@ -48,7 +50,7 @@ class BytePairs:
         tokens = {symbol: token for token, symbol in enumerate(_FIRST)}
         for character in characters:
             if len(character) != 1 or character in tokens:
-                raise CheckpointError(f"expected different characters beyond ASCII, found {character!r}")
+                raise CheckpointError(f"expected distinct non-ASCII characters, found {character!r}")
             tokens[character] = len(tokens)
         known = set(tokens) - set(_SPECIAL) - set(_FIRST[len(_SPECIAL) + 128 :])
         for rank, (left, right) in enumerate(merges, 1):
@@ -65,25 +67,26 @@ class BytePairs:
         self.pieces[:LEAST_SIZE] = [*(b"" for _ in _SPECIAL), *(bytes([byte]) for byte in range(256))]
         ranks = {(tokens[left], tokens[right]): (rank, tokens[left + right]) for rank, (left, right) in enumerate(merges)}
         if len(ranks) < len(merges):
-            raise CheckpointError(f"expected different merges, found {len(merges) - len(ranks):,} that are there twice")
+            raise CheckpointError(f"expected distinct merges, found {len(merges) - len(ranks):,} duplicates")
         self._library = _library(models.BPE(tokens, self._merges, byte_fallback=True))
         self._dropout = MergeDropout(ranks, self._split, self._spell)
 
     @classmethod
     def learn(cls, texts: Iterable[str], vocab_size: int) -> "BytePairs":
-        """Learn characters and merges. What was seen only once gets no symbol of its own.
+        """Learn characters and merges; characters and pairs that occur only once are ignored.
 
         Args:
             texts: sentences.
-            vocab_size: largest number of symbols; characters beyond ASCII, the most frequent first, take at most half of what is free.
+            vocab_size: maximum vocabulary size; non-ASCII characters, most frequent first, use at most half of the entries beyond the base
+                vocabulary.
 
         Raises:
-            ConfigError: the vocabulary has no room for the symbols that are always there.
+            ConfigError: the vocabulary size is smaller than the base vocabulary.
         """
         if vocab_size < LEAST_SIZE:
             raise ConfigError(
-                f"tokenizer.vocab_size: expected at least {LEAST_SIZE} for kind 'bpe' (256 bytes and {len(_SPECIAL)} special symbols),"
-                f" found {vocab_size}; raise it, or choose kind 'char'"
+                f"tokenizer.vocab_size: expected at least {LEAST_SIZE} for kind 'bpe' (256 bytes and"
+                f" {len(_SPECIAL)} special tokens), found {vocab_size}; raise it, or choose kind 'char'"
             )
         texts = [" " + text for text in texts if text]
         seen = Counter[str]()
@@ -107,10 +110,10 @@ class BytePairs:
 
     @classmethod
     def from_dict(cls, value: dict[str, object]) -> "BytePairs":
-        """Read what ``to_dict`` wrote.
+        """Rebuild the encoding from the result of ``to_dict``.
 
         Raises:
-            CheckpointError: it is something else.
+            CheckpointError: the value has another form.
         """
         characters, merges = value.get("characters"), value.get("merges")
         if not isinstance(characters, list) or not all(isinstance(c, str) for c in characters):
@@ -122,20 +125,20 @@ class BytePairs:
         return cls(characters, [(left, right) for left, right in merges])
 
     def to_dict(self) -> dict[str, object]:
-        """Give what makes this encoding, as JSON values."""
+        """Return the state of the encoding as JSON values."""
         return {"characters": self._characters, "merges": [list(merge) for merge in self._merges]}
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """Segment texts."""
+        """Return the token ids of texts."""
         encodings = self._library.encode_batch_fast([text and " " + text for text in texts])
         return [encoding.ids for encoding in encodings]
 
     def encode_with_dropout(self, texts: Sequence[str], p: float, key: tuple[int, ...], samples: Sequence[int]) -> list[list[int]]:
-        """Segment texts, each with its own random draws; see ``MergeDropout``."""
+        """Return the token ids of texts under BPE-dropout, each text with random numbers of its own; see ``MergeDropout``."""
         return [self._dropout.encode(text and " " + text, p, (*key, sample)) for text, sample in zip(texts, samples, strict=True)]
 
     def join(self, tokens: Iterable[int]) -> str:
-        """Put tokens' symbols together again; bytes that are no UTF-8, which only a model can write, become U+FFFD."""
+        """Return the text of token ids; invalid UTF-8, which only a model can generate, becomes U+FFFD."""
         return b"".join(map(self.pieces.__getitem__, tokens)).decode(errors="replace").removeprefix(" ")
 
     def _split(self, text: str) -> list[str]:
@@ -150,7 +153,7 @@ class BytePairs:
 
 
 def _library(model: models.Model) -> tokenizers.Tokenizer:
-    """Set the library up without special symbols, which it would find in texts."""
+    """Build the library's tokenizer without special tokens, which it would otherwise recognize inside texts."""
     library = tokenizers.Tokenizer(model)
     library.pre_tokenizer = pre_tokenizers.Split(tokenizers.Regex(WORDS), "isolated")
     return library

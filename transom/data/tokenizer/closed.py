@@ -1,4 +1,4 @@
-"""Closed vocabularies: characters, or words between white space. What was not seen in training is unknown."""
+"""Closed vocabularies of characters or of whitespace-separated words; units unseen in training become [UNK]."""
 
 from abc import ABC, abstractmethod
 from collections import Counter
@@ -12,55 +12,55 @@ _FIRST = [NAMES[PAD], NAMES[SOS], NAMES[EOS], NAMES[UNK]]
 
 
 class Closed(ABC):
-    """Units of text, each a symbol; all others are the unknown symbol, which is written as U+FFFD."""
+    """A vocabulary of text units; other units become [UNK], which is decoded as U+FFFD."""
 
     kind: ClassVar[str]
 
     def __init__(self, units: Sequence[str]) -> None:
-        """Number the units behind the special symbols.
+        """Assign token ids to the units, after the special tokens.
 
         Raises:
             CheckpointError: a unit occurs twice.
         """
         if len(set(units)) < len(units):
-            raise CheckpointError("expected different units, found one twice")
+            raise CheckpointError("expected distinct units, found a duplicate")
         self._tokens = {unit: token for token, unit in enumerate(units, len(_FIRST))}
         self.symbols = [*_FIRST, *units]
 
     @classmethod
     def learn(cls, texts: Iterable[str], vocab_size: int) -> "Closed":
-        """Take the most frequent units.
+        """Build the vocabulary from the most frequent units.
 
         Raises:
-            ConfigError: the vocabulary has no room for a unit.
+            ConfigError: the vocabulary size leaves no entry for a unit.
         """
         if vocab_size <= len(_FIRST):
-            raise ConfigError(f"tokenizer.vocab_size: expected more than the {len(_FIRST)} special symbols, found {vocab_size}; raise it")
+            raise ConfigError(f"tokenizer.vocab_size: expected more than the {len(_FIRST)} special tokens, found {vocab_size}; raise it")
         seen = Counter(unit for text in texts for unit in cls._units(text))
         return cls(sorted(seen, key=lambda unit: (-seen[unit], unit))[: vocab_size - len(_FIRST)])
 
     @classmethod
     def from_dict(cls, value: dict[str, object]) -> "Closed":
-        """Read what ``to_dict`` wrote.
+        """Rebuild the vocabulary from the result of ``to_dict``.
 
         Raises:
-            CheckpointError: it is something else.
+            CheckpointError: the value has another form.
         """
         units = value.get("units")
         if not isinstance(units, list) or not all(isinstance(unit, str) and cls._units(unit) == [unit] for unit in units):
-            raise CheckpointError("expected a list of units, each of them one")
+            raise CheckpointError("expected a list of single units")
         return cls(units)
 
     def to_dict(self) -> dict[str, object]:
-        """Give what makes this vocabulary, as JSON values."""
+        """Return the state of the vocabulary as JSON values."""
         return {"units": self.symbols[len(_FIRST) :]}
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """Look the units of texts up."""
+        """Return the token ids of texts."""
         return [[self._tokens.get(unit, UNK) for unit in self._units(text)] for text in texts]
 
     def encode_with_dropout(self, texts: Sequence[str], p: float, key: tuple[int, ...], samples: Sequence[int]) -> list[list[int]]:
-        """Refuse: there are no merges to skip.
+        """Raise an error: BPE-dropout requires merges.
 
         Raises:
             ConfigError: always.
@@ -68,22 +68,22 @@ class Closed(ABC):
         raise ConfigError("tokenizer.dropout: expected kind 'bpe', found a vocabulary without merges; set tokenizer.dropout = 0")
 
     def join(self, tokens: Iterable[int]) -> str:
-        """Put units together again."""
+        """Return the text of token ids."""
         return self._between().join("\N{REPLACEMENT CHARACTER}" if token == UNK else self.symbols[token] for token in tokens)
 
     @staticmethod
     @abstractmethod
     def _units(text: str) -> list[str]:
-        """Cut a text into units."""
+        """Split a text into units."""
 
     @staticmethod
     @abstractmethod
     def _between() -> str:
-        """Say what stands between two units."""
+        """Return the string between two units."""
 
 
 class Characters(Closed):
-    """Each character (Unicode code point) is a symbol; a text of seen characters comes back exactly."""
+    """Each character (Unicode code point) is a unit; decoding restores a text of known characters exactly."""
 
     kind = "char"
 
@@ -97,7 +97,7 @@ class Characters(Closed):
 
 
 class Words(Closed):
-    """What stands between white space is a symbol; seen words with single spaces between them come back exactly."""
+    """Each whitespace-separated word is a unit; decoding restores known words with single spaces between them."""
 
     kind = "whitespace"
 

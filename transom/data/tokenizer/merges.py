@@ -1,4 +1,4 @@
-"""BPE-dropout: a merge loop with random draws that depend on nothing but their key."""
+"""BPE-dropout: a merge loop whose random numbers depend only on a key."""
 
 import math
 import struct
@@ -15,7 +15,7 @@ _CACHED = 1 << 18
 
 
 class Word(NamedTuple):
-    """A word's base tokens, its tokens after every merge, and how many merges lie between."""
+    """A word's base tokens, its tokens after all merges, and the number of merges."""
 
     spelled: Tokens
     whole: Tokens
@@ -23,36 +23,33 @@ class Word(NamedTuple):
 
 
 class MergeDropout:
-    """Segment words by merges each of which may be skipped (Provilkov et al. 2020, algorithm 1).
+    """Segment words with random omission of merges (BPE-dropout, Provilkov et al. 2020, algorithm 1).
 
-    Each step offers every pair that can be merged and drops each offer with probability p, anew at each step; the best of what is left
-    is merged, and a step without any ends the word. Only the best offers matter, so they are drawn from the best down: the number of
-    offers that stand before the next one is dropped is geometric, and one draw covers all of them, often a whole word.
+    Each step collects all pairs that can be merged and drops each candidate with probability p. The best remaining candidate is merged; a
+    step without one ends the word. Because only the best candidate matters, candidates are tested from the best down. The number of
+    candidates kept before the next drop is geometric, so one random number covers a run of candidates, often a whole word.
     """
 
     def __init__(
         self, ranks: Mapping[tuple[int, int], tuple[int, int]], split: Callable[[str], list[str]], spell: Callable[[str], list[int]]
     ) -> None:
-        """Take the merges.
+        """Store the merges.
 
         Args:
-            ranks: for each pair of tokens that can be merged, its rank (the least is best) and the merged token.
-            split: a text's words, which concatenate to the text.
-            spell: a word's base tokens.
+            ranks: maps each mergeable pair of tokens to its rank (lowest first) and the merged token.
+            pretokenize: splits a text into words, which concatenate to the text.
+            base_tokens: returns a word's base tokens.
         """
         self._ranks, self._split, self._spell = ranks, split, spell
         self._words = lru_cache(_CACHED)(self._read)
 
     def encode(self, text: str, p: float, key: tuple[int, ...]) -> list[int]:
-        """Segment a text.
+        """Return the token ids of a text.
 
         Args:
-            text: what ``split`` takes; it starts with a space.
-            p: probability of skipping a merge; with 0 every merge is made.
-            key: whole numbers that alone decide the draws, such as seed, epoch, side and sample.
-
-        Returns:
-            Its tokens.
+            text: text that starts with a space.
+            p: probability of skipping a merge; 0 makes every merge.
+            key: integers that determine the random numbers, such as seed, epoch, side and sample.
         """
         survivals = _survivals(p, key)
         tokens: list[int] = []
@@ -62,7 +59,7 @@ class MergeDropout:
         return tokens
 
     def _text_words(self, text: str) -> Iterator[Word]:
-        """Look the words up by what lies between single spaces: there a word always ends."""
+        """Yield the cached words between single spaces, at which a word always ends."""
         chunks = text.split(" ")
         if "" in chunks[1:]:
             yield from self._words(text)
@@ -79,7 +76,7 @@ class MergeDropout:
         return tuple(words)
 
     def _merge(self, spelled: Tokens, standing: int, survivals: Iterator[int]) -> tuple[list[int], int]:
-        """Merge until no offer is left; ``standing`` offers stand before the first is dropped. Return the tokens and the merges made."""
+        """Merge until no candidate is left, keeping ``standing`` candidates before the first drop; return tokens and number of merges."""
         tokens, n_merges, offered = list(spelled), 0, self._ranks.get
         while True:
             offers = [(offer, place) for place, pair in enumerate(pairwise(tokens)) if (offer := offered(pair)) is not None]
@@ -96,7 +93,7 @@ class MergeDropout:
 
 
 def _survivals(p: float, key: tuple[int, ...]) -> Iterator[int]:
-    """Draw, without end, how many offers stand before one is dropped: at least n of them with probability (1 - p)^n."""
+    """Yield geometric run lengths endlessly: the number of candidates kept before a drop, at least n with probability (1 - p)^n."""
     if p == 0:
         while True:
             yield sys.maxsize

@@ -1,16 +1,16 @@
-"""The symbols that are no text. No tokenizer ever reads them out of a text, whatever a user types.
+"""Special tokens. No text is ever encoded as a special token, whatever a user types.
 
-Where a model translates into several languages, their tags, as <2de>, are such symbols too: ``tokenizer.Tokenizer.prefix``.
+In a multilingual model the language tags, such as <2de>, are special tokens too: ``tokenizer.Tokenizer.prefix``.
 """
 
 PAD = 0
-"""Padding, which no real token reads: masks come from segments, not from symbols."""
+"""Padding. No token attends to it: masks are built from segments, not from token ids."""
 SOS = 1
-"""Start of a sequence: the decoder's first input."""
+"""Start of sequence: the decoder's first input."""
 EOS = 2
-"""End of a sequence: the last token of each source, and of each target's labels."""
+"""End of sequence: the last token of each source and of each target's labels; also precedes each document of a token stream."""
 UNK = 3
-"""What is not in the vocabulary, in the kinds that are not built on bytes."""
+"""Unknown unit, for vocabularies of characters or words; byte-pair encoding needs none."""
 
 NAMES = {PAD: "[PAD]", SOS: "[SOS]", EOS: "[EOS]", UNK: "[UNK]"}
-"""What people see for them."""
+"""Printed form of each special token."""

@@ -1,6 +1,6 @@
-"""Text to tokens and back, and the one file that keeps how.
+"""Tokenizers, which map text to token ids and back, and ``tokenizer.json``, the file that stores them.
 
-A vocabulary is a list of symbols, pieces of text; a token is the number of one.
+A vocabulary is a list of symbols, which are pieces of text. A token is represented by its id, the index of its symbol.
 """
 
 import json
@@ -26,30 +26,30 @@ _SILENT = frozenset({PAD, SOS, EOS})
 
 
 class Tokenizer:
-    """One side's text as tokens, the numbers of symbols from 0: the special symbols, what was learned, and the target languages' tags.
+    """The tokenizer of one side. Token ids from 0: the special tokens, the learned symbols, then the target languages' tags.
 
     Attributes:
-        lowercase: whether text is lower-cased before anything else.
-        kind: the sort of symbols, as in a recipe.
-        tags: the target languages that a source may be asked for in; none where there is only one.
+        lowercase: whether text is lower-cased first.
+        kind: "bpe", "char" or "whitespace", as in a recipe.
+        tags: the target languages of a multilingual model; empty for a single target language.
     """
 
     def __init__(self, symbols: BytePairs | Closed, lowercase: bool = False, tags: Sequence[str] = ()) -> None:
-        """Read text by these symbols."""
+        """Wrap a vocabulary."""
         self._segmenter, self.lowercase, self.kind, self.tags = symbols, lowercase, symbols.kind, tuple(tags)
         self._symbols = [*symbols.symbols, *(f"<2{tag}>" for tag in self.tags)]
 
     @classmethod
     def train(cls, texts: Iterable[str], config: TokenizerConfig, tags: Sequence[str] = ()) -> "Tokenizer":
-        """Learn symbols from texts; the same texts in any order give the same symbols.
+        """Learn a vocabulary from texts; the result does not depend on their order.
 
         Args:
             texts: sentences.
-            config: kind, size and case.
-            tags: target languages, a symbol each.
+            config: kind, vocabulary size and case.
+            tags: target languages, one token each.
 
         Raises:
-            ConfigError: the size is too small for the kind.
+            ConfigError: the vocabulary size is too small for the kind.
         """
         if config.lowercase:
             texts = map(str.lower, texts)
@@ -57,77 +57,77 @@ class Tokenizer:
 
     @property
     def vocab_size(self) -> int:
-        """Count the symbols, special ones and tags included."""
+        """Number of token ids, special tokens and tags included."""
         return len(self._symbols)
 
     @property
     def tag_tokens(self) -> range:
-        """The tokens of the tags, behind all that a text can become: no text holds one, whatever a user types."""
+        """Token ids of the tags, after all ids of text: no text is encoded as a tag, whatever a user types."""
         return range(len(self._segmenter.symbols), self.vocab_size)
 
     def prefix(self, to: str | None) -> list[int]:
-        """Give what stands in front of a source that is to become a language: its tag, or nothing where there is only one language.
+        """Return the token ids before a source: the tag of the target language, or nothing for a single target language.
 
-        The tag is at the source's start, so that encoder and decoder both know it (Johnson et al. 2017, section 3).
+        The tag is the first source token, so that both encoder and decoder depend on it (Johnson et al. 2017, section 3).
 
         Args:
-            to: the target language's tag; None where there is only one.
+            to: the target language's tag; None for a single target language.
 
         Raises:
-            ConfigError: the tag is missing or unknown, or there is only one language.
+            ConfigError: the tag is missing or unknown, or given for a single target language.
         """
         if to in self.tags:
             return [self.tag_tokens[self.tags.index(to)]]
         if not self.tags and to is None:
             return []
         if not self.tags:
-            raise ConfigError(f"expected no target language, found {to!r}: the model translates into one alone; leave out --to (to=)")
+            raise ConfigError(f"expected no target language, because the model has only one, found {to!r}; remove --to (to=)")
         if to is None:
             raise ConfigError(f"expected a target language, found none; name one of {', '.join(self.tags)} by --to (to=)")
         raise ConfigError(f"expected one of the target languages {', '.join(self.tags)}, found {to!r}; {nearest(to, self.tags)}")
 
     def encode(self, text: str) -> list[int]:
-        """Give a text's tokens, without start and end."""
+        """Return the token ids of a text, without start and end of sequence."""
         return self.encode_batch([text])[0]
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """Give the tokens of texts, without start and end.
+        """Return the token ids of texts, without start and end of sequence.
 
         Raises:
-            DataError: a text holds half a surrogate pair, which no file can.
+            DataError: a text contains half a surrogate pair.
         """
         return self._segmenter.encode_batch(self._prepared(texts))
 
     def encode_with_dropout(self, texts: Sequence[str], p: float, key: tuple[int, ...], samples: Sequence[int]) -> list[list[int]]:
-        """Give the tokens of texts with BPE-dropout (see ``MergeDropout``): a pure function of the text, the key and the sample.
+        """Return the token ids of texts under BPE-dropout (see ``MergeDropout``): a pure function of text, key and sample.
 
         Args:
             texts: sentences.
             p: probability of skipping a merge.
-            key: whole numbers such as seed, epoch and side.
-            samples: number of each text in its data set.
+            key: integers such as seed, epoch and side.
+            samples: index of each text in its data set.
 
         Raises:
             ConfigError: the kind has no merges.
-            DataError: a text holds half a surrogate pair, which no file can.
+            DataError: a text contains half a surrogate pair.
         """
         return self._segmenter.encode_with_dropout(self._prepared(texts), p, key, samples)
 
     def decode(self, tokens: Iterable[int]) -> str:
-        """Give the text of tokens; start, end, padding and tags are no text."""
+        """Return the text of token ids; start, end, padding and tags are skipped."""
         n_of_text = len(self._segmenter.symbols)
         return self._segmenter.join(token for token in tokens if token not in _SILENT and token < n_of_text)
 
     def decode_behind(self, before: Sequence[int], tokens: Sequence[int]) -> str:
-        """Give the text that tokens add to the text of those before them: a space between the two belongs to it."""
+        """Return the text that ``tokens`` add to the text of ``before``, including a space between the two."""
         return self.decode([*before, *tokens])[len(self.decode(before)) :]
 
     def symbols(self, tokens: Iterable[int]) -> list[str]:
-        """Name tokens for people: the symbols as they are written, with ``▁`` for a space."""
+        """Return the printed symbol of each token id, with ``▁`` for a space."""
         return [self._symbols[token].replace(" ", "▁") for token in tokens]
 
     def starts_word(self, tokens: Sequence[int]) -> list[bool]:
-        """Say of each token whether a white-space word starts with it, to put sub-words together; special symbols stand alone."""
+        """Return, per token, whether it starts a whitespace-separated word; a special token is a word of its own."""
         starts, alone = [], True
         for token in tokens:
             special = token in _SILENT or token in self.tag_tokens
@@ -136,52 +136,54 @@ class Tokenizer:
         return starts
 
     def to_dict(self) -> dict[str, Any]:
-        """Give all that makes this tokenizer, as JSON values."""
+        """Return the state of the tokenizer as JSON values."""
         tags = {"tags": list(self.tags)} if self.tags else {}
         return {"kind": self.kind, "lowercase": self.lowercase, **tags, **self._segmenter.to_dict()}
 
     @classmethod
     def from_dict(cls, value: object) -> "Tokenizer":
-        """Read what ``to_dict`` gave.
+        """Rebuild the tokenizer from the result of ``to_dict``.
 
         Raises:
-            CheckpointError: it is something else.
+            CheckpointError: the value has another form.
         """
         if not isinstance(value, dict) or value.get("kind") not in list(_KINDS) or not isinstance(value.get("lowercase"), bool):
             raise CheckpointError(f"expected a tokenizer with a kind ({', '.join(_KINDS)}) and lowercase (true or false)")
         tags = value.get("tags", [])
         if not isinstance(tags, list) or not all(isinstance(tag, str) and TAG.fullmatch(tag) for tag in tags) or len(set(tags)) < len(tags):
-            raise CheckpointError("expected different tags of letters, digits, - and _")
+            raise CheckpointError("expected distinct tags of letters, digits, - and _")
         return cls(_KINDS[value["kind"]].from_dict(value), value["lowercase"], tags)
 
     def _prepared(self, texts: Sequence[str]) -> list[str]:
         try:
             "\n".join(texts).encode()
         except UnicodeEncodeError as error:
-            raise DataError(f"expected Unicode text, found half a surrogate pair: {error.object[error.start : error.end]!a}") from error
+            raise DataError(
+                f"expected Unicode text, found half a surrogate pair: {error.object[error.start : error.end]!a}; remove it"
+            ) from error
         return [text.lower() for text in texts] if self.lowercase else list(texts)
 
 
 class Tokenizers:
-    """The tokenizers of both sides; one and the same where the vocabulary is joint."""
+    """The tokenizers of source and target; a single one for a joint vocabulary."""
 
     def __init__(self, source: Tokenizer, target: Tokenizer | None = None) -> None:
-        """Pair two tokenizers; without a second, the first is of both sides."""
+        """Pair two tokenizers; without a target tokenizer, both sides share one."""
         self.source, self.target = source, target or source
 
     @property
     def joint(self) -> bool:
-        """Whether both sides share one vocabulary."""
+        """True if both sides share one vocabulary."""
         return self.source is self.target
 
     @classmethod
     def train(cls, pairs: Pairs, config: PairTokenizer, tags: Sequence[str] = ()) -> "Tokenizers":
-        """Learn the symbols of training pairs.
+        """Learn the vocabularies of training pairs.
 
         Args:
-            pairs: into all target languages.
-            config: kind, sizes and case.
-            tags: the target languages, where there are several.
+            pairs: training pairs of all target languages.
+            config: kind, vocabulary sizes and case.
+            tags: the target languages of a multilingual model.
 
         Raises:
             ConfigError: the vocabulary size is too small for the kind.
@@ -191,10 +193,10 @@ class Tokenizers:
         return cls(Tokenizer.train(pairs.source, config, tags), Tokenizer.train(pairs.target, config))
 
     def to_bytes(self) -> bytes:
-        """Give the content of ``tokenizer.json``.
+        """Return the content of ``tokenizer.json``.
 
         Raises:
-            DataError: it would be larger than what is read again.
+            DataError: the content exceeds the limits of reading.
         """
         value = {"format_version": FORMAT_VERSION, "source": self.source.to_dict()}
         if not self.joint:
@@ -206,19 +208,21 @@ class Tokenizers:
 
     @classmethod
     def from_bytes(cls, content: bytes, name: str = "tokenizer.json") -> "Tokenizers":
-        """Read what ``to_bytes`` gave.
+        """Read the content of ``tokenizer.json``.
 
         Raises:
-            CheckpointError: it is damaged, or of another program or version.
+            CheckpointError: the content is damaged, or from another program or version.
         """
         if too_large := _too_large(content):
-            raise CheckpointError(f"{name}: {too_large}; is this a tokenizer?")
+            raise CheckpointError(f"{name}: {too_large}; check that this is a tokenizer")
         try:
             value = parse_json(content)
-            if b"\\u" in content:  # only an escape can spell half a surrogate pair
+            if b"\\u" in content:  # only an escape can produce half a surrogate pair
                 json.dumps(value, ensure_ascii=False).encode()
         except ValueError as error:
-            raise CheckpointError(f"{name}: not intact JSON ({error}); take the file from the run folder again") from error
+            raise CheckpointError(
+                f"{name}: expected JSON, found damaged content ({error}); copy the file from the run folder again"
+            ) from error
         version = value.get("format_version") if isinstance(value, dict) else None
         if version != FORMAT_VERSION or isinstance(version, bool):
             raise CheckpointError(f"{name}: expected a transom tokenizer with format_version {FORMAT_VERSION}, found {version!r:.50}")
@@ -226,10 +230,10 @@ class Tokenizers:
             source = Tokenizer.from_dict(value.get("source"))
             return cls(source, Tokenizer.from_dict(value["target"]) if "target" in value else None)
         except CheckpointError as error:
-            raise CheckpointError(f"{name}: {error}; take the file from the run folder again") from error
+            raise CheckpointError(f"{name}: {error}; copy the file from the run folder again") from error
 
     def save(self, path: str | Path) -> None:
-        """Write ``tokenizer.json``; a run folder writes ``to_bytes`` itself, durably."""
+        """Write ``tokenizer.json``; not atomic, unlike a run folder's write of ``to_bytes``."""
         Path(path).write_bytes(self.to_bytes())
 
     @classmethod
@@ -237,17 +241,17 @@ class Tokenizers:
         """Read ``tokenizer.json``.
 
         Raises:
-            CheckpointError: it is missing, damaged, or of another program or version.
+            CheckpointError: the file is missing, damaged, or from another program or version.
         """
         path = Path(path)
         try:
             return cls.from_bytes(read_regular(path, MAX_TOKENIZER_BYTES, "a tokenizer", CheckpointError), str(path))
         except OSError as error:
-            raise CheckpointError(f"{path}: cannot be read: {error.strerror}; name a run folder that is whole") from error
+            raise CheckpointError(f"{path}: cannot be read: {error.strerror}; name a complete run folder") from error
 
 
 def _too_large(content: bytes) -> str | None:
-    """Tell what a file has too much of to be parsed in bounded memory, or None; strings may hold some of these signs too."""
+    """Return the limit that a file exceeds, or None. Brackets and quotes, also in strings, are counted to bound memory before parsing."""
     n_lists, n_strings = content.count(b"[") + content.count(b"{"), content.count(b'"') // 2
     for found, most, what in (
         (len(content), MAX_TOKENIZER_BYTES, "bytes"),
@@ -260,7 +264,7 @@ def _too_large(content: bytes) -> str | None:
 
 
 def describe(tokenizers: Tokenizers) -> list[str]:
-    """Say in a few lines what the vocabularies are."""
+    """Return a few lines that describe the vocabularies."""
     sides = [("both sides", tokenizers.source)] if tokenizers.joint else [("source", tokenizers.source), ("target", tokenizers.target)]
     lines = []
     for name, tokenizer in sides:

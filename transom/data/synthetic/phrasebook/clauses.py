@@ -1,4 +1,4 @@
-"""Clauses: a subject and a predicate become a statement, its negation or a question, in both languages at once."""
+"""Clauses: combine a subject and a predicate into a statement, a negation or a question, in both languages at once."""
 
 from typing import NamedTuple
 
@@ -29,13 +29,13 @@ class Predicate(NamedTuple):
     """A verb that agrees with its subject.
 
     Attributes:
-        auxiliary: the English verb that moves before the subject in a question and takes "not".
-        base: what stays behind the subject then.
-        statement: the English verb where nothing is asked or denied.
-        finite: the Spanish verb that agrees.
-        infinitive: the Spanish infinitive that it governs, or nothing.
-        tells_person: whether the Spanish form is told from that of any other person, so that I and we are left out.
-        lemmas: the verbs whose combination with the subject counts.
+        auxiliary: the English verb that precedes the subject in a question and takes "not".
+        base: the English verb form after the subject in a question.
+        statement: the English verb form in an affirmative statement.
+        finite: the Spanish verb that agrees with the subject.
+        infinitive: the Spanish infinitive that it governs, or an empty string.
+        tells_person: True if the Spanish form differs from that of every other person, so that the pronouns I and we are omitted.
+        lemmas: the verbs that form word combinations with the subject.
     """
 
     auxiliary: str
@@ -52,21 +52,21 @@ def _is_told(forms: Forms, person: int) -> bool:
 
 
 def do(verb: Verb, tense: Tense, person: int) -> Predicate:
-    """Inflect a verb for a tense and for I, he, we or they (0 to 3)."""
+    """Conjugate a verb for a tense and for I, he, we or they (0 to 3)."""
     helper, forms = english.auxiliary(tense, person), verb.forms[tense]
     statement = {"does": verb.third, "do": verb.lemma, "did": verb.past, "will": f"will {verb.lemma}"}[helper]
     return Predicate(helper, verb.lemma, statement, forms[person], "", _is_told(forms, person), (verb.lemma,))
 
 
 def be(which: str, tense: Tense, person: int) -> Predicate:
-    """Inflect "be", which is ser or estar in Spanish."""
+    """Conjugate "be", which is ser or estar in Spanish."""
     helper, forms = english.be(tense, person), spanish.BE[which][tense]
     base = "be" if tense == "future" else ""
     return Predicate(helper, base, spelled(helper, base), forms[person], "", _is_told(forms, person), ())
 
 
 def would(modal: tuple[str, Forms], verb: Verb, person: int) -> Predicate:
-    """Put a modal verb before another verb, in the present."""
+    """Conjugate a modal verb with another verb, in the present."""
     word, forms = modal
     told = _is_told(forms, person)
     if not word.endswith(" to"):
@@ -87,7 +87,7 @@ def _shown(subject: NounPhrase, predicate: Predicate) -> str:
 
 
 def state(subject: NounPhrase, predicate: Predicate, rest: Phrase, *, negative: bool = False, adverb: tuple[str, str] = ("", "")) -> Phrase:
-    """Say or deny something: "the dog does not sleep" and "el perro no duerme"."""
+    """Return an affirmative or negative statement: "the dog does not sleep" and "el perro no duerme"."""
     denied = "cannot" if predicate.auxiliary == "can" else f"{predicate.auxiliary} not"
     verb = spelled(denied, predicate.base) if negative else predicate.statement
     if adverb[0]:
@@ -101,14 +101,14 @@ def state(subject: NounPhrase, predicate: Predicate, rest: Phrase, *, negative: 
 
 
 def ask(subject: NounPhrase, predicate: Predicate, rest: Phrase, *, word: tuple[str, str] = ("", ""), rest_first: bool = False) -> Phrase:
-    """Ask something: "where does the dog sleep?" and "¿dónde duerme el perro?".
+    """Return a question: "where does the dog sleep?" and "¿dónde duerme el perro?".
 
     Args:
-        subject: what it is about.
-        predicate: what it does.
-        rest: what follows.
-        word: the question word in both languages, or none.
-        rest_first: whether the rest stands before the subject in Spanish, as an adjective does.
+        subject: the subject.
+        predicate: the conjugated verb.
+        rest: the rest of the clause.
+        word: the question word in both languages, or empty strings.
+        rest_first: put the rest before the subject in Spanish, as for an adjective.
     """
     shown = _shown(subject, predicate)
     after = (rest.spanish, shown) if rest_first else (shown, predicate.infinitive, rest.spanish)
@@ -120,7 +120,7 @@ def ask(subject: NounPhrase, predicate: Predicate, rest: Phrase, *, word: tuple[
 
 
 def actor(draw: Draw, words: Lexicon) -> tuple[NounPhrase, tuple[Verb, ...]]:
-    """Draw who does something, and the verbs that suit."""
+    """Sample a subject and the verbs that suit it."""
     way = draw.between(0, 99)
     if way < 46:
         people = words.names if draw.chance(0.25) else words.nouns["person"]
@@ -138,7 +138,7 @@ def actor(draw: Draw, words: Lexicon) -> tuple[NounPhrase, tuple[Verb, ...]]:
 
 
 def patient(draw: Draw, words: Lexicon, verb: Verb, subject: NounPhrase | None = None) -> Phrase:
-    """Draw whom or what a verb is done to, somebody other than its subject; people take "a" in Spanish."""
+    """Sample an object of a verb other than its subject; people take "a" in Spanish."""
     taken = subject.heads if subject else ()
     thing = noun_phrase(draw, words, verb.objects)
     while thing.heads[0] in taken:
@@ -149,7 +149,7 @@ def patient(draw: Draw, words: Lexicon, verb: Verb, subject: NounPhrase | None =
 
 
 def followed(*phrases: Phrase) -> Phrase:
-    """Put phrases one after another."""
+    """Concatenate phrases."""
     return Phrase(
         spelled(*(phrase.english for phrase in phrases)),
         spelled(*(phrase.spanish for phrase in phrases)),
@@ -158,7 +158,7 @@ def followed(*phrases: Phrase) -> Phrase:
 
 
 def circumstance(draw: Draw, words: Lexicon, verb: Verb, tense: Tense, *, timed: bool = True, placed: bool = True) -> Phrase:
-    """Draw where to, where, with whom and when something is done, or some of these."""
+    """Sample adverbials of goal, place, company and time, or some of these."""
     parts = []
     if placed:
         if verb.where in ("to", "at") and (verb.lemma == "go" or draw.chance(0.6)):

@@ -55,12 +55,12 @@ def with_article(noun_phrase: str) -> str:
 
 
 def be(tense: Tense, person: int) -> str:
-    """Give a form of "be" for I, he, we or they (0 to 3); of the future, "will", which "be" follows."""
+    """Return the form of "be" for I, he, we or they (0 to 3); in the future "will", which "be" follows."""
     return "will" if tense == "future" else _BE[tense][person]
 
 
 def auxiliary(tense: Tense, person: int) -> str:
-    """Give the verb that carries negation and question for I, he, we or they (0 to 3)."""
+    """Return the auxiliary of negation and question for I, he, we or they (0 to 3)."""
     if tense == "present":
         return "does" if person == 1 else "do"
     return "did" if tense == "past" else "will"

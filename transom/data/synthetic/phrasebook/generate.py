@@ -13,31 +13,31 @@ from transom.data.synthetic.phrasebook.phrases import Phrase
 from transom.data.synthetic.phrasebook.sentences import FRAMES
 
 MAX_WORDS = 10
-"""Most words of a sentence on either side."""
+"""Maximum number of words per sentence on either side."""
 
 HELLO = Phrase("hello world", "hola mundo", ("hello world",))
-"""The sentence that the article translates: always the first test pair, its combination never in training."""
+"""The first test pair; its word combination never occurs in training."""
 
 _TEST_SHARE = 0.10
 _VALID_SHARE = 0.05
 
 
 class Holdout:
-    """Decides for each word combination, by its hash, in which part alone it may occur."""
+    """Assigns each word combination to one split by its hash."""
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
         self._parts: dict[str, Part] = {}
 
     def part(self, combination: str) -> Part:
-        """Give the part of a combination, such as "red house"."""
+        """Return the split of a combination such as "red house"."""
         if combination not in self._parts:
             part = part_by_hash(f"{self._seed} {combination}", _TEST_SHARE, _VALID_SHARE)
             self._parts[combination] = "test" if combination in HELLO.combinations else part
         return self._parts[combination]
 
     def part_of(self, phrase: Phrase) -> Part | None:
-        """Give the part of a sentence: test or valid if it holds a combination of theirs, none if of both."""
+        """Return the split of a sentence: test or valid if it contains one of their combinations, None if of both, otherwise train."""
         parts = {self.part(combination) for combination in phrase.combinations}
         if "test" in parts:
             return None if "valid" in parts else "test"
@@ -45,7 +45,7 @@ class Holdout:
 
 
 def sentences(seed: int) -> Iterator[Phrase]:
-    """Draw sentences without end, with the combinations in each."""
+    """Yield random sentences endlessly, with the word combinations in each."""
     draw, words = Draw(seed), lexicon()
     while True:
         phrase = draw.pick(FRAMES)(draw, words)
@@ -57,18 +57,18 @@ def sentences(seed: int) -> Iterator[Phrase]:
 def generate(config: Phrasebook) -> Splits[Pairs]:
     """Generate English-Spanish pairs for training, validation and test.
 
-    Every test pair holds an adjective and noun, a subject and verb, or a greeting and person that no training or validation pair combines,
-    in any form or place; every validation pair likewise, with combinations of its own. Each word by itself is in training.
-    An English sentence has one translation.
+    Every test pair contains a combination (adjective and noun, subject and verb, or greeting and person) that occurs in no training or
+    validation pair, in any form or position; validation pairs likewise, with combinations of their own. Each single word occurs in
+    training. An English sentence has one translation.
 
     Args:
-        config: sizes and seed; nothing else decides what comes out.
+        config: sizes and seed, which alone determine the result.
 
     Returns:
         The splits; "hello world" is the first test pair.
 
     Raises:
-        ConfigError: the grammar does not yield so many pairs.
+        ConfigError: the grammar does not yield enough pairs.
     """
     holdout = Holdout(config.seed)
 

@@ -1,4 +1,4 @@
-"""The phrasebook's words with all their forms, read from the tables beside this file."""
+"""The phrasebook's words with all their forms, read from the tables next to this module."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -18,10 +18,10 @@ class Noun:
     """A noun or a name; forms are singular and plural.
 
     Attributes:
-        kind: class that decides which adjectives and verbs suit it.
-        takes_el: whether it is feminine but takes el and un in the singular, as in el agua.
-        mass: whether it has no plural and is not counted.
-        place: English preposition for being there.
+        kind: semantic class, which determines the adjectives and verbs that suit it.
+        takes_el: True for a feminine noun that takes el and un in the singular, as in el agua.
+        mass: True for a mass noun, which has no plural.
+        place: English preposition of place.
     """
 
     lemma: str
@@ -35,13 +35,13 @@ class Noun:
 
     @property
     def is_name(self) -> bool:
-        """Tell whether it is somebody's name, which takes no determiner."""
+        """True for a person's name, which takes no determiner."""
         return self.lemma[0].isupper()
 
 
 @dataclass(frozen=True, slots=True)
 class Adjective:
-    """An adjective with its four Spanish forms, the Spanish verb that links it to a subject, and whether it may be "very" so."""
+    """An adjective with its four Spanish forms, its Spanish copula (ser or estar), and whether it can be graded by "very"."""
 
     lemma: str
     forms: Forms
@@ -51,12 +51,12 @@ class Adjective:
 
 @dataclass(frozen=True, slots=True)
 class Verb:
-    """A verb with its forms by tense: English for he and in the past, Spanish for I, he, we and they.
+    """A verb with its forms: English third person and past, and Spanish by tense for I, he, we and they.
 
     Attributes:
-        objects: nouns that it may govern, none if it is intransitive.
-        where: English preposition of the place that may follow: "to" and "at" for a goal, "in" for any place, "none" for no place.
-        state: whether it tells a lasting state, so that its past is the imperfect.
+        objects: nouns that it can govern; empty for an intransitive verb.
+        where: English preposition of a following place: "to" and "at" for a goal, "in" for any place, "none" for no place.
+        state: True for a stative verb, whose Spanish past is the imperfect.
     """
 
     lemma: str
@@ -71,7 +71,7 @@ class Verb:
 
 @dataclass(frozen=True, slots=True)
 class Determiner:
-    """What stands before a noun: Spanish masculine and feminine."""
+    """A determiner: English, and Spanish masculine and feminine."""
 
     english: str
     spanish: tuple[str, str]
@@ -79,19 +79,19 @@ class Determiner:
 
 @dataclass(frozen=True, slots=True)
 class Lexicon:
-    """All words, grouped as the grammar draws them; a choice of weight w stands w times in its group.
+    """All words, grouped for sampling; an item of weight w occurs w times in its group.
 
     Attributes:
-        nouns: by class, names left out.
-        adjectives: by the class of nouns that they suit.
-        verbs: by their lemma.
+        nouns: nouns by semantic class, without names.
+        adjectives: adjectives by the class of the nouns that they suit.
+        verbs: verbs by lemma.
         doing: verbs by the class of their subject.
-        determiners: by what they stand before.
-        pronouns: English, Spanish, and 0 to 3 for a verb form as with I, he, we or they.
-        modals: English, and the Spanish present.
-        addressees: whom one greets, besides people by name.
-        when: set phrases by the tense that they go with.
-        phrases: other set phrases by their table.
+        determiners: determiners by the kind of noun phrase.
+        pronouns: English, Spanish, and the person of the verb, 0 to 3 for I, he, we, they.
+        modals: English form, and Spanish present forms.
+        addressees: nouns for people who are greeted, besides names.
+        when: set phrases of time by tense.
+        phrases: other set phrases by table.
     """
 
     nouns: Mapping[str, tuple[Noun, ...]]

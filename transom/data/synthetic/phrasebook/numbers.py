@@ -1,4 +1,4 @@
-"""Numbers in words, from 0 to 99, and the multiples of 100 below 1,000."""
+"""Numbers in words: 0 to 99, and the multiples of 100 below 1,000."""
 
 from functools import cache
 
@@ -42,7 +42,7 @@ def english_ordinal(n: int) -> str:
 
 
 def spanish(n: int, feminine: bool | None = None) -> str:
-    """Spell a number in Spanish: alone (None), or as it stands before a noun of a gender.
+    """Spell a number in Spanish: alone (None), or before a noun of a gender.
 
     >>> spanish(31), spanish(31, feminine=False), spanish(21, feminine=True), spanish(21, feminine=False), spanish(200, feminine=True)
     ('treinta y uno', 'treinta y un', 'veintiuna', 'veintiún', 'doscientas')

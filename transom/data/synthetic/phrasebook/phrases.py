@@ -1,4 +1,4 @@
-"""Phrases: noun phrases, and when and where something happens, each drawn in both languages at once."""
+"""Phrases: noun phrases, and phrases of time and place, each sampled in both languages at once."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -15,10 +15,10 @@ class NounPhrase(NamedTuple):
     """A noun phrase in both languages.
 
     Attributes:
-        person: 0 to 3 for I, he, we, they: the verb form that agrees with it.
-        heads: the nouns that it is about; none for a pronoun.
-        combinations: the adjectives and nouns that it combines, as "adjective noun".
-        pronoun: whether Spanish leaves it out where the verb form tells the person.
+        person: person of the verb that agrees with it, 0 to 3 for I, he, we, they.
+        heads: the head nouns; empty for a pronoun.
+        combinations: its word combinations, as "adjective noun".
+        pronoun: True for a pronoun that Spanish omits if the verb form identifies the person.
     """
 
     english: str
@@ -31,17 +31,17 @@ class NounPhrase(NamedTuple):
 
     @property
     def plural(self) -> bool:
-        """Tell whether it stands for more than one."""
+        """True for a plural phrase."""
         return self.person > 1
 
     @property
     def is_human(self) -> bool:
-        """Tell whether it is about people."""
+        """True if the head noun is a person."""
         return bool(self.heads) and self.heads[0].kind == "person"
 
 
 class Phrase(NamedTuple):
-    """Any other phrase in both languages, with the combinations in it."""
+    """Any other phrase in both languages, with its word combinations."""
 
     english: str
     spanish: str
@@ -52,12 +52,12 @@ NOTHING = Phrase("", "")
 
 
 def spelled(*words: str) -> str:
-    """Write words one after another, empty ones left out."""
+    """Join the non-empty words with spaces."""
     return " ".join(word for word in words if word)
 
 
 def _modified(draw: Draw, words: Lexicon, noun: Noun, plural: bool, adjective: Adjective | None) -> Phrase:
-    """Put an adjective to a noun: before it in English, behind it and agreeing in Spanish."""
+    """Add an adjective to a noun: before it in English, after it and in agreement in Spanish."""
     if adjective is None:
         return Phrase(noun.english[plural], noun.spanish[plural])
     degree = words.phrases["degrees"][0] if adjective.degrees and draw.chance(0.1) else ("", "")
@@ -69,7 +69,7 @@ def _modified(draw: Draw, words: Lexicon, noun: Noun, plural: bool, adjective: A
 
 
 def _article(noun: Noun, plural: bool) -> str:
-    """Give the definite article."""
+    """Return the Spanish definite article."""
     if plural:
         return "las" if noun.feminine else "los"
     return "la" if noun.feminine and not noun.takes_el else "el"
@@ -85,7 +85,7 @@ def _determined(draw: Draw, words: Lexicon, noun: Noun, use: str, phrase: Phrase
 
 
 def quantity(draw: Draw) -> int:
-    """Draw a number from 2 to 99 or a multiple of 100: the smaller, the likelier."""
+    """Sample a number from 2 to 99 or a multiple of 100; smaller numbers are more likely."""
     least, most = draw.pick(((2, 20), (2, 20), (2, 20), (21, 39), (21, 39), (40, 99)))
     return 100 * draw.between(1, 9) if draw.chance(0.1) else draw.between(least, most)
 
@@ -100,19 +100,16 @@ def noun_phrase(
     bare: float = 0.0,
     indefinite: bool = False,
 ) -> NounPhrase:
-    """Draw a noun phrase: "the red house", "three dogs", "my milk", or a name.
+    """Sample a noun phrase: "the red house", "three dogs", "my milk", or a name.
 
     Args:
-        draw: the choices.
+        draw: the random choices.
         words: the lexicon.
         nouns: the nouns to choose from.
         adjective: probability of an adjective.
-        plural: probability of the plural, where there is one.
+        plural: probability of the plural, for a noun that has one.
         bare: probability of no determiner before a plural or mass noun.
-        indefinite: only what can follow "there is": "a dog", "some dogs", "water".
-
-    Returns:
-        The phrase.
+        indefinite: allow only phrases that can follow "there is": "a dog", "some dogs", "water".
     """
     noun = draw.pick(nouns)
     if noun.is_name:
@@ -132,7 +129,7 @@ def noun_phrase(
 
 
 def generic_phrase(draw: Draw, words: Lexicon, nouns: Sequence[Noun], *, adjective: float = 0.2) -> NounPhrase:
-    """Draw a whole class of things, for which Spanish needs an article and English none: "lions" and "los leones"."""
+    """Sample a generic noun phrase, which takes an article in Spanish but not in English: "lions" and "los leones"."""
     noun = draw.pick(nouns)
     chosen = draw.pick(words.adjectives[noun.kind]) if draw.chance(adjective) else None
     phrase = _modified(draw, words, noun, not noun.mass, chosen)
@@ -141,7 +138,7 @@ def generic_phrase(draw: Draw, words: Lexicon, nouns: Sequence[Noun], *, adjecti
 
 
 def joined(first: NounPhrase, second: NounPhrase) -> NounPhrase:
-    """Join two noun phrases by "and": plural, and feminine only if both are."""
+    """Coordinate two noun phrases with "and": plural, and feminine only if both are."""
     return NounPhrase(
         f"{first.english} and {second.english}",
         spanish.joined(first.spanish, second.spanish),
@@ -153,7 +150,7 @@ def joined(first: NounPhrase, second: NounPhrase) -> NounPhrase:
 
 
 def two_names(draw: Draw, words: Lexicon) -> NounPhrase:
-    """Draw two different people: "Ana and Luis"."""
+    """Sample two different people: "Ana and Luis"."""
     first = draw.between(0, len(words.names) - 1)
     second = (first + draw.between(1, len(words.names) - 1)) % len(words.names)
     pair = (NounPhrase(noun.lemma, noun.lemma, 1, noun.feminine, (noun,)) for noun in (words.names[first], words.names[second]))
@@ -161,19 +158,19 @@ def two_names(draw: Draw, words: Lexicon) -> NounPhrase:
 
 
 def pronoun(draw: Draw, words: Lexicon) -> NounPhrase:
-    """Draw a personal pronoun."""
+    """Sample a personal pronoun."""
     first, second, person = draw.pick(words.pronouns)
     return NounPhrase(first, second, person, feminine=second == "ella", heads=(), pronoun=True)
 
 
 def company(draw: Draw, words: Lexicon) -> Phrase:
-    """Draw with whom: "with my sister"."""
+    """Sample a phrase of company: "with my sister"."""
     people = noun_phrase(draw, words, words.nouns["person"], adjective=0.2) if draw.chance(0.7) else two_names(draw, words)
     return Phrase(f"with {people.english}", f"con {people.spanish}", people.combinations)
 
 
 def place(draw: Draw, words: Lexicon) -> Phrase:
-    """Draw where: "in the park", "behind my house"."""
+    """Sample a phrase of place: "in the park", "behind my house"."""
     where = noun_phrase(draw, words, words.nouns["place"], adjective=0.3, plural=0.0)
     if draw.chance(0.65):
         return Phrase(f"{where.heads[0].place} {where.english}", f"en {where.spanish}", where.combinations)
@@ -182,13 +179,13 @@ def place(draw: Draw, words: Lexicon) -> Phrase:
 
 
 def goal(draw: Draw, words: Lexicon, preposition: str) -> Phrase:
-    """Draw where to: "to the park"."""
+    """Sample a phrase of direction: "to the park"."""
     where = noun_phrase(draw, words, words.nouns["place"], adjective=0.3, plural=0.0)
     return Phrase(f"{preposition} {where.english}", spanish.contracted("a", where.spanish), where.combinations)
 
 
 def clock(draw: Draw) -> Phrase:
-    """Draw a time of day without its preposition: "half past three" and "las tres y media"."""
+    """Sample a time of day without its preposition: "half past three" and "las tres y media"."""
     hour = draw.between(1, 12)
     named = ("la " if hour == 1 else "las ") + numbers.spanish(hour, feminine=True)
     before, after, ending = draw.pick(
@@ -198,7 +195,7 @@ def clock(draw: Draw) -> Phrase:
 
 
 def date(draw: Draw, words: Lexicon) -> Phrase:
-    """Draw a day of the year: "the third of May" and "tres de mayo", which lacks its article."""
+    """Sample a day of the year: "the third of May" and "tres de mayo", which lacks its article."""
     index = draw.between(0, 11)
     day = draw.between(1, MONTH_DAYS[index])
     month = words.phrases["months"][index]
@@ -206,7 +203,7 @@ def date(draw: Draw, words: Lexicon) -> Phrase:
 
 
 def when(draw: Draw, words: Lexicon, tense: Tense) -> Phrase:
-    """Draw when, as it suits a tense: "yesterday", "on Monday", "on the third of May", "at three o'clock"."""
+    """Sample a phrase of time that suits a tense: "yesterday", "on Monday", "on the third of May", "at three o'clock"."""
     way = draw.between(0, 9)
     if way < 5:
         return Phrase(*draw.pick(words.when[tense]))

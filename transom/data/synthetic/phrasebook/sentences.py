@@ -1,4 +1,4 @@
-"""The kinds of sentences in the phrasebook, and how often each is drawn."""
+"""The sentence types of the phrasebook and their weights."""
 
 from collections.abc import Callable
 
@@ -35,7 +35,7 @@ def _anything(draw: Draw, words: Lexicon, kinds: tuple[str, ...], adjective: flo
 
 
 def action(draw: Draw, words: Lexicon) -> Phrase:
-    """Draw somebody doing something: "my sister bought two red apples yesterday"."""
+    """Sample an action: "my sister bought two red apples yesterday"."""
     subject, verbs = actor(draw, words)
     verb = draw.pick(verbs)
     tense = draw.pick(TENSES)
@@ -53,7 +53,7 @@ def action(draw: Draw, words: Lexicon) -> Phrase:
 
 
 def ability(draw: Draw, words: Lexicon) -> Phrase:
-    """Draw somebody able, bound or willing to do something: "the dog cannot swim"."""
+    """Sample a modal sentence (ability, obligation or wish): "the dog cannot swim"."""
     subject, verbs = actor(draw, words)
     verb = draw.pick(verbs)
     while verb.state:
@@ -68,14 +68,14 @@ def ability(draw: Draw, words: Lexicon) -> Phrase:
 
 
 def _plain(draw: Draw, words: Lexicon, kinds: tuple[str, ...], adjective: float = 0.15) -> NounPhrase:
-    """Draw somebody or something to talk about, seldom with an adjective; with people, also by name."""
+    """Sample a noun phrase that seldom has an adjective; people may be named."""
     kind = draw.pick(kinds)
     nouns = words.names if kind == "person" and draw.chance(0.4) else words.nouns[kind]
     return noun_phrase(draw, words, nouns, adjective=adjective)
 
 
 def description(draw: Draw, words: Lexicon) -> Phrase:
-    """Draw what something is like: "the water was very cold", "is she tired?"."""
+    """Sample a description: "the water was very cold", "is she tired?"."""
     way = draw.between(0, 99)
     if way < 8:
         subject = NounPhrase(*draw.pick((("he", "él", 1, False), ("she", "ella", 1, True))), (), pronoun=True)
@@ -99,7 +99,7 @@ def description(draw: Draw, words: Lexicon) -> Phrase:
 
 
 def location(draw: Draw, words: Lexicon) -> Phrase:
-    """Draw where something is: "the keys are in the old car"; also "where is my hat?"."""
+    """Sample a location: "the keys are in the old car"; also "where is my hat?"."""
     subject = pronoun(draw, words) if draw.chance(0.15) else _plain(draw, words, ("person", "animal", "text", "clothing", "thing"))
     predicate = be("estar", draw.pick(TENSES), subject.person)
     if draw.chance(0.25):
@@ -114,7 +114,7 @@ _HAY: dict[Tense, str] = {"present": "hay", "past": "había", "future": "habrá"
 
 
 def existence(draw: Draw, words: Lexicon) -> Phrase:
-    """Draw what there is: "there are three birds in the garden", "is there milk?", "there are no eggs"."""
+    """Sample a statement of existence: "there are three birds in the garden", "is there milk?", "there are no eggs"."""
     tense = draw.pick(TENSES)
     nouns = words.nouns[draw.pick(_DESCRIBED)]
     way = draw.between(0, 9)
@@ -133,7 +133,10 @@ def existence(draw: Draw, words: Lexicon) -> Phrase:
 
 
 def liking(draw: Draw, words: Lexicon) -> Phrase:
-    """Draw who likes what, the subject of Spanish gustar: "my sister likes red apples" and "a mi hermana le gustan las manzanas rojas"."""
+    """Sample a sentence of liking; in Spanish the thing liked is the subject of gustar.
+
+    Example: "my sister likes red apples" and "a mi hermana le gustan las manzanas rojas".
+    """
     subject = pronoun(draw, words) if draw.chance(0.4) else _plain(draw, words, ("person", "person", "animal"))
     nouns = words.nouns[draw.pick((*_THINGS, "place"))]
     liked = generic_phrase(draw, words, nouns) if draw.chance(0.4) else noun_phrase(draw, words, nouns)
@@ -155,7 +158,7 @@ def liking(draw: Draw, words: Lexicon) -> Phrase:
 
 
 def age(draw: Draw, words: Lexicon) -> Phrase:
-    """Draw how old somebody is: "my dog is five years old", "how old is Ana?"."""
+    """Sample a statement of age: "my dog is five years old", "how old is Ana?"."""
     subject = pronoun(draw, words) if draw.chance(0.2) else _plain(draw, words, ("person", "person", "animal"))
     tense = draw.pick(TENSES)
     forms = words.verbs["have"].forms[tense]
@@ -168,7 +171,7 @@ def age(draw: Draw, words: Lexicon) -> Phrase:
 
 
 def price(draw: Draw, words: Lexicon) -> Phrase:
-    """Draw what something costs: "the shirt costs twenty-one euros", "how much do those hats cost?"."""
+    """Sample a price: "the shirt costs twenty-one euros", "how much do those hats cost?"."""
     subject = noun_phrase(draw, words, words.nouns[draw.pick(_THINGS)], adjective=0.3)
     predicate = do(words.verbs["cost"], "present", subject.person)
     if draw.chance(0.25):
@@ -178,7 +181,7 @@ def price(draw: Draw, words: Lexicon) -> Phrase:
 
 
 def calendar(draw: Draw, words: Lexicon) -> Phrase:
-    """Draw a day, a date or a time: "today is Monday, the third of May", "it is half past one"."""
+    """Sample a day, a date or a time: "today is Monday, the third of May", "it is half past one"."""
     way = draw.between(0, 9)
     if way < 2:
         time = clock(draw)
@@ -201,7 +204,10 @@ def calendar(draw: Draw, words: Lexicon) -> Phrase:
 
 
 def question(draw: Draw, words: Lexicon) -> Phrase:
-    """Draw a question for something: "what did the boy eat?", "how many apples does Ana need?", "who opened the door?"."""
+    """Sample a question about the subject, the object or an adverbial.
+
+    Examples: "what did the boy eat?", "how many apples does Ana need?", "who opened the door?".
+    """
     subject, verbs = actor(draw, words)
     verb, tense = draw.pick(verbs), draw.pick(TENSES)
     predicate = do(verb, tense, subject.person)
@@ -225,7 +231,7 @@ def question(draw: Draw, words: Lexicon) -> Phrase:
 
 
 def greeting(draw: Draw, words: Lexicon) -> Phrase:
-    """Draw a greeting, perhaps with something to tell: "good morning Ana", "hello father, it is half past one"."""
+    """Sample a greeting, optionally followed by a statement: "good morning Ana", "hello father, it is half past one"."""
     first, second = draw.pick(words.phrases["greetings"])
     way = draw.between(0, 9)
     if way < 1:
@@ -242,7 +248,7 @@ def greeting(draw: Draw, words: Lexicon) -> Phrase:
 
 
 def fragment(draw: Draw, words: Lexicon) -> Phrase:
-    """Draw a noun phrase alone: "the very old house", "two birds behind the church", "my hat and her gloves"."""
+    """Sample a noun phrase on its own: "the very old house", "two birds behind the church", "my hat and her gloves"."""
     thing = _anything(draw, words, _DESCRIBED, adjective=0.8)
     way = draw.between(0, 9)
     if way < 3:
@@ -269,4 +275,4 @@ _WEIGHTS: tuple[tuple[Frame, int], ...] = (
     (price, 2),
 )
 FRAMES: tuple[Frame, ...] = tuple(frame for frame, weight in _WEIGHTS for _ in range(weight))
-"""Kinds of sentences, each as often as it is drawn."""
+"""Sentence types, each repeated by its weight."""

@@ -84,7 +84,7 @@ def present(infinitive: str, change: str = "", yo: str = "") -> Forms:
 
 
 def preterite(infinitive: str, change: str = "") -> Forms:
-    """Conjugate in the preterite, the past of what was done once.
+    """Conjugate in the preterite, the past of completed actions.
 
     >>> preterite("llegar"), preterite("dormir", "o>ue")
     (('llegué', 'llegó', 'llegamos', 'llegaron'), ('dormí', 'durmió', 'dormimos', 'durmieron'))
@@ -98,7 +98,7 @@ def preterite(infinitive: str, change: str = "") -> Forms:
 
 
 def imperfect(infinitive: str) -> Forms:
-    """Conjugate in the imperfect, the past of a lasting state.
+    """Conjugate in the imperfect, the past of states.
 
     >>> imperfect("tener")
     ('tenía', 'tenía', 'teníamos', 'tenían')
@@ -116,7 +116,7 @@ def future(stem: str) -> Forms:
 
 
 def contracted(preposition: str, noun_phrase: str) -> str:
-    """Put a preposition before a noun phrase: a + el = al, de + el = del.
+    """Join a preposition and a noun phrase: a + el = al, de + el = del.
 
     >>> contracted("cerca de", "el parque"), contracted("a", "él")
     ('cerca del parque', 'a él')
@@ -127,7 +127,7 @@ def contracted(preposition: str, noun_phrase: str) -> str:
 
 
 def joined(first: str, second: str) -> str:
-    """Join two phrases by "and", which is e instead of y before the sound i.
+    """Coordinate two phrases with "and", which is e instead of y before the sound i.
 
     >>> joined("Luis", "Ana"), joined("Ana", "Irene")
     ('Luis y Ana', 'Ana e Irene')
