@@ -124,7 +124,7 @@ def test_a_long_text_is_refused_when_asked() -> None:
     t = translator()
     fits, too_long = "a" * 23, "a" * 24
     t.translate([fits], too_long="refuse")
-    with pytest.raises(DataError, match=r"^news\.en:3: expected at most model\.max_seq_len = 24 tokens, .* found 25; split the line"):
+    with pytest.raises(DataError, match=r"^news\.en:3: expected at most model\.max_seq_len = 24 tokens, .* found 25; shorten the line"):
         t.translate([fits, "", too_long], too_long="refuse", name="news.en")
 
 
