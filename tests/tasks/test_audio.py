@@ -112,7 +112,7 @@ def test_another_run_starts_from_a_trained_one(sounds: AudioRecipe, tmp_path: Pa
 
 
 def test_frames_need_samples() -> None:
-    with pytest.raises(ValueError, match="expected at least a sample a frame"):
+    with pytest.raises(ValueError, match="expected at least one sample per frame"):
         SpectrogramTransformer(seconds=0.001)
 
 

@@ -119,7 +119,7 @@ def test_a_task_from_outside_is_served_like_any_other(tmp_path: Path) -> None:
     assert "expected a run that transom translate can use, found one for transom classify" in next(outcomes)[2]
     assert next(outcomes)[0] == 0
     code, _, err = next(outcomes)
-    assert code == 0 and "learning symbols from 125 texts" in err
+    assert code == 0 and "training the tokenizer on 125 texts" in err
     assert "Name the authors that a model knows." in next(outcomes)[1]
     assert "transom authors runs/lines" in next(outcomes)[1]
     assert next(outcomes)[:2] == (0, "ann bob\n")
