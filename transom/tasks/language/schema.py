@@ -64,7 +64,7 @@ class LanguageRecipe(TextRecipe):
     def _plain_text_has_no_prefix(self) -> Self:
         if isinstance(self.model, Decoder) and self.model.mask.kind == "prefix":
             raise ValueError(
-                "model.mask: expected 'causal' for task 'language', found 'prefix': plain text has no prefix to train on; set it to 'causal'"
+                "model.mask: expected 'causal' for task 'language', found 'prefix': plain text has no prefix; set it to 'causal'"
                 " or use task 'instruction', which may start from a causal model"
             )
         return self
