@@ -95,7 +95,7 @@ def variants_of(base: str, overrides: Sequence[str], wanted: Iterable[str]) -> l
     Args:
         base: name of a packaged recipe, or path of a TOML file.
         overrides: changes to the base that all variants share.
-        wanted: ``model.norm=rmsnorm``, or ``my_ff.py:Mine``: a class of a plugin, which is imported and set in the field that accepts it.
+        wanted: ``model.norm=rmsnorm``, or ``my_ff.py:Mine``: a plugin class, which is imported and set in the field that accepts it.
 
     Raises:
         ConfigError: a component has neither form, is not a field of the model or training, or is given twice.

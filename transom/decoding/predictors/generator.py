@@ -157,8 +157,7 @@ class Generator:
             sampling: default sampling settings.
             precision: dtype of the matrix products with the reason for the choice, for display.
             searcher: a faster implementation of the decoding steps; defaults to the model itself, which may still be in training.
-            answering: the model is instruction-tuned: the answer token is appended to each prompt, and the answer is decoded as a text of
-                its own.
+            answering: append the answer token to each prompt, and decode the answer as a text of its own.
             exits_learned: earlier blocks were trained to predict tokens, or this is unknown.
         """
         self.answering, self.exits_learned = answering, exits_learned
@@ -300,8 +299,8 @@ class Generator:
             check_too_long(too_long, "window", "refuse")
         if settings.exit_threshold < 1 and isinstance(self._searcher, CompiledLanguageModel) and self._searcher.kind == "int8":
             raise ConfigError(
-                f"decoding.exit_threshold = {settings.exit_threshold:g}: expected it with a precision other than int8, whose kernels"
-                " run all blocks for every token; set precision to auto, or exit_threshold to 1"
+                f"decoding.exit_threshold = {settings.exit_threshold:g}: expected a precision other than int8, whose"
+                " kernels run all blocks for every token; set precision to auto, or exit_threshold to 1"
             )
         return settings, EarlyExits.of(self.model, settings.exit_threshold) if settings.exit_threshold < 1 else None
 

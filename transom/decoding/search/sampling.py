@@ -25,9 +25,9 @@ FEW = 64
 class Sample:
     """Sample y_t from the reshaped distribution p(y | y_<t, x) until the end token.
 
-    The rules are applied in the order of the transformers library: ``penalise_repetition``, ``penalise_counts``, ``warp``. The random
-    number of a token is a pure function of (seed, sample, position), independent of the batch. An interrupted text therefore continues
-    identically, except that count penalties restart from zero.
+    The rules are applied in the order of the transformers library: ``penalise_repetition``, ``penalise_counts``, ``warp``.
+    The random number of a token is a pure function of (seed, sample, position), independent of the batch. An interrupted text therefore
+    continues identically, except that count penalties restart from zero.
 
     Args:
         end: the end token.

@@ -128,7 +128,7 @@ def build_network(config: SpectrogramTransformer) -> Any:
 
 
 class SpecAugment(Schema):
-    """SpecAugment: frequency and time masks of training spectrograms, resampled in each epoch, without time warping (Park et al. 2019)."""
+    """Frequency and time masks of training spectrograms, resampled in each epoch, without time warping (Park et al. 2019)."""
 
     n_bands: int = Field(1, ge=0, le=10, description="number of frequency masks")
     bands: int = Field(8, ge=0, description="maximum width of a frequency mask, in mel bands")

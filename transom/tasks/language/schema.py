@@ -55,8 +55,8 @@ class LanguageRecipe(TextRecipe):
         early = self.training.exits.kind != "none" or self.decoding.exit_threshold < 1
         if early and not (isinstance(self.model, Decoder) and self.model.depth.kind == "full"):
             raise ValueError(
-                "training.exits and decoding.exit_threshold need model.kind = 'decoder' with model.depth = 'full'; change these, or set"
-                " exits = 'none' and exit_threshold = 1"
+                "training.exits and decoding.exit_threshold need model.kind = 'decoder' with"
+                " model.depth = 'full'; change these, or set exits = 'none' and exit_threshold = 1"
             )
         return self
 

@@ -173,7 +173,7 @@ def _checked(read: Tagged) -> Tagged:
     used = {tag for tags in read.tags for tag in tags}
     if (odd := unexpected_tag(used)) is not None:
         sample, word = next((i, tags.index(odd)) for i, tags in enumerate(read.tags) if odd in tags)
-        raise DataError(f"{read.place(sample, word)}: expected O, B-LABEL or I-LABEL as in the other lines, found {odd[:50]!r}; correct it")
+        raise DataError(f"{read.place(sample, word)}: expected O, B-LABEL or I-LABEL as elsewhere, found {odd[:50]!r}; correct it")
     scheme = scheme_of(used)
     if scheme == "iobes":
         for sample, tags in enumerate(read.tags):

@@ -74,8 +74,8 @@ class TaggingTask(TextTask[TaggingRecipe, TaggedLoader, Tagged]):
         classes = recipe.model.classes or _classes_of(splits, recipe)
         if recipe.training.select_by == "f1" and scheme_of(classes) == "plain":
             raise ConfigError(
-                f"training.select_by: expected entity tags B-LABEL, I-LABEL and O for 'f1', found tags such as {classes[0]!r}; set it to"
-                " 'accuracy'"
+                f"training.select_by: expected entity tags B-LABEL, I-LABEL and O for 'f1',"
+                f" found tags such as {classes[0]!r}; set it to 'accuracy'"
             )
         tokenizer = tokenizer_of(splits.train.texts, recipe, reader)
         recipe = recipe.with_fields("model", vocab_size=tokenizer.vocab_size, classes=classes)
