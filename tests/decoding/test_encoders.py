@@ -1,4 +1,4 @@
-"""What encoders answer: tokens for gaps, classes, vectors; alone as in batches, and texts that are too long."""
+"""Encoder predictors: mask filling, classification and embedding, independent of batching; texts that are too long."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Translating, n-best, scoring and loading, over a small model with random weights that reads and writes letters."""
+"""Translation, n-best lists, scoring and loading, with a small character model with random weights."""
 
 import math
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Masked tokens, classes and vectors as tasks: what they measure, and that they learn."""
+"""Masked language modeling, classification and embedding: metrics, and that training works."""
 
 import math
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Sounds: WAV files of all widths are read and bad ones refused, the spectrogram is its formula, SpecAugment goes by the sample."""
+"""Audio data: WAV files of all formats, errors of malformed ones, spectrograms against their formula, and SpecAugment."""
 
 import math
 import random
@@ -32,7 +32,7 @@ def test_every_width_is_read(width: int, channels: int) -> None:
 
 
 def floats(numbers: np.ndarray, bits: int, extensible: bool = False) -> bytes:
-    """Write mono floats with a header of the plain or the extensible form, and an odd part that nobody knows between."""
+    """Write mono floats with a plain or extensible header and an unknown chunk of odd length."""
     kind = struct.pack("<HHIIHH", 0xFFFE if extensible else 3, 1, 4000, 4000 * bits // 8, bits // 8, bits)
     kind += struct.pack("<HHIH", 22, bits, 4, 3) + bytes(14) if extensible else b""
     data = numbers.astype(f"<f{bits // 8}").tobytes()
@@ -78,7 +78,7 @@ def test_the_middle_is_read_and_short_sounds_are_padded_at_both_ends() -> None:
 
 
 def patched(data: bytes, at: int, form: str, value: int) -> bytes:
-    """Write another number into a header."""
+    """Replace a number in a header."""
     size = struct.calcsize(form)
     return data[:at] + struct.pack(form, value) + data[at + size :]
 
@@ -153,7 +153,7 @@ def test_folders_are_listed_and_mistakes_named(tmp_path: Path) -> None:
 
 
 def test_the_spectrogram_is_its_formula() -> None:
-    """Every sum written out, in Python's own numbers."""
+    """Reference implementation with explicit sums over Python numbers."""
     rate, n_fft, size, samples = 4000, 64, 8, 128
     torch.manual_seed(1)
     x = torch.randn(samples, dtype=torch.float64).float()

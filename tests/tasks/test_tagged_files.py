@@ -1,4 +1,4 @@
-"""Tagged words: files as they are read and refused, entities, windows, batches, and what the phrasebook's grammar tags."""
+"""Tagged sentences: files and their errors, entities, windows, batches, and tags of the phrasebook grammar."""
 
 import gzip
 from collections.abc import Sequence
@@ -99,7 +99,7 @@ def test_a_tag_that_the_model_does_not_have_is_named_with_its_line(tmp_path: Pat
 
 
 def slowly(tags: Sequence[str]) -> set[Entity]:
-    """Find entities by looking at all parts of a sentence: of one label, begun by B or S or after another, and not to be gone on with."""
+    """Find entities by testing all spans of a sentence: one label, a valid start, and no possible continuation."""
     found = set[Entity]()
     for start in range(len(tags)):
         for end in range(start + 1, len(tags) + 1):

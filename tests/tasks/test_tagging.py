@@ -1,4 +1,4 @@
-"""Tags of words as a task: what it measures, that it learns, what it shows, and which runs it may start from."""
+"""Tagging: metrics, training, report, and which runs it may start from."""
 
 import subprocess
 import sys
