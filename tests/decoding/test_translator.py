@@ -248,5 +248,5 @@ def test_a_missing_part_is_named(folder: Path, name: str) -> None:
 def test_the_tokenizer_of_another_model_is_refused(folder: Path) -> None:
     other: Tokenizers = letter_tokenizers("abcdefg")
     (folder / TOKENIZER).write_bytes(other.to_bytes())
-    with pytest.raises(CheckpointError, match=r"expected 17 symbols by source_vocab_size in config\.json, found 11"):
+    with pytest.raises(CheckpointError, match=r"expected source_vocab_size = 17 as in config\.json, found 11"):
         load(folder, precision="fp32")

@@ -64,7 +64,7 @@ class Options(TypedDict, total=False):
 
     Attributes:
         temperature, top_k, top_p, min_p, typical_p: reshape the distribution; see ``config.decoding.Sampling``.
-        repetition_penalty, frequency_penalty, presence_penalty: likewise.
+        repetition_penalty, frequency_penalty, presence_penalty: see ``config.decoding.Sampling``.
         exit_threshold: confidence at which a token skips the remaining blocks.
         max_new_tokens: maximum number of generated tokens per text.
         min_new_tokens: minimum number of generated tokens before the end token.

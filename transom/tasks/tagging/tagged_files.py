@@ -51,7 +51,7 @@ class Tagged:
         return cls([words for words, _ in read], [tags for _, tags in read], name)
 
     def __len__(self) -> int:
-        """Count the sentences."""
+        """Return the number of sentences."""
         return len(self.words)
 
     @property
@@ -115,7 +115,7 @@ def read_tagged(path: Path, word_column: int = 0, tag_column: int = -1) -> Tagge
     Args:
         path: a UTF-8 file.
         word_column: from 0, or negative from the last one, -1.
-        tag_column: likewise.
+        tag_column: from 0, or negative from the last one, -1.
 
     Raises:
         DataError: the file cannot be read, has no sentence, or has a malformed line.
