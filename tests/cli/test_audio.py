@@ -78,7 +78,7 @@ def test_mistakes_are_told_in_one_line(transom: Call, hearing: Path, tones: Path
     assert "expected a folder of sounds as CLASS/NAME.wav, found nothing there" in transom("train", "audio-classes", "--audio", "no").error
     assert "--valid-audio needs --audio beside it" in transom("train", "audio-classes", "--valid-audio", tones).error
     (tmp_path / "bad.wav").write_text("not a sound")
-    assert "bad.wav: expected a WAV file, found one that does not begin" in transom("classify", hearing, tmp_path / "bad.wav").error
+    assert "bad.wav: expected a WAV file, found no RIFF" in transom("classify", hearing, tmp_path / "bad.wav").error
     assert "expected a file, found a folder" in transom("classify", hearing, tones / "low").error
     assert "found a file that cannot be read: No such file" in transom("classify", hearing, tmp_path / "none.wav").error
     assert "found one for transom classify" in transom("translate", hearing, "x").error

@@ -49,7 +49,7 @@ def test_runs_differ_in_the_component_alone(transom: Call, tmp_path: Path) -> No
     [
         ("rmsnorm", "--with rmsnorm: expected FIELD=VALUE or FILE.py:CLASS, found neither"),
         ("data.root=x", "--with data.root=x: expected a field of model or training"),
-        ("training.seed=2", "--with training.seed=2: expected a field of model or training, found one that all runs must share"),
+        ("training.seed=2", "--with training.seed=2: expected a field of model or training, found one that all runs share"),
         ("model.nrom=rmsnorm", "unknown field model.nrom; did you mean model.norm?"),
         ("model.norm=rmsnrom", "model.norm: expected one of 'layernorm', "),
         ("nowhere.py:Mine", "plugin nowhere.py: expected a .py file, found none there"),

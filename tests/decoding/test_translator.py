@@ -187,7 +187,7 @@ def test_scoring_refuses_unequal_and_too_long_pairs() -> None:
 
 def test_perplexity_is_of_symbols_not_of_sentences() -> None:
     assert perplexity([PairScore(-2.0, 1), PairScore(-4.0, 5)]) == pytest.approx(math.e)
-    with pytest.raises(DataError, match="found nothing"):
+    with pytest.raises(DataError, match="found none"):
         perplexity([])
 
 

@@ -54,7 +54,7 @@ def test_iob1_is_read_as_iob2(tmp_path: Path) -> None:
     [
         ("", "expected at least one line, found an empty file"),
         ("\n\n", "expected a word and its tag per line, found none"),
-        ("-DOCSTART- O\n", "expected words with their tags"),
+        ("-DOCSTART- O\n", "expected a word and its tag per line"),
         ("Ana\nLuis\n", "a.conll:1: expected at least 2 columns, of words and tags, separated by tabs or spaces, found 1"),
         ("Ana B-PER\n\nit PRP O\n", "a.conll:3: expected 2 columns, separated by spaces as in line 1, found 3; correct it"),
         ("Ana\tB-PER\nit O\n", "a.conll:2: expected 2 columns, separated by tabs as in line 1, found 1; correct it"),
