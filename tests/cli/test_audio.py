@@ -50,7 +50,7 @@ def hearing(tones: Path) -> Path:
 
 def test_pages_show_what_the_run_is(hearing: Path) -> None:
     card, page = (hearing / "README.md").read_text(), (hearing / "report.html").read_text()
-    assert "an audio spectrogram Transformer for classes of sounds" in card and "10 % of the training sounds, split off by hash" in card
+    assert "an Audio Spectrogram Transformer for audio classification" in card and "10 % of the training sounds, split off by hash" in card
     assert "transom classify" in card and "sounds a second" in card and "spectrograms of 16 mel bands" in card
     assert "Validation accuracy" in page and "perplexity" not in page
 
@@ -78,7 +78,7 @@ def test_mistakes_are_told_in_one_line(transom: Call, hearing: Path, tones: Path
     assert "expected a folder of sounds as CLASS/NAME.wav, found nothing there" in transom("train", "audio-classes", "--audio", "no").error
     assert "--valid-audio needs --audio beside it" in transom("train", "audio-classes", "--valid-audio", tones).error
     (tmp_path / "bad.wav").write_text("not a sound")
-    assert "bad.wav: expected a WAV file, found one that does not begin" in transom("classify", hearing, tmp_path / "bad.wav").error
+    assert "bad.wav: expected a WAV file, found no RIFF" in transom("classify", hearing, tmp_path / "bad.wav").error
     assert "expected a file, found a folder" in transom("classify", hearing, tones / "low").error
     assert "found a file that cannot be read: No such file" in transom("classify", hearing, tmp_path / "none.wav").error
     assert "found one for transom classify" in transom("translate", hearing, "x").error

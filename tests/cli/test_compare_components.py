@@ -49,7 +49,7 @@ def test_runs_differ_in_the_component_alone(transom: Call, tmp_path: Path) -> No
     [
         ("rmsnorm", "--with rmsnorm: expected FIELD=VALUE or FILE.py:CLASS, found neither"),
         ("data.root=x", "--with data.root=x: expected a field of model or training"),
-        ("training.seed=2", "--with training.seed=2: expected a field of model or training, found one that all runs must share"),
+        ("training.seed=2", "--with training.seed=2: expected a field of model or training, found one that all runs share"),
         ("model.nrom=rmsnorm", "unknown field model.nrom; did you mean model.norm?"),
         ("model.norm=rmsnrom", "model.norm: expected one of 'layernorm', "),
         ("nowhere.py:Mine", "plugin nowhere.py: expected a .py file, found none there"),
@@ -62,7 +62,7 @@ def test_what_cannot_be_compared_is_refused_before_anything_is_trained(wanted: s
 
 def test_the_same_component_twice_is_refused(transom: Call) -> None:
     twice = ["--with", "model.norm=rmsnorm"] * 2
-    assert "expected components to compare, found it twice" in transom("compare-components", "copy", *twice).error
+    assert "expected each component once, found it twice" in transom("compare-components", "copy", *twice).error
 
 
 def test_variants_have_names_for_people_folders_and_legends() -> None:

@@ -1,4 +1,4 @@
-"""Going on with texts: the same as step by step without a cache, in any company, streamed or whole; and scoring texts."""
+"""Text generation equals generation without a cache, in any batch, streamed or not; and scoring of texts."""
 
 import math
 from typing import Any
@@ -25,7 +25,7 @@ MOST = 24
 
 
 def tiny_decoder(seed: int = 1, **fields: Any) -> LanguageNetwork:
-    """Build a language model of letters with weights larger than a fresh model's, so that its answers vary."""
+    """Build a character language model with weights scaled up from initialization, so that its outputs vary."""
     torch.manual_seed(seed)
     size = {"d_model": 16, "n_layers": 2, "max_seq_len": MOST, "vocab_size": TOKENIZER.vocab_size, "tie": False}
     own = {} if "kind" in fields else {"kind": "decoder", "n_heads": 4, "d_ff": 24}
@@ -45,7 +45,7 @@ PROMPTS = ["abc", "", "hgfe d", "abc", "c"]
 
 @torch.inference_mode()
 def greedily(model: LanguageNetwork, prompt: str, n: int) -> str:
-    """Go on by whole passes over the text so far."""
+    """Continue a text by full forward passes, without a cache."""
     tokens = [EOS, *TOKENIZER.encode(prompt)]
     new: list[int] = []
     while len(new) < n:
@@ -110,7 +110,7 @@ def test_a_text_that_outgrows_the_model_goes_on_from_its_last_half() -> None:
 
 
 def test_what_is_too_long_is_refused_where_asked() -> None:
-    with pytest.raises(DataError, match=r"here:2: expected prompt and new text in model.max_seq_len = 24 tokens, found 21 and 12"):
+    with pytest.raises(DataError, match=r"here:2: expected prompt and new text to fit model.max_seq_len = 24, found 21 and 12 tokens"):
         GENERATOR.generate(["a", "ab" * 10], too_long="refuse", name="here")
     assert GENERATOR.generate(["a", "ab" * 5], too_long="refuse")
 
@@ -144,14 +144,14 @@ def test_one_text_is_no_list_and_none_gives_none() -> None:
     for call in (GENERATOR.generate, GENERATOR.score):
         with pytest.raises(DataError, match=r"put it in brackets: \[text\]"):
             call("abc")
-    with pytest.raises(ConfigError, match="at least 1 text a prompt"):
+    with pytest.raises(ConfigError, match="at least 1 text per prompt"):
         GENERATOR.continuations(["a"], 0)
     assert GENERATOR.generate([]) == [] and GENERATOR.score([]) == []
 
 
 @torch.inference_mode()
 def log_p(text: str, overlap: int) -> float:
-    """Compute log p of a text token by token, each from the part of the window before it."""
+    """Compute log p of a text token by token, each from the previous tokens of its window."""
     tokens, total = [EOS, *TOKENIZER.encode(text), EOS], 0.0
     for place in range(1, len(tokens)):
         start = max(0, (place - 1 - overlap) // (MOST - overlap)) * (MOST - overlap)
@@ -184,7 +184,7 @@ def test_what_is_not_read_is_counted() -> None:
         log_ps = MODEL(LanguageBatch(text, text.tokens, (0,)))[0].log_softmax(-1)
     assert long.log_p == pytest.approx(sum(float(row[token]) for row, token in zip(log_ps, tokens[1:], strict=False)))
     assert long.log_p > whole.log_p
-    with pytest.raises(DataError, match=r"x: expected at most 23 tokens a text, the model's, found 72 in text 2"):
+    with pytest.raises(DataError, match=r"x: expected at most 23 tokens per text, found 72 in text 2"):
         GENERATOR.score(["abc", "abcdefgh" * 9], too_long="refuse", name="x")
     with pytest.raises(ConfigError, match="an overlap from 0 to 23"):
         GENERATOR.score(["abc"], 24)

@@ -1,4 +1,4 @@
-"""Cutting text that is too long."""
+"""Splitting texts that are too long."""
 
 import pytest
 from hypothesis import given
@@ -32,7 +32,7 @@ def test_a_long_word_is_cut_anywhere() -> None:
 
 
 def test_a_character_that_does_not_fit_is_refused() -> None:
-    with pytest.raises(DataError, match=r"expected a character that fits the model's max_seq_len, found 'ö'"):
+    with pytest.raises(DataError, match=r"expected a character that fits model.max_seq_len, found 'ö'"):
         split_text("aö", lambda text: len(text.encode()) <= 1)
 
 

@@ -1,4 +1,4 @@
-"""Translating, n-best, scoring and loading, over a small model with random weights that reads and writes letters."""
+"""Translation, n-best lists, scoring and loading, with a small character model with random weights."""
 
 import math
 from pathlib import Path
@@ -78,7 +78,7 @@ def test_options_override_the_recipe_and_none_keeps_it() -> None:
     [
         ({"beam_size": 0}, "decoding: beam_size: expected .*1, found 0"),
         ({"length_penalty": -1.0}, "decoding: length_penalty: expected .*0, found -1.0"),
-        ({"beam_size": 1}, "expected n_best from 1 to beam_size = 1, found 2; raise beam_size or ask for fewer"),
+        ({"beam_size": 1}, "expected n_best from 1 to beam_size = 1, found 2; raise beam_size or lower n_best"),
         ({"min_length": 12}, "expected decoding.min_length below decoding.max_length, found 12 and 8"),
         ({"max_length": 100, "min_length": 30}, "expected min_length below 24"),
         ({"batch_tokens": 0}, "batch_tokens: expected at least 1, found 0"),
@@ -124,7 +124,7 @@ def test_a_long_text_is_refused_when_asked() -> None:
     t = translator()
     fits, too_long = "a" * 23, "a" * 24
     t.translate([fits], too_long="refuse")
-    with pytest.raises(DataError, match=r"^news\.en:3: expected at most model\.max_seq_len = 24 tokens, .* found 25; split the line"):
+    with pytest.raises(DataError, match=r"^news\.en:3: expected at most model\.max_seq_len = 24 tokens, .* found 25; shorten the line"):
         t.translate([fits, "", too_long], too_long="refuse", name="news.en")
 
 
@@ -187,7 +187,7 @@ def test_scoring_refuses_unequal_and_too_long_pairs() -> None:
 
 def test_perplexity_is_of_symbols_not_of_sentences() -> None:
     assert perplexity([PairScore(-2.0, 1), PairScore(-4.0, 5)]) == pytest.approx(math.e)
-    with pytest.raises(DataError, match="found nothing"):
+    with pytest.raises(DataError, match="found none"):
         perplexity([])
 
 
@@ -248,5 +248,5 @@ def test_a_missing_part_is_named(folder: Path, name: str) -> None:
 def test_the_tokenizer_of_another_model_is_refused(folder: Path) -> None:
     other: Tokenizers = letter_tokenizers("abcdefg")
     (folder / TOKENIZER).write_bytes(other.to_bytes())
-    with pytest.raises(CheckpointError, match=r"expected 17 symbols by source_vocab_size in config\.json, found 11"):
+    with pytest.raises(CheckpointError, match=r"expected source_vocab_size = 17 as in config\.json, found 11"):
         load(folder, precision="fp32")
