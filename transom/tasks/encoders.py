@@ -8,4 +8,4 @@ from transom.decoding.predictors.encoder_predictor import EncoderPredictor
 
 def embedder_of(found: EncoderPredictor[Any]) -> Embedder:
     """Return what gives texts vectors with the encoder of another task."""
-    return Embedder(found.model, found.tokenizer, found.reading, found.precision, found.reader)
+    return Embedder(found.model, found.tokenizer, found.reading, found.precision, found.reader, found.origin)

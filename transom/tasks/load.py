@@ -65,7 +65,7 @@ def _load(folder: str | Path, precision: PrecisionName) -> tuple[Any, type[Recip
     schema = type(recipe) if recipe is not None else next(each for each in tasks().values() if _may_have(each, config))
     if not _may_have(schema, config):
         raise CheckpointError(f"{run.path / RECIPE}: expected the recipe of a {config.kind} model by {CONFIG}; they are of different runs")
-    return task_of(schema).predictor(LoadedRun(model, tokenizers, recipe, chosen, eight_bits)), schema
+    return task_of(schema).predictor(LoadedRun(model, tokenizers, recipe, chosen, eight_bits, str(folder))), schema
 
 
 def _may_have(recipe: type[Recipe], config: Architecture) -> bool:

@@ -10,7 +10,7 @@ from transom.config.finetune import NOTHING_ASKED, Asked
 from transom.config.recipe import Recipe
 from transom.data.tokenizer.tokenizer import Tokenizer, Tokenizers
 from transom.decoding.backends.searcher import searcher_of
-from transom.decoding.inference import Tell
+from transom.decoding.inference import Deferred, Tell
 from transom.decoding.predictors.classifier import Classified, Scores
 from transom.decoding.predictors.long_texts import TooLong
 from transom.models.network import Network
@@ -28,6 +28,7 @@ class LoadedRun(NamedTuple):
         recipe: of the run, which is of the task that is asked; None where the folder has none.
         precision: type of the matrix products, with the reason.
         eight_bits: take the decoder's steps in 8 bits.
+        origin: the run folder, for people.
     """
 
     model: Network
@@ -35,6 +36,7 @@ class LoadedRun(NamedTuple):
     recipe: Any
     precision: Precision
     eight_bits: bool
+    origin: str | None = None
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -49,8 +51,14 @@ class LoadedRun(NamedTuple):
 
     @property
     def searcher(self) -> Any:
-        """What takes the steps of a search in the model's place."""
-        return searcher_of(self.model, eight_bits=self.eight_bits)
+        """The model laid out for decoding, or a ``Deferred`` one: laying it out may compile C++, which takes seconds on a new machine.
+
+        Raises:
+            ConfigError: 8 bits are asked for, and this model or this machine cannot.
+        """
+        if self.eight_bits:
+            return searcher_of(self.model, eight_bits=True)
+        return Deferred(lambda: searcher_of(self.model))
 
 
 @runtime_checkable

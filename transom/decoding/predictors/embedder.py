@@ -37,12 +37,6 @@ class Embedded(NamedTuple):
 class Embedder(EncoderPredictor[EncoderTransformer]):
     """Gives texts vectors."""
 
-    def embed(
-        self, texts: Sequence[str], normalise: bool = True, too_long: TooLong = "truncate", tell: Tell = unheard
-    ) -> Float[Tensor, "texts d_model"]:
-        """Give each text a vector; see ``embedded``, which also counts what was too long."""
-        return self.embedded(texts, normalise, too_long, tell).vectors
-
     def embedded(self, texts: Sequence[str], normalise: bool = True, too_long: TooLong = "truncate", tell: Tell = unheard) -> Embedded:
         """Give each text a vector: the mean of its tokens' last vectors (Reimers & Gurevych 2019, section 3).
 

@@ -1,9 +1,10 @@
 """From prompts to the texts that go on with them."""
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import Any, Literal, NamedTuple, TypedDict, Unpack
+from typing import Any, Literal, TypedDict, Unpack
 
 import torch
 
@@ -14,8 +15,9 @@ from transom.data.text.windows import scoring_batches
 from transom.data.tokenizer.special import EOS, PAD, SOS, UNK
 from transom.data.tokenizer.tokenizer import Tokenizer
 from transom.decoding.backends.compiled import CompiledLanguageModel
-from transom.decoding.inference import Tell, deal_out, evaluating, refuse_one, settled, unheard
+from transom.decoding.inference import Deferred, Tell, deal_out, evaluating, refuse_one, settled, unheard
 from transom.decoding.predictors.long_texts import check_too_long
+from transom.decoding.predictors.results import Record, Results, described
 from transom.decoding.predictors.scores import TextScore
 from transom.decoding.search.exits import EarlyExits
 from transom.decoding.search.loop import Forbid, Search, search, search_steps, summed_log_p
@@ -30,7 +32,8 @@ TooLong = Literal["window", "refuse"]
 Ending = Literal["end", "stop", "length"]
 
 
-class Continuation(NamedTuple):
+@dataclass(frozen=True)
+class Continuation(Record):
     """What a model said behind a prompt.
 
     Attributes:
@@ -38,15 +41,23 @@ class Continuation(NamedTuple):
         n_tokens: tokens that were drawn.
         ended: by the model's own end of the text, at a stop text, or for its length.
         windows: how often the model, its context full, went on from the last half of what it can read.
+        tokens: text of each token.
+        probabilities: p(token | prompt and the tokens before) by the model, before temperature, truncation and penalties; one per token.
     """
 
     text: str
     n_tokens: int
     ended: Ending
     windows: int
+    tokens: tuple[str, ...] = field(default=(), repr=False, compare=False)
+    probabilities: tuple[float, ...] = field(default=(), repr=False, compare=False)
+
+    def __str__(self) -> str:
+        """Return the text."""
+        return self.text
 
 
-class Continuations(list[list[Continuation]]):
+class Continuations(Results[list[Continuation]]):
     """Continuations of each prompt, and how far their tokens went.
 
     Attributes:
@@ -104,6 +115,7 @@ class _Text:
     new: list[int] = field(default_factory=list)
     windows: int = 0
     ended: Ending | None = None
+    log_p: list[float] = field(default_factory=list)
 
     def context(self, most: int) -> list[int]:
         """Give what the model goes on from: all of it, or the last half of what it can read."""
@@ -145,9 +157,10 @@ class Generator:
         tokenizer: Tokenizer,
         sampling: Sampling | None = None,
         precision: Precision | None = None,
-        searcher: StepModel[Any, Any] | None = None,
+        searcher: StepModel[Any, Any] | Deferred[StepModel[Any, Any]] | None = None,
         answering: bool = False,
         exits_learned: bool = True,
+        origin: str | None = None,
     ) -> None:
         """Join what is needed to go on with texts.
 
@@ -156,15 +169,27 @@ class Generator:
             tokenizer: of the text.
             sampling: default settings of the draw.
             precision: of the model's matrix products, with the reason, for whoever asks.
-            searcher: the model laid out for steps; left out, the model itself, which may still be learning.
+            searcher: the model laid out for steps, perhaps only when it is first needed; left out, the model itself, which may still be
+                learning.
             answering: the model learned to answer: the symbol at which answers begin is put behind each prompt, and the answer is a text of
                 its own.
             exits_learned: the blocks before the last learned to answer too, or nobody knows (training.exits).
+            origin: folder that it was loaded from, for ``repr``.
         """
         self.answering, self.exits_learned = answering, exits_learned
-        self._searcher: StepModel[Any, Any] = searcher or model
+        self._given: StepModel[Any, Any] | Deferred[StepModel[Any, Any]] = searcher or model
         self.model, self.tokenizer, self.precision = model, tokenizer, precision
-        self.sampling = sampling or Sampling()
+        self.sampling, self.origin = sampling or Sampling(), origin
+
+    def __repr__(self) -> str:
+        """Return vocabulary, context window, size, precision and origin on one line."""
+        window, n_parameters = self.model.config.max_seq_len, sum(each.numel() for each in self.model.parameters())
+        parts = [f"{self.tokenizer.vocab_size:,} {self.tokenizer.kind} tokens", f"context window {window:,}"]
+        return described("Generator", parts, n_parameters, None if self.precision is None else self.precision.name, self.origin)
+
+    @property
+    def _searcher(self) -> StepModel[Any, Any]:
+        return self._given.value if isinstance(self._given, Deferred) else self._given
 
     def encode(self, text: str) -> list[int]:
         """Return the tokens of a text, without special symbols."""
@@ -195,13 +220,14 @@ class Generator:
         """
         refuse_one(prompts, "text")
         settings, exits = self._settings(n, options)
+        searcher = exits or self._searcher  # made before workers, which have one thread each, need it
         rows = self._prompts(prompts, settings, options)
         texts = [self._text(prompt, row, k) for prompt, row in zip(prompts, rows, strict=True) for k in range(n)]
         tell, n_workers = options.get("tell") or unheard, torch.get_num_threads() if self.model.device.type == "cpu" else 1
         with evaluating(self.model):
             while pending := [text for text in texts if text.ended is None]:
                 batches = self._batches(pending, options.get("batch_rows") or 32, n_workers)
-                for _ in deal_out(lambda batch: self._extend(batch, settings, exits), batches, n_workers):
+                for _ in deal_out(lambda batch: self._extend(searcher, batch, settings), batches, n_workers):
                     tell(sum(text.ended is not None for text in texts), len(texts))
         answers = [self._answer(text, settings) for text in texts]
         return Continuations((answers[i : i + n] for i in range(0, len(answers), n)), exits)
@@ -329,10 +355,11 @@ class Generator:
         groups = (list(group) for _, group in groupby(sorted(texts, key=place), key=place))
         return [group[i : i + rows] for group in groups for i in range(0, len(group), rows)]
 
-    def _extend(self, texts: list[_Text], settings: Sampling, exits: EarlyExits | None) -> None:
+    def _extend(self, searcher: StepModel[Any, Any], texts: list[_Text], settings: Sampling) -> None:
         """Let texts of one length grow until they end or the model's context is full."""
         asked = self._search(texts, settings)
-        for text, (hypothesis, *_) in zip(texts, search(exits or self._searcher, asked), strict=True):
+        for text, (hypothesis, *_) in zip(texts, search(searcher, asked), strict=True):
+            text.log_p += hypothesis.token_log_p
             self._grown(text, list(hypothesis.tokens), asked.limits.last_must_end_at - 1, settings)
 
     def _steps(self, text: _Text, settings: Sampling, exits: EarlyExits | None) -> Iterator[list[int]]:
@@ -382,7 +409,12 @@ class Generator:
     def _answer(self, text: _Text, settings: Sampling) -> Continuation:
         assert text.ended is not None
         said = self._said(text)
-        return Continuation(said[: first_stop(said, settings.stop)], len(text.new), text.ended, text.windows)
+        tokens = tuple(symbol.replace("▁", " ") for symbol in self.tokenizer.symbols(text.new))
+        if self.tokenizer.kind == "whitespace":
+            tokens = tuple(f" {token}" for token in tokens)
+        probabilities = tuple(map(math.exp, text.log_p)) if len(text.log_p) == len(text.new) else ()
+        shown = said[: first_stop(said, settings.stop)]
+        return Continuation(shown, len(text.new), text.ended, text.windows, tokens, probabilities)
 
 
 def _sure(text: str, stops: Sequence[str]) -> int:

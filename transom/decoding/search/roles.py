@@ -30,11 +30,13 @@ class Hypothesis:
         tokens: without the start and end symbols.
         log_p: natural logarithm of the model's probability of the tokens and the end symbol, given the source.
         score: ``log_p`` over the length penalty.
+        token_log_p: log p of each token given those before it; empty where the strategy does not record it.
     """
 
     tokens: tuple[int, ...]
     log_p: float
     score: float
+    token_log_p: tuple[float, ...] = ()
 
 
 def length_penalty(length: int, alpha: float) -> float:
