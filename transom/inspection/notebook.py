@@ -22,6 +22,9 @@ __all__ = ["alignment_text", "bars", "draw", "facts", "framed", "progress_bar", 
 MAX_CLASSES = 10
 """Classes whose probability is drawn; the others are counted."""
 
+FILLS = {"cell": "#0b4f8a", "field": "#f4f2ec"}
+"""Colors by class, for viewers of notebooks that drop style sheets; a style sheet wins over them."""
+
 MAX_RESULTS = 25
 """Results of a list that are drawn; the others are counted."""
 
@@ -52,7 +55,11 @@ def _(result: list[Any]) -> list[Element]:
 
 @draw.register
 def _(result: Alignment) -> list[Element]:
-    return [alignment_picture(result), node("p", f"attention weights of {result.origin}", class_="soft")]
+    picture = alignment_picture(result)
+    for element in picture.iter():
+        if (fill := FILLS.get(element.get("class", ""))) is not None:
+            element.set("fill", fill)
+    return [picture, node("p", f"attention weights of {result.origin}", class_="soft")]
 
 
 @draw.register
@@ -87,7 +94,7 @@ def _(result: Continuation) -> list[Element]:
     if not result.probabilities:
         return [node("p", result.text, class_="text", dir="auto"), node("p", details, class_="soft")]
     tokens = [_token(text, p) for text, p in zip(result.tokens, result.probabilities, strict=True)]
-    key = [node("span", class_="token key", style=f"--p:{p:g}") for p in (0.1, 0.4, 0.7, 1.0)]
+    key = [node("span", class_="token key", style=_shade(p)) for p in (0.1, 0.4, 0.7, 1.0)]
     legend = node("p", f"{details}; probability 0 ", *key, " 1", class_="soft")
     return [node("p", *tokens, class_="text", dir="auto"), legend]
 
@@ -97,9 +104,14 @@ ENDINGS = {"end": "the model", "stop": "a stop text", "length": "the limit of ne
 
 
 def _token(text: str, p: float) -> Element:
-    element = node("span", title=f"{text}: {percent(p, 1)}", class_="token", style=f"--p:{min(max(p, 0.0), 1.0):.3f}")
+    element = node("span", title=f"{text}: {percent(p, 1)}", class_="token", style=_shade(p))
     element.text = "\n".join(map(visible, text.split("\n")))
     return element
+
+
+def _shade(p: float) -> str:
+    """Return the background of a token of probability ``p``: a blue that is legible on light and on dark pages."""
+    return f"background: rgba(64, 132, 200, {0.55 * min(max(p, 0.0), 1.0):.3f})"
 
 
 def bars(rows: Sequence[tuple[str, float]]) -> Element:

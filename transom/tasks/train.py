@@ -188,6 +188,7 @@ def run_training(
             finished = train(parts, [*boards, *observers], stop.wanted)
             stopped = finished.reason == "stopped"
             problems = [] if stopped else write_pages(parts, finished)
+    size = parameters(parts.facts["parameters"], parts.facts["active_parameters"])
     return Sitting(
         folder=out,
         step=finished.step,
@@ -198,7 +199,7 @@ def run_training(
         example=use(parts.recipe, str(out))[0],
         weights=finished.weights,
         problems=problems,
-        model=f"{parts.recipe.task} model: {family(parts.recipe)}, {parameters(parts.facts['parameters'], parts.facts['active_parameters'])}",
+        model=f"{parts.recipe.task} model: {family(parts.recipe)}, {size}",
         call=f"{parts.recipe.VERB}({parts.recipe.example[1]})",
     )
 

@@ -291,23 +291,22 @@ class Translator:
         n_workers = torch.get_num_threads() if self.model.device.type == "cpu" else 1
         batch_tokens = min(batch_tokens, -(-int(lengths.sum()) // n_workers))
         batches = [batch.tolist() for batch in cut_batches(np.argsort(-lengths, kind="stable"), lengths, batch_tokens)]
-        searcher = self._searcher  # made before workers, which have one thread each, need it
+        _ = self._searcher  # made now, not by workers, which have one thread each
         with evaluating(self.model):
-            jobs = deal_out(lambda rows: self._search(searcher, [sources[i] for i in rows], decoding, n), batches, n_workers)
-            for batch, hypotheses in jobs:
+            for batch, hypotheses in deal_out(lambda rows: self._search([sources[i] for i in rows], decoding, n), batches, n_workers):
                 for place, of_source in zip(batch, hypotheses, strict=True):
                     found[place] = of_source
                 n_done += len(batch)
                 tell(n_done, len(sources))
         return found
 
-    def _search(self, searcher: StepModel[Any, Any], sources: list[list[int]], decoding: Decoding, n: int) -> list[list[Hypothesis]]:
+    def _search(self, sources: list[list[int]], decoding: Decoding, n: int) -> list[list[Hypothesis]]:
         device, alpha = self.model.device, decoding.length_penalty
         strategy = Greedy(EOS, alpha) if decoding.beam_size == 1 else Beam(EOS, decoding.beam_size, n, alpha)
         limits = limits_of([len(source) for source in sources], decoding, self.model.config.max_seq_len, device)
         rows = Sequences.pad([[*source, EOS] for source in sources]).to(device)
         never = [PAD, SOS, *self.tokenizers.target.tag_tokens]
-        return search(searcher, Search(rows, strategy, limits, SOS, EOS, [Forbid(torch.tensor(never, device=device))]))
+        return search(self._searcher, Search(rows, strategy, limits, SOS, EOS, [Forbid(torch.tensor(never, device=device))]))
 
     def _translations(self, hypotheses: list[Hypothesis]) -> list[Translation]:
         target = self.tokenizers.target

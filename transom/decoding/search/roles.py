@@ -7,7 +7,7 @@ change to the loop.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple, Protocol, TypeVar, runtime_checkable
 
@@ -36,7 +36,7 @@ class Hypothesis:
     tokens: tuple[int, ...]
     log_p: float
     score: float
-    token_log_p: tuple[float, ...] = ()
+    token_log_p: tuple[float, ...] = field(default=(), compare=False)
 
 
 def length_penalty(length: int, alpha: float) -> float:
