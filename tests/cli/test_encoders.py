@@ -102,7 +102,7 @@ def test_embed_compares_and_writes(transom: Call, classifying: Path, filling: Pa
         (["classify", "FILL", "a text"], "expected a run that transom classify can use, found one for transom fill"),
         (["fill", "RUN", "a [MASK]"], "expected a run that transom fill can use, found one for transom classify"),
         (["fill", "FILL"], "expected a TEXT or --input"),
-        (["fill", "FILL", "[MASK] " + "sun " * 40 + "[MASK]"], "ask for gaps that are nearer to each other"),
+        (["fill", "FILL", "[MASK] " + "sun " * 40 + "[MASK]"], "place the masks closer together"),
         (["embed", "RUN", "--input", "texts"], "expected --output FILE or --json with --input"),
         (["embed", "RUN"], "expected TEXT or --input"),
         (["generate", "RUN", "a"], "expected a run that transom generate can use, found one for transom classify"),
@@ -119,7 +119,7 @@ def test_mistakes(arguments: list[str], expected: str, transom: Call, classifyin
 
 
 def test_vectors_need_an_encoder(transom: Call, trained: Trained) -> None:
-    assert "expected an encoder's run, found one for transom translate" in transom("embed", trained.folder, "a").error
+    assert "expected a run of an encoder, found one for transom translate" in transom("embed", trained.folder, "a").error
 
 
 def test_own_files_take_the_place_of_all_that_the_recipe_names(transom: Call, labelled: Path, tmp_path: Path) -> None:

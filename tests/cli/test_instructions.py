@@ -48,7 +48,7 @@ def test_the_answer_is_given_alone(transom: Call, answering: Path, tmp_path: Pat
     long = transom("generate", answering, "What is " + "3 " * 40, "--precision", "fp32")
     assert "outgrew the 16 tokens that the model reads" in long.err
     refused = transom("generate", answering, "What is " + "3 " * 40, "--too-long", "refuse")
-    assert "expected prompt and new text in model.max_seq_len = 16 tokens" in refused.error
+    assert "expected prompt and new text to fit model.max_seq_len = 16" in refused.error
 
 
 def test_a_language_model_learns_to_answer_by_few_numbers(transom: Call, asked: Path, spoken: LanguageRun, tmp_path: Path) -> None:

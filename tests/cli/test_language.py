@@ -83,7 +83,7 @@ def test_a_text_that_outgrows_the_model_is_said(transom: Call, spoken: LanguageR
     grown = transom("generate", spoken.folder, "the", "--max-new-tokens", "60", "--min-new-tokens", "59")
     assert grown.code == 0 and "outgrew the 16 tokens that the model reads: where they were full it went on from the last 8" in grown.err
     refused = transom("generate", spoken.folder, "the", "--max-new-tokens", "60", "--too-long", "refuse")
-    assert "PROMPT:1: expected prompt and new text in model.max_seq_len = 16 tokens" in refused.error
+    assert "PROMPT:1: expected prompt and new text to fit model.max_seq_len = 16" in refused.error
 
 
 def test_early_exits_are_told(transom: Call, spoken: LanguageRun, tmp_path: Path) -> None:

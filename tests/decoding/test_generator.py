@@ -110,7 +110,7 @@ def test_a_text_that_outgrows_the_model_goes_on_from_its_last_half() -> None:
 
 
 def test_what_is_too_long_is_refused_where_asked() -> None:
-    with pytest.raises(DataError, match=r"here:2: expected prompt and new text in model.max_seq_len = 24 tokens, found 21 and 12"):
+    with pytest.raises(DataError, match=r"here:2: expected prompt and new text to fit model.max_seq_len = 24, found 21 and 12 tokens"):
         GENERATOR.generate(["a", "ab" * 10], too_long="refuse", name="here")
     assert GENERATOR.generate(["a", "ab" * 5], too_long="refuse")
 
@@ -144,7 +144,7 @@ def test_one_text_is_no_list_and_none_gives_none() -> None:
     for call in (GENERATOR.generate, GENERATOR.score):
         with pytest.raises(DataError, match=r"put it in brackets: \[text\]"):
             call("abc")
-    with pytest.raises(ConfigError, match="at least 1 text a prompt"):
+    with pytest.raises(ConfigError, match="at least 1 text per prompt"):
         GENERATOR.continuations(["a"], 0)
     assert GENERATOR.generate([]) == [] and GENERATOR.score([]) == []
 
@@ -184,7 +184,7 @@ def test_what_is_not_read_is_counted() -> None:
         log_ps = MODEL(LanguageBatch(text, text.tokens, (0,)))[0].log_softmax(-1)
     assert long.log_p == pytest.approx(sum(float(row[token]) for row, token in zip(log_ps, tokens[1:], strict=False)))
     assert long.log_p > whole.log_p
-    with pytest.raises(DataError, match=r"x: expected at most 23 tokens a text, the model's, found 72 in text 2"):
+    with pytest.raises(DataError, match=r"x: expected at most 23 tokens per text, found 72 in text 2"):
         GENERATOR.score(["abc", "abcdefgh" * 9], too_long="refuse", name="x")
     with pytest.raises(ConfigError, match="an overlap from 0 to 23"):
         GENERATOR.score(["abc"], 24)

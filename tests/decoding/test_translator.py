@@ -78,7 +78,7 @@ def test_options_override_the_recipe_and_none_keeps_it() -> None:
     [
         ({"beam_size": 0}, "decoding: beam_size: expected .*1, found 0"),
         ({"length_penalty": -1.0}, "decoding: length_penalty: expected .*0, found -1.0"),
-        ({"beam_size": 1}, "expected n_best from 1 to beam_size = 1, found 2; raise beam_size or ask for fewer"),
+        ({"beam_size": 1}, "expected n_best from 1 to beam_size = 1, found 2; raise beam_size or lower n_best"),
         ({"min_length": 12}, "expected decoding.min_length below decoding.max_length, found 12 and 8"),
         ({"max_length": 100, "min_length": 30}, "expected min_length below 24"),
         ({"batch_tokens": 0}, "batch_tokens: expected at least 1, found 0"),

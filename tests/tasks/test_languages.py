@@ -69,7 +69,7 @@ def test_a_tag_takes_a_place_and_is_never_an_answer(languages: TranslationRecipe
     fits, long = (" ".join("ab"[i % 2] for i in range(n)) for n in (14, 15))  # of 16 tokens the tag and the end symbol take two
     translator.translate([fits], to="2-copy", too_long="refuse")
     assert filters[0][0].tokens.tolist() == [PAD, SOS, *translator.tokenizers.target.tag_tokens]
-    with pytest.raises(DataError, match=r"at most model\.max_seq_len = 16 tokens, special symbols included, found 17"):
+    with pytest.raises(DataError, match=r"at most model\.max_seq_len = 16 tokens, special tokens included, found 17"):
         translator.translate([long], to="2-copy", too_long="refuse")
     prefix = translator.tokenizers.source.prefix("2-reverse")
     pieces = translator._pieces([long, " "], prefix, "split", "text")

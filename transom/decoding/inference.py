@@ -1,4 +1,4 @@
-"""A model made ready to answer, what it is asked, and its work dealt out to threads."""
+"""Inference helpers: preparing a model, checking call options, and mapping work over threads."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -20,7 +20,7 @@ Job = TypeVar("Job")
 Result = TypeVar("Result")
 
 Tell = Callable[[int, int], None]
-"""Is told how many are done, of how many, from batch to batch."""
+"""Progress callback, called after every batch with (done, total)."""
 
 
 class Deferred(Generic[Result]):
@@ -40,17 +40,17 @@ class Deferred(Generic[Result]):
 
 
 def unheard(done: int, total: int) -> None:
-    """Tell nobody."""
+    """Ignore progress: the default callback."""
 
 
 def prepare(model: nn.Module, dtype: torch.dtype, device: torch.device) -> None:
-    """Freeze a model for answering: weights in the type of the matrix products, no dropout, no gradients."""
+    """Prepare a model for inference: cast its weights to ``dtype``, switch to evaluation mode, disable gradients."""
     model.to(device=device, dtype=dtype).eval().requires_grad_(False)
 
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Turn dropout off for a while; a model in training goes back to it."""
+    """Switch a model to evaluation mode inside the context; restore training mode on exit if it was on."""
     training = model.training
     if training:
         model.eval()
@@ -62,25 +62,25 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 
 def refuse_one(given: object, what: str) -> None:
-    """Refuse one text, or one file's name, in place of a list of them.
+    """Reject a single text or file name where a list of them is expected.
 
     Raises:
-        DataError: it is one.
+        DataError: ``given`` is a single item.
     """
     if isinstance(given, str | Path):
         raise DataError(f"expected a list of {what}s, found one {what}; put it in brackets: [{what}]")
 
 
 def settled(settings: Settings, options: Mapping[str, object], known: Collection[str]) -> Settings:
-    """Lay options over settings and check them; an option that is None changes nothing.
+    """Override settings by the options of a call and validate the result; options that are None are ignored.
 
     Args:
-        settings: the recipe's.
-        options: of the call.
-        known: the names that an option may have, those that are no setting too.
+        settings: the settings of the recipe.
+        options: the keyword arguments of the call.
+        known: all valid option names, including options that are not settings.
 
     Raises:
-        ConfigError: an option is unknown, or its value does not fit.
+        ConfigError: an option is unknown or its value is invalid.
     """
     for name in options:
         if name not in known:
@@ -90,15 +90,17 @@ def settled(settings: Settings, options: Mapping[str, object], known: Collection
 
 
 def deal_out(work: Callable[[Job], Result], jobs: Sequence[Job], n_workers: int) -> Iterator[tuple[Job, Result]]:
-    """Yield each job with its result as it is done: in order on one worker, in any order on several.
+    """Map a function over jobs in threads and yield each (job, result) when it completes.
 
-    A search step is dozens of small operations. Split over threads, each of them waits for the slowest thread; dealt out, a worker runs its
-    operations on one thread of its own and never waits. PyTorch's operations release the interpreter while they run.
+    Results come in order with one worker and in order of completion with several.
+
+    A decoding step consists of dozens of small operations. Intra-operation threads would wait for the slowest thread in each of them; here
+    every worker runs its operations on a single thread. PyTorch releases the GIL while an operation runs.
 
     Args:
-        work: what to do with a job. Thread-local modes of PyTorch (autocast, inference mode) are those of a new thread.
-        jobs: the largest first.
-        n_workers: most jobs at a time.
+        work: applied to each job. It runs in a new thread with PyTorch's default thread-local modes (autocast, inference mode).
+        jobs: sorted by decreasing size.
+        n_workers: maximum number of jobs that run at the same time.
     """
     n_workers = min(n_workers, len(jobs))
     if n_workers < 2:
@@ -112,4 +114,4 @@ def deal_out(work: Callable[[Job], Result], jobs: Sequence[Job], n_workers: int)
             yield pending[future], future.result()
     finally:
         pool.shutdown(cancel_futures=True)
-        torch.set_num_threads(threads)  # a worker's setting is also that of threads to come
+        torch.set_num_threads(threads)  # a worker's setting also applies to threads started later

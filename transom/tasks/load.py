@@ -1,4 +1,4 @@
-"""From a run folder to what answers with its model."""
+"""Loads a predictor from a run folder."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,27 +27,27 @@ Answering = TypeVar("Answering")
 
 
 def load(folder: str | Path, precision: PrecisionName = "auto", plugins: Sequence[str | Path] = ()) -> Any:
-    """Load a run's model to answer with, in the way of its task; the caller's random numbers stay as they were.
+    """Load the predictor of a run; the caller's random state is left unchanged.
 
     Args:
-        folder: the ``--out`` of a training.
-        precision: type of the matrix products. auto goes by this processor's instructions, not by what the run was trained in, which
-            another processor may only emulate. int8 is for what writes: 8 bits in the decoder's steps, auto elsewhere.
-        plugins: files and modules to import first: those that the run was trained with.
+        folder: the run folder, ``--out`` of the training.
+        precision: dtype of the matrix products. "auto" depends on the instruction set of this processor, not on the dtype used in training,
+            which this processor may only emulate. "int8" is for generative models: 8-bit decoding steps, "auto" elsewhere.
+        plugins: files and modules to import first: the plugins that the run was trained with.
 
     Returns:
-        What the task has for that, its ``PREDICTOR``, such as a ``Translator`` or a ``Generator``.
+        The ``PREDICTOR`` of the task, such as a ``Translator`` or a ``Generator``.
 
     Raises:
-        CheckpointError: there is no intact run in the folder.
-        ConfigError: this run, or this machine, cannot answer in such a precision; or the run needs a plugin that was not named.
+        CheckpointError: the folder contains no intact run.
+        ConfigError: the model or the machine does not support the precision, or a plugin of the run is missing.
     """
     import_plugins(plugins)
     return _load(folder, precision)[0]
 
 
 def _load(folder: str | Path, precision: PrecisionName) -> tuple[Any, type[Recipe]]:
-    """Load what answers with a run's model, and return its task's form of a recipe beside it."""
+    """Load a predictor; return it with the recipe class of its task."""
     run = RunFolder.open(Path(folder))
     config = run.load_config()
     tokenizers = _tokenizers(run, config) if config.VOCABULARIES else None
@@ -56,7 +56,7 @@ def _load(folder: str | Path, precision: PrecisionName) -> tuple[Any, type[Recip
     eight_bits = precision == "int8"
     if eight_bits and not isinstance(model, Writer):
         raise ConfigError(
-            f"precision: int8 is for translators and language models, found a model of kind {config.kind} in {folder}; take auto"
+            f"precision: int8 is for translators and language models, found a model of kind {config.kind} in {folder}; set it to auto"
         )
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     chosen = choose_precision("auto" if precision == "int8" else precision, device)
@@ -69,7 +69,7 @@ def _load(folder: str | Path, precision: PrecisionName) -> tuple[Any, type[Recip
 
 
 def _may_have(recipe: type[Recipe], config: Architecture) -> bool:
-    """Tell whether a task's models may be of a kind."""
+    """Return whether the recipe class accepts models of this configuration class."""
     return type(config) in schemas(recipe.model_fields["model"].annotation)
 
 
@@ -85,11 +85,11 @@ def _tokenizers(run: RunFolder, config: Architecture) -> Tokenizers:
 
 
 def load_as(kind: type[Answering], folder: str | Path, precision: PrecisionName = "auto") -> Answering:
-    """Load a run that answers in one way.
+    """Load the predictor of a run and check its type.
 
     Raises:
-        CheckpointError: there is no intact run in the folder.
-        ConfigError: the run is of another task.
+        CheckpointError: the folder contains no intact run.
+        ConfigError: the run belongs to another task.
     """
     found, schema = _load(folder, precision)
     if not isinstance(found, kind):
@@ -99,11 +99,11 @@ def load_as(kind: type[Answering], folder: str | Path, precision: PrecisionName 
 
 
 def load_for(verb: str, folder: str | Path, precision: PrecisionName = "auto") -> Any:
-    """Load what a verb works with: the predictor of the run, or what its task makes of it for that verb.
+    """Load the object that a verb of the command line uses: the predictor, or what the task's ``VERBS`` build from it.
 
     Raises:
-        CheckpointError: there is no intact run in the folder.
-        ConfigError: the run is of a task that does not serve the verb.
+        CheckpointError: the folder contains no intact run.
+        ConfigError: the task of the run does not support the verb.
     """
     found, schema = _load(folder, precision)
     if (made := task_of(schema).VERBS.get(verb)) is not None:
@@ -114,20 +114,20 @@ def load_for(verb: str, folder: str | Path, precision: PrecisionName = "auto") -
 
 
 def load_embedder(folder: str | Path, precision: PrecisionName = "auto") -> Embedder:
-    """Load a run whose encoder gives texts vectors: one that learned to, or any other that has an encoder alone.
+    """Load an embedder from a run of an embedding model or of any other encoder-only model.
 
     Raises:
-        CheckpointError: there is no intact run in the folder.
-        ConfigError: the run has no encoder of its own.
+        CheckpointError: the folder contains no intact run.
+        ConfigError: the model of the run is not encoder-only.
     """
     found: Embedder = load_for("embed", folder, precision)
     return found
 
 
-NEEDED = {"embed": ("an encoder's run", "name an encoder's")}
-"""What a verb that serves several tasks needs, and what to do where it is not that."""
+NEEDED = {"embed": ("a run of an encoder", "use a run of an encoder")}
+"""Per verb that several tasks support: the expected kind of run, and advice for the error message."""
 
 
 def _of_another_task(folder: str | Path, verb: str, found: type[Recipe]) -> ConfigError:
-    expected, advice = NEEDED.get(verb, (f"a run that transom {verb} can use", "take that, or another run"))
+    expected, advice = NEEDED.get(verb, (f"a run that transom {verb} can use", "use that command, or another run"))
     return ConfigError(f"{folder}: expected {expected}, found one for transom {found.VERB}; {advice}")

@@ -1,4 +1,4 @@
-"""One sitting of a training: the folder, the observers, the signals, and the pages written at the end."""
+"""Training entry point: run folder, callbacks, signal handling, and the report and model card written at the end."""
 
 import signal
 import threading
@@ -24,20 +24,20 @@ from transom.training.figures import spelled
 
 @dataclass(frozen=True)
 class Sitting:
-    """What a sitting came to.
+    """Result of a training run, or of one part of it if it was resumed.
 
     Attributes:
         folder: the run folder.
-        step: steps done.
-        reason: why it ended.
-        best: validation figures of the kept weights, with their step.
-        seconds: training time over all sittings.
-        stopped_by: number of the signal that stopped it; 0 for none.
-        example: a command that answers with the model.
-        weights: "raw" or "averaged", whichever were kept; None where the run averages none.
-        problems: sentences that name what a person should look at in the training.
+        step: number of completed steps.
+        reason: why training ended.
+        best: validation metrics of the saved weights, with their step.
+        seconds: training time in seconds, including the time before a resume.
+        stopped_by: number of the signal that stopped training; 0 if none did.
+        example: a command that uses the model.
+        weights: "raw" or "averaged", whichever were saved; None if the run does not average weights.
+        problems: warnings about the training, one sentence each.
         model: task, architecture and size, in words.
-        call: a method of what ``load`` returns, with an example of its arguments.
+        call: a method of the loaded model, with an example of its arguments.
     """
 
     folder: Path
@@ -99,11 +99,11 @@ class Sitting:
 
     @property
     def exit_code(self) -> int:
-        """0, or 130 and 143 as shells count signals."""
+        """Exit code: 128 plus the number of the signal that stopped training (130 for SIGINT, 143 for SIGTERM), or 0."""
         return 128 + self.stopped_by if self.stopped_by else 0
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain data."""
+        """Return the result as JSON-serializable data."""
         plain = {"folder": str(self.folder), "step": self.step, "reason": self.reason, "seconds": self.seconds, "best": self.best}
         return plain | ({} if self.weights is None else {"weights": self.weights}) | {"problems": list(self.problems)}
 
@@ -118,25 +118,25 @@ ENDS: Mapping[Reason, str] = {
 
 
 class Stop:
-    """While entered, Ctrl-C and SIGTERM ask the run to finish its step and save; a second one interrupts at once."""
+    """Context in which Ctrl-C and SIGTERM stop training after the current step and save; a second signal interrupts immediately."""
 
     def __init__(self) -> None:
-        """Nothing was asked for yet."""
+        """Start without a stop request."""
         self.signal = 0
         self._before: dict[int, Any] = {}
 
     def wanted(self) -> bool:
-        """Tell whether a stop was asked for."""
+        """Return whether a stop was requested."""
         return self.signal != 0
 
     def __enter__(self) -> "Stop":
-        """Take over the two signals; only the main thread can."""
+        """Install the signal handlers; only possible in the main thread."""
         if threading.current_thread() is threading.main_thread():
             self._before = {number: signal.signal(number, self._ask) for number in (signal.SIGINT, signal.SIGTERM)}
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        """Give them back."""
+        """Restore the previous signal handlers."""
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
@@ -156,20 +156,20 @@ def run_training(
     tell: Callable[[str], None] = lambda _: None,
     asked: Asked = NOTHING_ASKED,
 ) -> Sitting:
-    """Train a recipe into a run folder and write its report and model card; the process is afterwards as it was before.
+    """Train a recipe into a run folder and write its report and model card; the state of the process is restored afterwards.
 
     Args:
-        recipe: what to train.
-        base: folder that a relative ``data.root`` starts from.
+        recipe: the recipe to train.
+        base: folder that a relative ``data.root`` is resolved against.
         out: the run folder.
-        resume: go on with the run that ``out`` holds, if any.
-        overwrite: begin anew where ``out`` holds a run.
+        resume: resume the run in ``out``, if there is one.
+        overwrite: start a new run even if ``out`` contains one.
         observers: called with each event of ``training.events``.
-        tell: is told, in a few words, what is being done before the first step.
-        asked: what a person set of the recipe, as ``load_training`` tells it.
+        tell: called with a short description of each stage of the setup before the first step.
+        asked: the fields of the recipe set by the user, from ``load_training``.
 
     Raises:
-        TransomError: recipe, data and folder do not fit together, or the run could not go on.
+        TransomError: recipe, data and folder are inconsistent, or the run cannot be resumed.
     """
     with signals_held():
         from transom.checkpoints.run_folder import RunFolder
@@ -253,27 +253,27 @@ def train(
     plugins: Sequence[str | Path] = (),
     **data: Unpack[DataArguments],
 ) -> Sitting:
-    """Train a recipe into a run folder, which then holds the model, its metrics and a report; this is ``transom.train``.
+    """Train a recipe and save the model, its metrics and a report in a run folder; this is ``transom.train``.
 
-    The caller's random state, threads, environment variables and signal handlers are as before when it returns or raises; of the C
+    The caller's random state, thread count, environment variables and signal handlers are restored on return or error. For the C
     library's allocator and oneDNN see ``planning.process.training_process``. Ctrl-C finishes the step, saves and returns.
 
     Args:
         recipe: name of a packaged recipe, or path of a TOML file.
-        out: the run folder; default ``runs/NAME``.
-        set: changes of the recipe's fields: ``{"training.max_steps": 300, "model.norm": "rmsnorm"}``, ``{"model": {"d_model": 128}}``, or
-            texts as ``--set`` takes them.
+        out: the run folder; defaults to ``runs/NAME``.
+        set: changes to the recipe's fields: ``{"training.max_steps": 300, "model.norm": "rmsnorm"}``, ``{"model": {"d_model": 128}}``, or
+            strings as ``--set`` takes them.
         minutes: limit of the training time.
         from_: run folder to fine-tune.
-        resume: continue the run in ``out``, if there is one.
-        overwrite: replace the run in ``out``, if there is one.
+        resume: resume the run in ``out``, if there is one.
+        overwrite: start a new run even if ``out`` contains one.
         progress: show progress: a bar in a terminal, a table in a notebook, otherwise a line now and then on standard error.
         observers: called with each event of ``training.events``.
-        plugins: files and modules to import first, whose components and tasks the recipe may then name.
-        **data: a person's own files, in place of the recipe's data; see ``DataArguments``.
+        plugins: files and modules to import first, whose components and tasks the recipe may use.
+        **data: your own files, in place of the recipe's data; see ``DataArguments``.
 
     Raises:
-        TransomError: recipe, data and folder do not fit together, or the run could not continue.
+        TransomError: recipe, data and folder are inconsistent, or the run cannot be resumed.
     """
     with errors_for_python():
         import_plugins(plugins)
@@ -304,7 +304,7 @@ def _shown(wanted: bool) -> AbstractContextManager[Any]:
 
 
 def default_folder(recipe: str | Path) -> Path:
-    """Name the run folder of a recipe where none is given.
+    """Return the default run folder of a recipe.
 
     >>> default_folder("recipes/my.toml").as_posix()
     'runs/my'
@@ -313,7 +313,7 @@ def default_folder(recipe: str | Path) -> Path:
 
 
 def tensorboard_observer(out: Path) -> Observer:
-    """Make an observer that writes TensorBoard events under ``out/tensorboard``.
+    """Return a callback that writes TensorBoard events to ``out/tensorboard``.
 
     Raises:
         ConfigError: TensorBoard is not installed.

@@ -1,1 +1,1 @@
-"""Predictors: what users call with text or images."""
+"""Predictors: inference on texts and images with a trained model."""

@@ -1,4 +1,4 @@
-"""From texts to their classes."""
+"""Text classification: class probabilities of texts, and accuracy on labeled texts."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -22,14 +22,14 @@ from transom.models.encoder import TextClassifierTransformer
 
 @dataclass(frozen=True)
 class Classified(Record):
-    """A text's class.
+    """Predicted class of a text.
 
     Attributes:
-        label: the likeliest class.
+        label: the most probable class.
         p: its probability.
-        probabilities: of every class, the likeliest first.
-        n_left_out: tokens of the text that were not read.
-        windows: pieces in which it was read, whose log probabilities were averaged.
+        probabilities: probability of every class, in decreasing order.
+        n_left_out: number of truncated tokens of the text.
+        windows: number of windows the text was read in; their log-probabilities are averaged.
     """
 
     label: str
@@ -40,7 +40,7 @@ class Classified(Record):
 
     @property
     def longer(self) -> bool:
-        """Whether the text was longer than the model reads."""
+        """Whether the text was longer than the context window."""
         return self.n_left_out > 0 or self.windows > 1
 
     def __str__(self) -> str:
@@ -49,14 +49,14 @@ class Classified(Record):
 
 
 def ranked(classes: Sequence[str], log_p: Float[Tensor, "classes"]) -> Classified:
-    """Lay out the probabilities of the classes."""
+    """Sort the classes by decreasing probability."""
     probabilities = dict(sorted(zip(classes, log_p.exp().tolist(), strict=True), key=lambda entry: -entry[1]))
     label = next(iter(probabilities))
     return Classified(label, probabilities[label], probabilities)
 
 
 class Classifier(EncoderPredictor[TextClassifierTransformer]):
-    """Names the classes of texts."""
+    """Predicts the classes of texts."""
 
     @property
     def classes_(self) -> NDArray[np.str_]:
@@ -70,16 +70,16 @@ class Classifier(EncoderPredictor[TextClassifierTransformer]):
         return probabilities
 
     def classify(self, texts: Sequence[str], too_long: TooLong = "truncate", tell: Tell = unheard) -> Results[Classified]:
-        """Name the class of each text.
+        """Predict the class of each text.
 
         Args:
-            texts: any number.
-            too_long: of a text of more tokens than the model reads, read the beginning, all of it in windows, or refuse it.
-            tell: is told how many windows are done.
+            texts: any number of texts.
+            too_long: for a text longer than the context window: "truncate" it, average over all its "window"s, or "refuse" it.
+            tell: progress callback, called with the number of windows done.
 
         Raises:
-            ConfigError: ``too_long`` has no such value.
-            DataError: a text is too long and is to be refused.
+            ConfigError: ``too_long`` is invalid.
+            DataError: a text is too long and ``too_long`` is "refuse".
         """
         read, classes = self.windows(texts, too_long), self.model.config.classes
         return Results(
@@ -95,12 +95,12 @@ class Classifier(EncoderPredictor[TextClassifierTransformer]):
 
 
 class OfClass(NamedTuple):
-    """How well one class is told from the others.
+    """Recall and precision of one class.
 
     Attributes:
-        n: texts of the class.
-        recall: share of them that was found.
-        precision: share of the texts found to be of the class that are.
+        n: number of texts of the class.
+        recall: fraction of these texts that are predicted as the class.
+        precision: fraction of the texts predicted as the class that belong to it.
     """
 
     n: int
@@ -109,14 +109,14 @@ class OfClass(NamedTuple):
 
 
 class Scores(NamedTuple):
-    """How well labelled texts were classified.
+    """Classification metrics on labeled texts.
 
     Attributes:
-        accuracy: texts whose class was found, in percent.
-        n: all texts.
-        classes: each class that occurs or was found.
-        n_longer: texts longer than the model reads: those cut or read in windows.
-        n_left_out: tokens of all texts that were not read.
+        accuracy: percentage of texts whose class is predicted correctly.
+        n: number of texts.
+        classes: recall and precision of every class that occurs or is predicted.
+        n_longer: number of texts longer than the context window.
+        n_left_out: total number of truncated tokens.
     """
 
     accuracy: float
@@ -127,16 +127,16 @@ class Scores(NamedTuple):
 
 
 def scored(found: Sequence[Classified], known: Sequence[str], where: Samples, classes: Sequence[str]) -> Scores:
-    """Compare the classes found with those known.
+    """Compute classification metrics of predictions against reference classes.
 
     Args:
-        found: by sample.
-        known: the samples' classes.
-        where: the samples.
-        classes: the model's.
+        found: prediction for each sample.
+        known: reference class of each sample.
+        where: the samples, for error messages.
+        classes: the classes of the model.
 
     Raises:
-        DataError: a sample is of a class that the model does not have.
+        DataError: a reference class is unknown to the model.
     """
     numbered(known, classes, where)
     labels = [each.label for each in found]

@@ -1,4 +1,4 @@
-"""From texts to vectors."""
+"""Text embeddings by mean pooling."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -16,12 +16,12 @@ from transom.models.encoder import EncoderTransformer, mean_pooled
 
 
 class Embedded(NamedTuple):
-    """Vectors of texts.
+    """Embeddings of texts.
 
     Attributes:
-        vectors: one of each text.
-        n_left_out: tokens of each text that were not read.
-        windows: pieces in which each text was read.
+        vectors: one embedding per text.
+        n_left_out: number of truncated tokens of each text.
+        windows: number of windows each text was read in.
     """
 
     vectors: Float[Tensor, "texts d_model"]
@@ -30,29 +30,29 @@ class Embedded(NamedTuple):
 
     @property
     def n_longer(self) -> int:
-        """Texts longer than the model reads."""
+        """Number of texts longer than the context window."""
         return sum(left_out > 0 or count > 1 for left_out, count in zip(self.n_left_out, self.windows, strict=True))
 
 
 class Embedder(EncoderPredictor[EncoderTransformer]):
-    """Gives texts vectors."""
+    """Embeds texts."""
 
     def embedded(self, texts: Sequence[str], normalise: bool = True, too_long: TooLong = "truncate", tell: Tell = unheard) -> Embedded:
-        """Give each text a vector: the mean of its tokens' last vectors (Reimers & Gurevych 2019, section 3).
+        """Embed each text: mean pooling over the last hidden states of its tokens (Reimers & Gurevych 2019, section 3).
 
         Args:
-            texts: any number.
-            normalise: make every vector of length 1, so that products of two are cosines.
-            too_long: of a text of more tokens than the model reads, read the beginning, all of it in windows (the mean is then over
-                the tokens of all of them), or refuse it.
-            tell: is told how many windows are done.
+            texts: any number of texts.
+            normalise: scale every embedding to unit L2 norm, so that dot products are cosine similarities.
+            too_long: for a text longer than the context window: "truncate" it, average over the tokens of all its "window"s, or
+                "refuse" it.
+            tell: progress callback, called with the number of windows done.
 
         Raises:
-            ConfigError: ``too_long`` has no such value.
-            DataError: a text is too long and is to be refused.
+            ConfigError: ``too_long`` is invalid.
+            DataError: a text is too long and ``too_long`` is "refuse".
         """
         read, d_model = self.windows(texts, too_long), self.model.config.d_model
-        sizes = torch.tensor([len(row) + 1.0 for row in read.rows])[:, None]  # the start symbol's vector is one of the mean
+        sizes = torch.tensor([len(row) + 1.0 for row in read.rows])[:, None]  # the start token is part of the mean
         every = self.read(read.rows, torch.empty(len(read.rows), d_model), _mean, tell)
         of_texts = zip(every.split(read.counts), sizes.split(read.counts), strict=True)
         found = [(means * (n_tokens / n_tokens.sum())).sum(0) for means, n_tokens in of_texts]

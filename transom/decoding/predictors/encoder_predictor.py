@@ -1,4 +1,4 @@
-"""What all answers of encoders share: texts are cut into windows, batched by length and read once."""
+"""Base class of encoder predictors: splits texts into windows and runs the encoder on batches of similar length."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -25,15 +25,15 @@ Encoder = TypeVar("Encoder", bound=EncoderTransformer)
 
 @dataclass(frozen=True, repr=False)
 class EncoderPredictor(Generic[Encoder]):
-    """Answers about texts with an encoder.
+    """Base class of predictors that use an encoder.
 
     Attributes:
-        model: an encoder, ready to answer.
-        tokenizer: of its texts.
-        reading: the recipe's.
-        precision: how the type of its matrix products was chosen; None where it was not.
-        reader: what reads in the model's place, faster; None for the model itself.
-        origin: folder that it was loaded from; None where it was not.
+        model: an encoder, prepared for inference.
+        tokenizer: the tokenizer of the texts.
+        reading: inference settings of the recipe.
+        precision: dtype of the matrix products with the reason for the choice; None if none was chosen.
+        reader: a faster implementation of the same encoder; None runs the model itself.
+        origin: folder it was loaded from; None if it was not loaded.
     """
 
     model: Encoder
@@ -62,21 +62,21 @@ class EncoderPredictor(Generic[Encoder]):
         return vectors
 
     def windows(self, texts: Sequence[str], too_long: TooLong) -> Windows:
-        """Encode texts and cut those that are longer than the model reads.
+        """Tokenize texts and split those longer than the context window.
 
         Raises:
-            ConfigError: ``too_long`` has no such value.
-            DataError: a text is too long and is to be refused, or ``texts`` is one text.
+            ConfigError: ``too_long`` is invalid.
+            DataError: a text is too long and ``too_long`` is "refuse", or ``texts`` is a single text.
         """
         refuse_one(texts, "text")
         return windows_of(self.tokenizer.encode_batch(list(texts)), self.model.config.max_seq_len - 1, too_long)
 
     def encode(self, text: str) -> list[int]:
-        """Return the tokens of a text, without special symbols."""
+        """Return the token IDs of a text, without special tokens."""
         return self.tokenizer.encode(text)
 
     def text_batch(self, tokens: Sequence[int]) -> tuple[LabelledBatch, list[str]]:
-        """Make a batch of a text's tokens; see ``inspection.given``."""
+        """Build a batch of one text from its token IDs, for ``inspection.given``."""
         return label_batch([tokens], [0], [0]), []
 
     @torch.inference_mode()
@@ -87,13 +87,13 @@ class EncoderPredictor(Generic[Encoder]):
         answer: Callable[[Encoder, LabelledBatch], Tensor],
         tell: Tell,
     ) -> Float[Tensor, "windows width"]:
-        """Read each window once, in batches of like length.
+        """Run the encoder once on each window, in batches of similar length.
 
         Args:
-            rows: tokens of each window, without special symbols.
-            result: is filled with what is answered to each, and returned.
-            answer: gives it, from what reads and a batch.
-            tell: is told how many windows are done.
+            rows: token IDs of each window, without special tokens.
+            result: output buffer, filled in place and returned.
+            answer: computes the outputs of a batch from (encoder, batch).
+            tell: progress callback, called with the number of windows done.
         """
         n_done = 0
         with evaluating(self.model):

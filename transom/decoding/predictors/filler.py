@@ -1,4 +1,4 @@
-"""From a text with gaps to the tokens that a masked language model puts there."""
+"""Mask filling: predicts the masked tokens of a text with a masked language model."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,16 +17,16 @@ from transom.errors import DataError
 from transom.models.encoder import MaskedEncoderTransformer
 
 MASK = "[MASK]"
-"""What stands in a text for a token that is to be named."""
+"""Marks a token to predict in a text."""
 
 
 @dataclass(frozen=True)
 class Guess(Record):
-    """A token for a gap.
+    """A predicted token for one mask.
 
     Attributes:
-        text: of the token; a space before it is not part of it.
-        p: its probability given the text, the other gaps unknown.
+        text: the token without its leading space.
+        p: its probability given the text, with all other masks kept masked.
     """
 
     text: str
@@ -39,11 +39,11 @@ class Guess(Record):
 
 @dataclass(frozen=True)
 class Filled(Record):
-    """A text's gaps.
+    """Predictions for all masks of a text.
 
     Attributes:
-        gaps: of each gap the likeliest tokens, the best first.
-        n_left_out: tokens of the text that were not read, those farthest from its gaps.
+        gaps: the most probable tokens for each mask, in decreasing order of probability.
+        n_left_out: number of truncated tokens; the tokens farthest from the masks are truncated.
     """
 
     gaps: list[list[Guess]]
@@ -55,28 +55,28 @@ class Filled(Record):
 
 
 class Filler(EncoderPredictor[MaskedEncoderTransformer]):
-    """Names the tokens behind masks."""
+    """Predicts masked tokens."""
 
     def fill(
         self, texts: Sequence[str], top: int = 5, too_long: Literal["window", "refuse"] = "window", tell: Tell = unheard
     ) -> list[list[list[Guess]]]:
-        """Name the tokens behind the masks of texts; see ``filled``, which also counts what was too long."""
+        """Predict the masked tokens of texts; ``filled`` also returns the number of truncated tokens."""
         return [each.gaps for each in self.filled(texts, top, too_long, tell)]
 
     def filled(
         self, texts: Sequence[str], top: int = 5, too_long: Literal["window", "refuse"] = "window", tell: Tell = unheard
     ) -> Results[Filled]:
-        """Name the tokens behind the masks of texts.
+        """Predict the masked tokens of texts.
 
         Args:
-            texts: each with one ``[MASK]`` or more.
-            top: guesses a gap.
-            too_long: of a text of more tokens than the model reads take what is around its gaps, or refuse it.
-            tell: is told how many texts are done.
+            texts: each contains at least one ``[MASK]``.
+            top: number of predictions per mask.
+            too_long: for a text longer than the context window: read the "window" around its masks, or "refuse" it.
+            tell: progress callback, called with the number of texts done.
 
         Raises:
-            ConfigError: ``too_long`` has no such value.
-            DataError: a text has no gap, or is too long.
+            ConfigError: ``too_long`` is invalid.
+            DataError: a text contains no mask or is too long.
         """
         check_too_long(too_long, "window", "refuse")
         found = Results[Filled]()
@@ -87,7 +87,7 @@ class Filler(EncoderPredictor[MaskedEncoderTransformer]):
 
     @torch.inference_mode()
     def fill_tokens(self, pieces: Sequence[Sequence[int]], top: int = 5, too_long: Literal["window", "refuse"] = "window") -> Filled:
-        """Name the token between each piece of a text and the next; arguments as in ``filled``."""
+        """Predict the masked token between each two consecutive pieces of a text; arguments as in ``filled``."""
         mask, whole = self.tokenizer.vocab_size, [EOS]
         for number, piece in enumerate(pieces):
             whole += [mask, *piece] if number else [*piece]
@@ -107,10 +107,10 @@ class Filler(EncoderPredictor[MaskedEncoderTransformer]):
         return Filled(guesses, len(whole) - len(row))
 
     def _pieces(self, text: str) -> list[list[int]]:
-        """Cut a text at its gaps; a space before a gap is the hidden token's own."""
+        """Tokenize the pieces of a text between its masks; a BPE token contains its leading space, which is removed before a mask."""
         parts = text.split(MASK)
         if len(parts) == 1:
-            raise DataError(f"expected {MASK} in the text, for what is to be named, found {text[:60]!r}; write it where a word is missing")
+            raise DataError(f"expected {MASK} in the text, found {text[:60]!r}; write {MASK} in place of each word to predict")
         if self.tokenizer.kind == "bpe":
             parts = [*(part.removesuffix(" ") for part in parts[:-1]), parts[-1]]
         return self.tokenizer.encode_batch(parts)
@@ -122,8 +122,8 @@ class Filler(EncoderPredictor[MaskedEncoderTransformer]):
         first, last = row.index(mask), len(row) - 1 - row[::-1].index(mask)
         if too_long == "refuse" or last - first >= most - 1:
             raise DataError(
-                f"expected a text of at most {most:,} tokens, its start symbol included, found {len(row):,}; shorten it"
-                + ("" if too_long == "refuse" else ", or ask for gaps that are nearer to each other")
+                f"expected a text of at most {most:,} tokens, start token included, found {len(row):,}; shorten it"
+                + ("" if too_long == "refuse" else ", or place the masks closer together")
             )
         start = min(max((first + last - most) // 2 + 1, 0), len(row) - most)
         return row[start : start + most]

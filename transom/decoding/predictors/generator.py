@@ -1,4 +1,4 @@
-"""From prompts to the texts that go on with them."""
+"""Text generation: continues prompts by sampling, in batches or streamed, and scores given texts."""
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
@@ -34,15 +34,15 @@ Ending = Literal["end", "stop", "length"]
 
 @dataclass(frozen=True)
 class Continuation(Record):
-    """What a model said behind a prompt.
+    """A generated continuation of a prompt.
 
     Attributes:
-        text: without the prompt and without the text that it stopped at.
-        n_tokens: tokens that were drawn.
-        ended: by the model's own end of the text, at a stop text, or for its length.
-        windows: how often the model, its context full, went on from the last half of what it can read.
-        tokens: text of each token.
-        probabilities: p(token | prompt and the tokens before) by the model, before temperature, truncation and penalties; one per token.
+        text: the generated text, without the prompt and the stop string.
+        n_tokens: number of sampled tokens.
+        ended: "end" for the model's end token, "stop" for a stop string, "length" for ``max_new_tokens``.
+        windows: number of times the context was full and generation continued from its last half.
+        tokens: the text of each sampled token.
+        probabilities: p(token | prompt, previous tokens) of the model, before temperature, truncation and penalties; one per token.
     """
 
     text: str
@@ -58,33 +58,33 @@ class Continuation(Record):
 
 
 class Continuations(Results[list[Continuation]]):
-    """Continuations of each prompt, and how far their tokens went.
+    """Continuations of each prompt.
 
     Attributes:
-        exits: of the call that these are the result of, if it asked for early exits.
+        exits: early-exit statistics of the call; None without early exit.
     """
 
     def __init__(self, found: Iterable[list[Continuation]], exits: EarlyExits | None) -> None:
-        """Join what one call found with its exits."""
+        """Build from the continuations of each prompt."""
         super().__init__(found)
         self.exits = exits
 
 
 class Options(TypedDict, total=False):
-    """How to go on. What is left out or None is the recipe's setting, or the default named here.
+    """Options of text generation. An option that is missing or None uses the setting of the recipe or the default given here.
 
     Attributes:
-        temperature, top_k, top_p, min_p, typical_p: what reshapes the distribution; see ``config.decoding.Sampling``.
+        temperature, top_k, top_p, min_p, typical_p: reshape the distribution; see ``config.decoding.Sampling``.
         repetition_penalty, frequency_penalty, presence_penalty: likewise.
-        exit_threshold: how sure a token must be to stop before the last block.
-        max_new_tokens: most tokens of a text.
-        min_new_tokens: fewest tokens before the model may end a text.
-        stop: texts at which an answer ends.
-        seed: of the draws.
-        batch_rows: most texts at a time; 32.
-        too_long: what to do when prompt and text outgrow the model: "window", to go on from the last half, or "refuse".
-        name: of the prompts' origin, for messages; "prompt".
-        tell: is told how many texts are done.
+        exit_threshold: confidence at which a token skips the remaining blocks.
+        max_new_tokens: maximum number of generated tokens per text.
+        min_new_tokens: minimum number of generated tokens before the end token.
+        stop: stop strings.
+        seed: random seed of sampling.
+        batch_rows: maximum number of texts per batch; default 32.
+        too_long: when prompt and text exceed the context window: "window" continues from its last half, "refuse" raises an error.
+        name: origin of the prompts, for messages; default "prompt".
+        tell: progress callback, called with the number of texts done.
     """
 
     temperature: float | None
@@ -108,7 +108,7 @@ class Options(TypedDict, total=False):
 
 @dataclass
 class _Text:
-    """A text under way."""
+    """State of one text during generation."""
 
     prompt: list[int]
     sample: int
@@ -118,37 +118,37 @@ class _Text:
     log_p: list[float] = field(default_factory=list)
 
     def context(self, most: int) -> list[int]:
-        """Give what the model goes on from: all of it, or the last half of what it can read."""
+        """Return the tokens to continue from: all of them, or the last half of the context window if they fill it."""
         tokens = self.prompt + self.new
         return tokens if len(tokens) < most else tokens[-max(most // 2, 1) :]
 
 
 class Pieces(Iterator[str]):
-    """The pieces of a text as they come.
+    """Iterator over the pieces of a text while it is generated.
 
     Attributes:
-        exits: how far the tokens taken so far went, if early exits were asked for.
+        exits: early-exit statistics of the tokens so far; None without early exit.
     """
 
     def __init__(self, text: _Text, pieces: Iterator[str], exits: EarlyExits | None) -> None:
-        """Give the pieces of a text that grows while they are taken."""
+        """Wrap an iterator of pieces and the generation state that it advances."""
         self._text, self._pieces, self.exits = text, pieces, exits
 
     def __next__(self) -> str:
-        """Give the next piece."""
+        """Return the next piece."""
         return next(self._pieces)
 
     @property
     def windows(self) -> int:
-        """How often the model, its context full, has gone on from the last half of it alone."""
+        """Number of times the context was full and generation continued from its last half."""
         return self._text.windows
 
 
 class Generator:
-    """A trained language model with its tokenizer and its way of drawing.
+    """Generates and scores text with a trained language model and its tokenizer.
 
     Attributes:
-        exits_learned: whether the blocks before the last learned to answer too; where not, early exits ask what was never trained.
+        exits_learned: whether earlier blocks were trained to predict tokens, so that early exit makes sense.
     """
 
     def __init__(
@@ -162,19 +162,19 @@ class Generator:
         exits_learned: bool = True,
         origin: str | None = None,
     ) -> None:
-        """Join what is needed to go on with texts.
+        """Build a generator.
 
         Args:
-            model: as it is; ``load`` prepares one for speed.
-            tokenizer: of the text.
-            sampling: default settings of the draw.
-            precision: of the model's matrix products, with the reason, for whoever asks.
-            searcher: the model laid out for steps, perhaps only when it is first needed; left out, the model itself, which may still be
-                learning.
-            answering: the model learned to answer: the symbol at which answers begin is put behind each prompt, and the answer is a text of
+            model: used as is; ``load`` prepares a model for fast inference.
+            tokenizer: the tokenizer of the model.
+            sampling: default sampling settings.
+            precision: dtype of the matrix products with the reason for the choice, for display.
+            searcher: a faster implementation of the decoding steps, perhaps made on first use; defaults to the model itself, which may
+                still be in training.
+            answering: the model is instruction-tuned: the answer token is appended to each prompt, and the answer is decoded as a text of
                 its own.
-            exits_learned: the blocks before the last learned to answer too, or nobody knows (training.exits).
-            origin: folder that it was loaded from, for ``repr``.
+            exits_learned: earlier blocks were trained to predict tokens, or this is unknown.
+            origin: folder it was loaded from, for ``repr``.
         """
         self.answering, self.exits_learned = answering, exits_learned
         self._given: StepModel[Any, Any] | Deferred[StepModel[Any, Any]] = searcher or model
@@ -192,31 +192,31 @@ class Generator:
         return self._given.value if isinstance(self._given, Deferred) else self._given
 
     def encode(self, text: str) -> list[int]:
-        """Return the tokens of a text, without special symbols."""
+        """Return the token IDs of a text, without special tokens."""
         return self.tokenizer.encode(text)
 
     def text_batch(self, tokens: Sequence[int]) -> tuple[LanguageBatch, list[str]]:
-        """Make a batch of a text's tokens; see ``inspection.given``."""
+        """Build a batch of one text from its token IDs, for ``inspection.given``."""
         read = Sequences.pad([[EOS, *tokens]])
         return LanguageBatch(read, read.tokens, (0,)), []
 
     def generate(self, prompts: Sequence[str], **options: Unpack[Options]) -> list[str]:
-        """Go on with each prompt; the text without the prompt.
+        """Continue each prompt and return the generated texts, without the prompts.
 
         Raises:
-            ConfigError: an option has no such value.
-            DataError: prompt and text outgrow the model and ``too_long`` is "refuse", or ``prompts`` is one text.
+            ConfigError: an option is invalid.
+            DataError: prompt and text exceed the context window and ``too_long`` is "refuse", or ``prompts`` is a single text.
         """
         return [answers[0].text for answers in self.continuations(prompts, 1, **options)]
 
     def continuations(self, prompts: Sequence[str], n: int = 1, **options: Unpack[Options]) -> Continuations:
-        """Go on with each prompt ``n`` times.
+        """Sample ``n`` continuations of each prompt.
 
-        A draw depends on the seed, the prompt, the number of the sample and the place in the text, never on what else is asked.
+        The random number of a token depends on the seed, the prompt, the sample index and the position only, not on the rest of the batch.
 
         Raises:
-            ConfigError: an option has no such value.
-            DataError: prompt and text outgrow the model and ``too_long`` is "refuse", or ``prompts`` is one text.
+            ConfigError: an option is invalid.
+            DataError: prompt and text exceed the context window and ``too_long`` is "refuse", or ``prompts`` is a single text.
         """
         refuse_one(prompts, "text")
         settings, exits = self._settings(n, options)
@@ -233,11 +233,13 @@ class Generator:
         return Continuations((answers[i : i + n] for i in range(0, len(answers), n)), exits)
 
     def stream(self, prompt: str, **options: Unpack[Options]) -> Pieces:
-        """Go on with a prompt and give the text piece by piece, as soon as it is sure: whole characters, and no beginning of a stop text.
+        """Continue a prompt and yield the text in pieces as it is generated.
+
+        A piece is yielded once later tokens cannot change it: it contains whole characters only and no prefix of a stop string.
 
         Raises:
-            ConfigError: an option has no such value.
-            DataError: prompt and text outgrow the model and ``too_long`` is "refuse".
+            ConfigError: an option is invalid.
+            DataError: prompt and text exceed the context window and ``too_long`` is "refuse".
         """
         settings, exits = self._settings(1, options)
         text = self._text(prompt, self._prompts([prompt], settings, options)[0], 0)
@@ -268,18 +270,18 @@ class Generator:
         too_long: Literal["window", "truncate", "refuse"] = "window",
         tell: Tell = unheard,
     ) -> list[TextScore]:
-        """Compute log p of each text, its end included: sum_t log p(y_t | y_<t), as far back as the model reads.
+        """Compute log p of each text, end token included: sum_t log p(y_t | y_<t), with the context limited to the context window.
 
         Args:
-            texts: each a document of its own.
-            overlap: tokens of the window before that each further window of a long text sees again; 0 is what validation does.
-            batch_tokens: most tokens of a batch, padding included.
-            name: of the texts' origin, for messages.
-            too_long: what to do with a text longer than the model reads: read it in windows, only the first of them, or refuse.
-            tell: is told how many tokens are done.
+            texts: each is a separate document.
+            overlap: number of tokens of the previous window that every further window of a long text repeats; validation uses 0.
+            batch_tokens: maximum tokens per batch, padding included.
+            name: origin of the texts, for messages.
+            too_long: for a text longer than the context window: score all its "window"s, "truncate" it to the first, or "refuse" it.
+            tell: progress callback, called with the number of tokens done.
 
         Raises:
-            ConfigError: the overlap leaves a window nothing new to read, or there are no windows to overlap.
+            ConfigError: the overlap is not smaller than a window, or is given without windows.
             DataError: a text is too long and ``too_long`` is "refuse".
         """
         refuse_one(texts, "text")
@@ -293,8 +295,8 @@ class Generator:
         longer = [number for number, row in enumerate(rows) if len(row) >= most]
         if longer and too_long == "refuse":
             raise DataError(
-                f"{name}: expected at most {most - 1} tokens a text, the model's, found {len(rows[longer[0]])} in text {longer[0] + 1};"
-                " split it, or let it be read in windows"
+                f"{name}: expected at most {most - 1} tokens per text, found {len(rows[longer[0]])} in text {longer[0] + 1};"
+                " shorten it, or set too_long to 'window'"
             )
         totals, windows, counts = [0.0] * len(rows), [0] * len(rows), [0] * len(rows)
         whole, cut = [[EOS, *row] for row in rows], too_long == "truncate"
@@ -314,39 +316,40 @@ class Generator:
         return [TextScore(*each) for each in zip(totals, counts, sizes, windows, left_out, unknown, strict=True)]
 
     def _settings(self, n: int, options: Options) -> tuple[Sampling, EarlyExits | None]:
-        """Lay the options over the recipe's settings and check them; return them with the call's own early exits, if it asks for any."""
+        """Override the settings of the recipe by the options and validate them; return them with the early-exit decoder, if enabled."""
         settings = settled(self.sampling, options, Options.__annotations__)
         if n < 1:
-            raise ConfigError(f"decoding: expected at least 1 text a prompt, found {n}")
+            raise ConfigError(f"decoding: expected at least 1 text per prompt, found {n}")
         if (rows := options.get("batch_rows")) is not None and rows < 1:
             raise ConfigError(f"decoding: batch_rows: expected at least 1, found {rows}")
         if (too_long := options.get("too_long")) is not None:
             check_too_long(too_long, "window", "refuse")
         if settings.exit_threshold < 1 and isinstance(self._searcher, CompiledLanguageModel) and self._searcher.kind == "int8":
             raise ConfigError(
-                f"decoding.exit_threshold = {settings.exit_threshold:g}: expected it with a precision other than int8, which multiplies in"
-                " 8 bits only in tokens that pass all blocks; take precision auto, or set exit_threshold to 1"
+                f"decoding.exit_threshold = {settings.exit_threshold:g}: expected it with a precision other than int8, whose kernels"
+                " run all blocks for every token; set precision to auto, or exit_threshold to 1"
             )
         return settings, EarlyExits.of(self.model, settings.exit_threshold) if settings.exit_threshold < 1 else None
 
     def _prompts(self, prompts: Sequence[str], settings: Sampling, options: Options) -> list[list[int]]:
-        """Encode prompts behind the start symbol, which is the end of the text before."""
+        """Tokenize prompts, each preceded by the end token of the previous text, which serves as start token."""
         opening, most = [SOS] if self.answering else [], self.model.config.max_seq_len
         rows = [[EOS, *row, *opening] for row in self.tokenizer.encode_batch(list(prompts))]
         for number, row in enumerate(rows, 1):
             if options.get("too_long") == "refuse" and len(row) + settings.max_new_tokens > most:
                 raise DataError(
-                    f"{options.get('name') or 'prompt'}:{number}: expected prompt and new text in model.max_seq_len = {most} tokens, found"
-                    f" {len(row)} and {settings.max_new_tokens}; shorten the prompt, lower max_new_tokens, or let it go on in windows"
+                    f"{options.get('name') or 'prompt'}:{number}: expected prompt and new text to fit model.max_seq_len = {most},"
+                    f" found {len(row)} and {settings.max_new_tokens} tokens; shorten the prompt, lower max_new_tokens, or set too_long to"
+                    " 'window'"
                 )
         return rows
 
     def _text(self, prompt: str, row: list[int], sample: int) -> _Text:
-        """Begin a text; its number is of the prompt and its place among the prompt's samples."""
+        """Start a text; its sample ID combines a hash of the prompt with the index of the sample."""
         return _Text(row, (text_hash(prompt) << 32) + sample, windows=int(len(row) >= self.model.config.max_seq_len))
 
     def _batches(self, texts: list[_Text], batch_rows: int, n_workers: int) -> list[list[_Text]]:
-        """Group texts whose contexts are of one length, so that nothing is padded; the longest first, small enough for each worker."""
+        """Group texts by context length, so that no padding is needed; longest first, in batches small enough for all workers."""
         rows, most = min(batch_rows, -(-len(texts) // n_workers)), self.model.config.max_seq_len
 
         def place(text: _Text) -> tuple[int, int]:
@@ -356,14 +359,14 @@ class Generator:
         return [group[i : i + rows] for group in groups for i in range(0, len(group), rows)]
 
     def _extend(self, searcher: StepModel[Any, Any], texts: list[_Text], settings: Sampling) -> None:
-        """Let texts of one length grow until they end or the model's context is full."""
+        """Continue texts of equal length until they end or the context is full."""
         asked = self._search(texts, settings)
         for text, (hypothesis, *_) in zip(texts, search(searcher, asked), strict=True):
             text.log_p += hypothesis.token_log_p
             self._grown(text, list(hypothesis.tokens), asked.limits.last_must_end_at - 1, settings)
 
     def _steps(self, text: _Text, settings: Sampling, exits: EarlyExits | None) -> Iterator[list[int]]:
-        """Let one text grow and give, after each step, what was drawn."""
+        """Continue one text; after every step yield all tokens sampled so far in this window."""
         asked, drawn = self._search([text], settings), list[int]()
         for progress in search_steps(exits or self._searcher, asked):
             drawn = [token for token in progress.prefixes[0, 1:].tolist() if token != EOS]
@@ -371,7 +374,7 @@ class Generator:
         self._grown(text, drawn, asked.limits.last_must_end_at - 1, settings)
 
     def _grown(self, text: _Text, drawn: list[int], room: int, settings: Sampling) -> None:
-        """Take in what was drawn and tell whether the text is at its end."""
+        """Append the sampled tokens and set the finish reason if the text has ended."""
         text.new += drawn
         if first_stop(self._said(text), settings.stop) is not None:
             text.ended = "stop"
@@ -383,7 +386,7 @@ class Generator:
             text.windows += 1
 
     def _search(self, texts: list[_Text], settings: Sampling) -> Search:
-        """Lay out a search that goes on with texts of one length."""
+        """Build the search that continues texts of equal length."""
         most, device = self.model.config.max_seq_len, self.model.device
         contexts, begun = [text.context(most) for text in texts], len(texts[0].new)
         room = min(settings.max_new_tokens - begun, max(most - len(contexts[0]), 1))
@@ -399,11 +402,11 @@ class Generator:
         if settings.stop:
             filters.append(StopAt(settings.stop, self.tokenizer, EOS, [(text.prompt[-1], text.new) for text in texts]))
         strategy = Sample(EOS, settings, tuple(text.sample for text in texts), begun, seen)
-        limits = Limits(*(torch.full((len(texts),), n, device=device) for n in (shortest, room + 1)))  # the end symbol is no text
+        limits = Limits(*(torch.full((len(texts),), n, device=device) for n in (shortest, room + 1)))  # + 1 for the end token
         return Search(rows, strategy, limits, rows.tokens[:, -1], EOS, filters)
 
     def _said(self, text: _Text) -> str:
-        """Give the text behind the prompt: what the whole says more than the prompt, or the answer alone."""
+        """Decode the generated tokens: as a continuation of the prompt, or as an answer of its own."""
         return self.tokenizer.decode_behind([] if self.answering else text.prompt, text.new)
 
     def _answer(self, text: _Text, settings: Sampling) -> Continuation:
@@ -418,7 +421,7 @@ class Generator:
 
 
 def _sure(text: str, stops: Sequence[str]) -> int:
-    """Count the characters that no further token can change or make part of a stop text."""
+    """Return the number of leading characters that later tokens cannot change or turn into a part of a stop string."""
     stop = first_stop(text, stops)
     if stop is not None:
         return stop

@@ -1,4 +1,4 @@
-"""From images to their classes."""
+"""Image classification: class probabilities of images."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -28,18 +28,18 @@ Pixels = UInt8[Tensor, "images channels size size"]
 
 @dataclass(frozen=True, repr=False)
 class ImageClassifier:
-    """Names the classes of images; a subclass, those of what it reads from files of another kind.
+    """Predicts the classes of images. A subclass that overrides ``pixels`` classifies files of another kind.
 
     Attributes:
-        model: a classifier of images, ready to answer.
-        reading: the recipe's.
-        precision: how the type of its matrix products was chosen; None where it was not.
-        reader: what reads in the model's place, faster; None for the model itself.
-        origin: folder that it was loaded from; None where it was not.
+        model: an image classifier, prepared for inference.
+        reading: inference settings of the recipe.
+        precision: dtype of the matrix products with the reason for the choice; None if none was chosen.
+        reader: a faster implementation of the same network; None runs the model itself.
+        origin: folder it was loaded from; None if it was not loaded.
     """
 
     NOUN: ClassVar[str] = "image"
-    """What a file holds."""
+    """Name of the content of a file, for messages."""
 
     model: VisionTransformer | ConvolutionalNetwork
     reading: ImageReading = field(default_factory=ImageReading)
@@ -83,14 +83,14 @@ class ImageClassifier:
         return found
 
     def classify(self, images: Sequence[str | Path], tell: Tell = unheard) -> Results[Classified]:
-        """Name the class of each image.
+        """Predict the class of each image.
 
         Args:
-            images: files.
-            tell: is told how many images are done.
+            images: image files.
+            tell: progress callback, called with the number of images done.
 
         Raises:
-            DataError: one cannot be read as an image.
+            DataError: a file cannot be decoded.
         """
         return Results(found for part in self._read(images, tell) for found in self.classify_pixels(part))
 
@@ -103,24 +103,24 @@ class ImageClassifier:
             tell(start + len(part), len(images))
 
     def pixels(self, file: Path) -> UInt8[Tensor, "channels size size"]:
-        """Read a file as the model does.
+        """Decode a file to the input size of the model, as 8-bit pixels.
 
         Raises:
-            DataError: it cannot be read.
+            DataError: the file cannot be decoded.
         """
         config = self.model.config
         return torch.from_numpy(decode(read_file(file), str(file), config.image_size, config.channels).copy())
 
     def file_batch(self, file: Path) -> ImageBatch:
-        """Make a batch of a file.
+        """Build a batch of one file.
 
         Raises:
-            DataError: it cannot be read.
+            DataError: the file cannot be decoded.
         """
         return self._batch(self.pixels(file)[None])
 
     def classify_pixels(self, pixels: Pixels) -> Results[Classified]:
-        """Name the class of each image of the model's size, numbers from 0 to 255."""
+        """Predict the class of each image, given as pixels from 0 to 255 at the input size of the model."""
         classes, rows = self.model.config.classes, pixels.split(self.reading.batch_images)
         return Results(ranked(classes, p) for part in rows for p in self._log_probabilities(part))
 

@@ -1,4 +1,4 @@
-"""Texts longer than a model reads: what may become of them, and how many rows and tokens that makes."""
+"""Texts longer than the context window: truncation, splitting into windows, or an error."""
 
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
@@ -6,16 +6,16 @@ from typing import Literal, NamedTuple
 from transom.errors import ConfigError, DataError
 
 TooLong = Literal["truncate", "window", "refuse"]
-"""The beginning stands for the text, all of it is read in windows, or it is refused."""
+"""Treatment of a text longer than the context window: keep its first tokens, read it in windows, or raise an error."""
 
 
 class Windows(NamedTuple):
-    """What is read of texts.
+    """Texts split into windows that fit the context window.
 
     Attributes:
-        rows: tokens of each window, the texts one after another; a text that the model reads whole is one window.
-        counts: windows of each text.
-        n_left_out: tokens of each text that are in no window.
+        rows: token IDs of each window, text by text; a text that fits is one window.
+        counts: number of windows of each text.
+        n_left_out: number of truncated tokens of each text.
     """
 
     rows: list[Sequence[int]]
@@ -24,16 +24,16 @@ class Windows(NamedTuple):
 
 
 def windows_of(rows: Sequence[Sequence[int]], most: int, too_long: TooLong) -> Windows:
-    """Cut texts into windows.
+    """Split texts into windows.
 
     Args:
-        rows: tokens of each text, without special symbols.
-        most: tokens that the model reads beside its special symbols.
-        too_long: what becomes of a longer text.
+        rows: token IDs of each text, without special tokens.
+        most: maximum tokens per window, without special tokens.
+        too_long: treatment of a longer text.
 
     Raises:
-        ConfigError: ``too_long`` is none of the three.
-        DataError: a text is too long and is to be refused.
+        ConfigError: ``too_long`` is invalid.
+        DataError: a text is too long and ``too_long`` is "refuse".
     """
     check_too_long(too_long, "truncate", "window", "refuse")
     longer = [number for number, row in enumerate(rows) if len(row) > most]
@@ -46,10 +46,10 @@ def windows_of(rows: Sequence[Sequence[int]], most: int, too_long: TooLong) -> W
 
 
 def check_too_long(found: object, *known: str) -> None:
-    """Refuse a fate of long texts that there is none of.
+    """Check a ``too_long`` option.
 
     Raises:
-        ConfigError: ``found`` is not among those known.
+        ConfigError: ``found`` is not among the ``known`` values.
     """
     if found not in known:
         *first, last = map(repr, known)

@@ -1,4 +1,4 @@
-"""How probable models find given texts and translations."""
+"""Log-likelihood of given texts and translations, perplexity and bits per byte."""
 
 import math
 from collections.abc import Sequence
@@ -10,11 +10,11 @@ from transom.errors import DataError
 
 @dataclass(frozen=True)
 class PairScore(Record):
-    """How probable the model finds a given translation.
+    """Log-likelihood of a given translation.
 
     Attributes:
-        log_p: natural logarithm of p(target | source), the end symbol included.
-        n_tokens: target tokens, the end symbol included.
+        log_p: natural logarithm of p(target | source), end token included.
+        n_tokens: number of target tokens, end token included.
     """
 
     log_p: float
@@ -27,15 +27,15 @@ class PairScore(Record):
 
 @dataclass(frozen=True)
 class TextScore(Record):
-    """How probable a language model finds a given text.
+    """Log-likelihood of a given text under a language model.
 
     Attributes:
-        log_p: natural logarithm of p(text), its end included.
-        n_tokens: tokens, the end symbol included.
-        n_bytes: bytes of what was read, in UTF-8.
-        windows: pieces in which it was read.
-        n_left_out: tokens that were not read, where the text was to be truncated.
-        n_unknown: tokens that stand for what is not in the vocabulary; they make the bits a byte too few.
+        log_p: natural logarithm of p(text), end token included.
+        n_tokens: number of scored tokens, end token included.
+        n_bytes: UTF-8 length of the scored text, in bytes.
+        windows: number of windows the text was read in.
+        n_left_out: number of truncated tokens.
+        n_unknown: number of [UNK] tokens; with any of them the bits per byte are underestimated.
     """
 
     log_p: float
@@ -51,10 +51,10 @@ class TextScore(Record):
 
 
 def bits_per_byte(scores: Sequence[TextScore]) -> float:
-    """Return -sum log2 p / bytes: unlike the perplexity, comparable between tokenizers.
+    """Return -sum log2 p / bytes. Unlike perplexity, it is comparable across tokenizers.
 
     Raises:
-        DataError: there is nothing to measure.
+        DataError: the texts are empty.
     """
     n_bytes = sum(score.n_bytes for score in scores)
     if n_bytes == 0:
@@ -63,10 +63,10 @@ def bits_per_byte(scores: Sequence[TextScore]) -> float:
 
 
 def perplexity(scores: Sequence[PairScore] | Sequence[TextScore]) -> float:
-    """Return exp(-sum log p / sum n), over all tokens, end symbols included.
+    """Return exp(-sum log p / sum n) over all tokens, end tokens included.
 
     Raises:
-        DataError: there is nothing to measure.
+        DataError: there are no tokens.
     """
     n_tokens = sum(score.n_tokens for score in scores)
     if n_tokens == 0:

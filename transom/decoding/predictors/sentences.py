@@ -1,4 +1,4 @@
-"""Text that is too long for the model, cut where it hurts least."""
+"""Splits a text longer than the context window at sentence, clause, word or character boundaries."""
 
 import re
 from collections.abc import Callable
@@ -12,21 +12,21 @@ BOUNDARIES = (
     re.compile(r"\s+"),
     re.compile(r"(?s:.)"),
 )
-"""Behind what a text may be cut, the best places first: sentences, clauses, words, characters."""
+"""Patterns after which a text may be split, from the most to the least preferred: sentences, clauses, words, characters."""
 
 
 def split_text(text: str, fits: Callable[[str], bool]) -> list[str]:
-    """Cut a text into pieces that fit.
+    """Split a text into pieces that fit.
 
-    A text that fits is one piece. Else each sentence is a piece; a sentence that does not fit is cut behind as few clauses as
-    possible, and so on down to characters.
+    A text that fits is one piece. Otherwise every sentence is a piece. A sentence that does not fit is split into as few groups of
+    clauses as possible, and so on down to characters.
 
     Args:
         text: any text.
-        fits: whether a piece is short enough; what is part of a fitting piece should fit too.
+        fits: whether a piece is short enough; every part of a fitting piece should fit too.
 
     Returns:
-        The pieces in order, without white space around them; none for a blank text.
+        The pieces in order, stripped of surrounding whitespace; an empty list for a blank text.
 
     Raises:
         DataError: not even one character fits.
@@ -38,11 +38,11 @@ def split_text(text: str, fits: Callable[[str], bool]) -> list[str]:
 
 
 def _cut(text: str, fits: Callable[[str], bool], level: int) -> list[str]:
-    """Cut what does not fit behind as many parts of this level as do fit, again and again."""
+    """Split a text that does not fit: repeatedly take as many parts of this level as fit together."""
     if fits(text):
         return [text]
     if level == len(BOUNDARIES):
-        raise DataError(f"expected a character that fits the model's max_seq_len, found {text!r}; train with a larger model.max_seq_len")
+        raise DataError(f"expected a character that fits model.max_seq_len, found {text!r}; train with a larger model.max_seq_len")
     pieces, parts = [], _parts(text, level)
     while parts:
         n = _most(parts, fits)
@@ -52,14 +52,14 @@ def _cut(text: str, fits: Callable[[str], bool], level: int) -> list[str]:
 
 
 def _parts(text: str, level: int) -> list[str]:
-    """Cut behind every boundary of a level, keeping all characters but white space around sentences."""
+    """Split after every boundary of a level; only whitespace around sentences is removed."""
     cuts = [0, *(found.end() for found in BOUNDARIES[level].finditer(text)), len(text)]
     parts = [text[start:end] for start, end in pairwise(cuts) if end > start]
     return [part.strip() for part in parts if part.strip()] if level == 0 else parts
 
 
 def _most(parts: list[str], fits: Callable[[str], bool]) -> int:
-    """Count how many of the first parts fit together: double until too many, then halve the gap."""
+    """Return how many leading parts fit together, by exponential and binary search."""
     good, bad = 0, 1
     while bad <= len(parts) and fits("".join(parts[:bad]).strip()):
         good, bad = bad, 2 * bad

@@ -1,4 +1,4 @@
-"""What people call: sentences in, translations and their probabilities out."""
+"""Translation: beam search over sentences, n-best lists and scores of given translations."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -29,15 +29,15 @@ from transom.planning.precision import Precision
 
 @dataclass(frozen=True)
 class Translation(Record):
-    """A translation with what the model thinks of it.
+    """A translation with its score.
 
     Attributes:
-        text: one line.
-        score: log p over the length penalty; of a text in several pieces, the sum.
-        log_p: natural logarithm of p(translation | source); of a text in several pieces, the sum.
-        pieces: parts of the text that were translated each alone: several of one longer than the model reads, none of a blank one.
+        text: the translation, in one line.
+        score: log p divided by the length penalty, summed over pieces.
+        log_p: natural logarithm of p(translation | source), summed over pieces.
+        pieces: number of pieces of the source translated separately: 1 if it fits the context window, 0 for a blank text.
         tokens: the translation's tokens, with ``▁`` for a space.
-        alignment: attention of the translation over its source, if it was asked for.
+        alignment: cross-attention weights from the translation to its source; None unless requested.
     """
 
     text: str
@@ -53,18 +53,18 @@ class Translation(Record):
 
 
 class Options(TypedDict, total=False):
-    """How to translate. None takes the recipe's setting, or the default named here.
+    """Options of a translation. None uses the setting of the recipe or the default given here.
 
     Attributes:
-        beam_size: hypotheses kept a sentence; 1 is greedy.
-        length_penalty: GNMT's alpha.
-        min_length: fewest tokens of a translation.
-        max_length: most tokens of a translation, the end symbol included.
-        batch_tokens: most source tokens of a batch, padding included; 1,024.
-        too_long: what to do with a text longer than the model reads: "split" at sentence ends and rejoin the translations, or "refuse".
-        name: of the texts' origin, for messages; "text".
-        tell: is told how many pieces are done.
-        to: tag of the target language, where the model knows several.
+        beam_size: hypotheses kept per sentence; 1 is greedy search.
+        length_penalty: alpha of GNMT's length penalty.
+        min_length: minimum tokens of a translation.
+        max_length: maximum tokens of a translation, end token included.
+        batch_tokens: maximum source tokens per batch, padding included; default 1,024.
+        too_long: for a text longer than the context window: "split" it at sentence ends and join the translations, or "refuse" it.
+        name: origin of the texts, for messages; default "text".
+        tell: progress callback, called with the number of pieces done.
+        to: tag of the target language of a multilingual model.
     """
 
     beam_size: int | None
@@ -79,7 +79,7 @@ class Options(TypedDict, total=False):
 
 
 class Translator:
-    """A trained model with its tokenizers and its way of searching."""
+    """Translates with a trained encoder-decoder, its tokenizers and a search strategy."""
 
     def __init__(
         self,
@@ -91,17 +91,17 @@ class Translator:
         languages: str | None = None,
         origin: str | None = None,
     ) -> None:
-        """Join what is needed to translate.
+        """Build a translator.
 
         Args:
-            model: as it is; ``load`` prepares one for speed.
-            tokenizers: of both sides.
-            decoding: default settings of the search.
-            precision: of the model's matrix products, with the reason, for whoever asks.
-            searcher: the model laid out for searching, perhaps only when it is first needed; left out, the model itself, which may still be
-                learning.
+            model: used as is; ``load`` prepares a model for fast inference.
+            tokenizers: tokenizers of the source and target.
+            decoding: default search settings.
+            precision: dtype of the matrix products with the reason for the choice, for display.
+            searcher: a faster implementation of the decoding steps, perhaps made on first use; defaults to the model itself, which may
+                still be in training.
             languages: such as "en to de", for ``repr``.
-            origin: folder that it was loaded from, for ``repr``.
+            origin: folder it was loaded from, for ``repr``.
         """
         self._given: StepModel[Any, Any] | Deferred[StepModel[Any, Any]] = searcher or model
         self.model, self.tokenizers, self.precision = model, tokenizers, precision
@@ -119,20 +119,20 @@ class Translator:
         return self._given.value if isinstance(self._given, Deferred) else self._given
 
     def encode(self, text: str) -> list[int]:
-        """Return the tokens of a source text, without special symbols."""
+        """Return the token IDs of a source text, without special tokens."""
         return self.tokenizers.source.encode(text)
 
     def text_batch(self, tokens: Sequence[int]) -> tuple[TranslationBatch, list[str]]:
-        """Make a batch of a source's tokens and their translation by the model; see ``inspection.given``."""
+        """Build a batch from the token IDs of a source and its translation by the model, for ``inspection.given``."""
         translation = self.translate([" ".join(self.tokenizers.source.decode(tokens).split())])[0]
         target = self.tokenizers.target.encode(translation)[: self.model.config.max_seq_len - 1]
         return translation_batch([tokens], [target], [0]), [f"the target is the model's own translation: {translation}"]
 
     def translate(self, texts: Sequence[str], **options: Unpack[Options]) -> list[str]:
-        """Translate each text to one line; a blank text to an empty one.
+        """Translate each text into one line; a blank text gives an empty line.
 
         Raises:
-            ConfigError: an option has no such value, or ``to`` is missing.
+            ConfigError: an option is invalid, or ``to`` is missing.
             DataError: a text is too long and ``too_long`` is "refuse".
         """
         return [best[0].text if best else "" for best in self.n_best(texts, 1, **options)]
@@ -178,11 +178,11 @@ class Translator:
         return found
 
     def n_best(self, texts: Sequence[str], n: int, **options: Unpack[Options]) -> Results[list[Translation]]:
-        """Give each text's ``n`` translations of highest score, best first; fewer where there are no more.
+        """Return up to ``n`` translations of each text, in decreasing order of score.
 
         Raises:
-            ConfigError: an option has no such value, ``to`` is missing, or ``n`` is more than ``beam_size``.
-            DataError: a text is too long and ``too_long`` is "refuse", or ``texts`` is one text.
+            ConfigError: an option is invalid, ``to`` is missing, or ``n`` exceeds ``beam_size``.
+            DataError: a text is too long and ``too_long`` is "refuse", or ``texts`` is a single text.
         """
         refuse_one(texts, "text")
         decoding = self._settings(n, options)
@@ -204,19 +204,19 @@ class Translator:
     ) -> list[PairScore]:
         """Compute log p(target | source) of each pair by teacher forcing.
 
-        log p(y | x) = sum_t log p(y_t | y_<t, x), with the model's own matrix products and the softmax in float32 at least.
+        log p(y | x) = sum_t log p(y_t | y_<t, x), with matrix products in the dtype of the model and the softmax in at least float32.
 
         Args:
             sources: source sentences.
             targets: their translations.
-            batch_tokens: most tokens of a batch on its longer side, padding included.
-            name: of the pairs' origin, for messages.
-            to: tag of the target language, where the model knows several.
-            tell: is told how many pairs are done.
+            batch_tokens: maximum tokens per batch, counted on its longer side, padding included.
+            name: origin of the pairs, for messages.
+            to: tag of the target language of a multilingual model.
+            tell: progress callback, called with the number of pairs done.
 
         Raises:
-            ConfigError: ``to`` is missing, or is none that the model knows.
-            DataError: the sides differ in number, or a pair is longer than the model reads.
+            ConfigError: ``to`` is missing or unknown to the model.
+            DataError: the numbers of sources and targets differ, or a pair is longer than the context window.
         """
         if len(sources) != len(targets):
             raise DataError(f"{name}: expected as many targets as sources, found {len(targets)} and {len(sources)}")
@@ -236,15 +236,15 @@ class Translator:
         return scores
 
     def most(self, to: str | None = None) -> int:
-        """Count the tokens of a text that the model reads beside its special symbols.
+        """Return the maximum number of source tokens, special tokens excluded.
 
         Args:
-            to: tag of the target language, where the model knows several.
+            to: tag of the target language of a multilingual model.
         """
         return self.model.config.max_seq_len - 1 - len(self.tokenizers.source.prefix(to))
 
     def _settings(self, n: int, options: Options) -> Decoding:
-        """Lay the options over the recipe's settings and check them."""
+        """Override the settings of the recipe by the options and validate them."""
         decoding = settled(self.decoding, options, Options.__annotations__)
         if (batch_tokens := options.get("batch_tokens")) is not None and batch_tokens < 1:
             raise ConfigError(f"decoding: batch_tokens: expected at least 1, found {batch_tokens}")
@@ -252,18 +252,18 @@ class Translator:
             check_too_long(too_long, "split", "refuse")
         if not 1 <= n <= decoding.beam_size:
             raise ConfigError(
-                f"decoding: expected n_best from 1 to beam_size = {decoding.beam_size}, found {n}; raise beam_size or ask for fewer"
+                f"decoding: expected n_best from 1 to beam_size = {decoding.beam_size}, found {n}; raise beam_size or lower n_best"
             )
         most = min(decoding.max_length, self.model.config.max_seq_len)
         if decoding.min_length >= most:
             raise ConfigError(
-                f"decoding: expected min_length below {most}, the most tokens of a translation, found {decoding.min_length};"
+                f"decoding: expected min_length below {most}, the maximum length of a translation, found {decoding.min_length};"
                 " lower min_length or raise max_length"
             )
         return decoding
 
     def _pieces(self, texts: Sequence[str], prefix: list[int], too_long: str, name: str) -> list[list[list[int]]]:
-        """Encode each text as pieces that the model can read, behind a prefix: one, or none for a blank text, or several for a long one."""
+        """Tokenize each text into pieces that fit the context window, each preceded by the prefix; a blank text has no pieces."""
         encoder, limit = self.tokenizers.source, self.model.config.max_seq_len - len(prefix)
         pieces: list[list[list[int]]] = []
         for number, (text, tokens) in enumerate(zip(texts, encoder.encode_batch(texts), strict=True), 1):
@@ -273,8 +273,8 @@ class Translator:
                 pieces.append([[*prefix, *tokens]])
             elif too_long == "refuse":
                 raise DataError(
-                    f"{name}:{number}: expected at most model.max_seq_len = {limit + len(prefix)} tokens, special symbols included, found"
-                    f" {len(prefix) + len(tokens) + 1}; split the line, or let it be split at sentence ends"
+                    f"{name}:{number}: expected at most model.max_seq_len = {limit + len(prefix)} tokens, special tokens included, found"
+                    f" {len(prefix) + len(tokens) + 1}; shorten the line, or set too_long to 'split'"
                 )
             else:
                 cut = split_text(text, lambda piece: len(encoder.encode(piece)) < limit)
@@ -282,9 +282,9 @@ class Translator:
         return pieces
 
     def _search_all(self, sources: list[list[int]], decoding: Decoding, n: int, batch_tokens: int, tell: Tell) -> list[list[Hypothesis]]:
-        """Search in batches of like length, the longest first; give the answers in the sources' order.
+        """Search in batches of similar length, longest first; return the results in the order of the sources.
 
-        On a CPU batches are dealt out to as many workers as PyTorch has threads, and are small enough for each to have one.
+        On a CPU the batches run in parallel on as many workers as PyTorch has threads; they are small enough that every worker gets one.
         """
         found: list[list[Hypothesis]] = [[] for _ in sources]
         lengths, n_done = lengths_of(sources) + 1, 0
@@ -316,7 +316,7 @@ class Translator:
 
 
 def joined(pieces: list[list[Translation]]) -> list[Translation]:
-    """Join the k-th best translations of a text's pieces, for every k that all have; a text without pieces gives the empty line."""
+    """Join the k-th best translations of all pieces of a text, for every k that all pieces have; no pieces give an empty line."""
     if not pieces:
         return [Translation("", 0.0, 0.0, 0)]
     return [
@@ -332,7 +332,7 @@ def joined(pieces: list[list[Translation]]) -> list[Translation]:
 
 
 def one_line(text: str) -> str:
-    r"""Turn every kind of line break into a space, so that an output has as many lines as its input.
+    r"""Replace line breaks of every kind by spaces, so that the output has as many lines as the input.
 
     >>> one_line("one\r\ntwo\u2028three")
     'one two three'
