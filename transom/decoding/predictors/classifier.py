@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -59,7 +59,7 @@ class Classifier(EncoderPredictor[TextClassifierTransformer]):
     """Predicts the classes of texts."""
 
     @property
-    def classes_(self) -> NDArray[np.str_]:
+    def classes_(self) -> NDArray[Any]:
         """The classes, in the order of the columns of ``predict_proba``."""
         return np.array(self.model.config.classes)
 

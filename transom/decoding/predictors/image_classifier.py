@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -54,7 +54,7 @@ class ImageClassifier:
         return described(type(self).__name__, classes_in_short(self.model.config.classes), n_parameters, precision, self.origin)
 
     @property
-    def classes_(self) -> NDArray[np.str_]:
+    def classes_(self) -> NDArray[Any]:
         """The classes, in the order of the columns of ``predict_proba``."""
         return np.array(self.model.config.classes)
 
