@@ -62,7 +62,7 @@ def test_what_cannot_be_compared_is_refused_before_anything_is_trained(wanted: s
 
 def test_the_same_component_twice_is_refused(transom: Call) -> None:
     twice = ["--with", "model.norm=rmsnorm"] * 2
-    assert "expected components to compare, found it twice" in transom("compare-components", "copy", *twice).error
+    assert "expected each component once, found it twice" in transom("compare-components", "copy", *twice).error
 
 
 def test_variants_have_names_for_people_folders_and_legends() -> None:

@@ -1,4 +1,4 @@
-"""Small encoder-decoders with random weights, and the slow way to ask them for probabilities."""
+"""Small encoder-decoders with random weights, and a slow reference for their probabilities."""
 
 import torch
 from pydantic import TypeAdapter
@@ -16,7 +16,7 @@ LETTERS = "abcdefgh .!?\n"
 
 
 def tiny_model(vocab: int, seed: int = 1, dtype: torch.dtype = torch.float64, max_seq_len: int = 24, **fields: object) -> Seq2SeqNetwork:
-    """Build a model whose answers vary with its input: untied, with weights larger than a fresh model's."""
+    """Build a model whose outputs vary with its input: untied, with weights scaled up from initialization."""
     size = {"d_model": 16, "n_encoder_layers": 2, "n_decoder_layers": 2, "tie": "none", "max_seq_len": max_seq_len}
     own = {} if "kind" in fields else {"kind": "seq2seq", "n_heads": 4, "d_ff": 24}
     torch.manual_seed(seed)
@@ -37,7 +37,7 @@ def letter_tokenizers(letters: str = LETTERS) -> Tokenizers:
 
 
 class Uncached:
-    """A model asked for one prefix at a time, alone, unpadded, without a cache."""
+    """Evaluates a model on one prefix at a time, without batching, padding or cache."""
 
     def __init__(self, model: Seq2SeqNetwork) -> None:
         self.model, self.n_symbols = model, model.unembedding.out_features

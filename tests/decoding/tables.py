@@ -1,4 +1,4 @@
-"""A model that is a table of conditional probabilities, and slow searches over it, written to be plainly right."""
+"""A model given by a table of conditional probabilities, and simple reference searches over it."""
 
 import itertools
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ Prefix = tuple[int, ...]
 
 
 class Conditional(Protocol):
-    """What a slow search asks of a model."""
+    """Interface of a model in the reference searches."""
 
     n_symbols: int
 
@@ -26,7 +26,7 @@ class Conditional(Protocol):
 
 
 class Table:
-    """log p(symbol | prefix, source) drawn at random for each (prefix, source); the same in whatever batch it is asked."""
+    """Random log p(symbol | prefix, source), a function of (prefix, source) only, independent of the batch."""
 
     def __init__(self, n_symbols: int, seed: int, sharpness: float = 2.0, dtype: torch.dtype = torch.float64) -> None:
         self.n_symbols, self.seed, self.sharpness, self.dtype = n_symbols, seed, sharpness, dtype
@@ -78,7 +78,7 @@ def finished(tokens: Prefix, log_p: float, alpha: float) -> Hypothesis:
 
 
 def every_hypothesis(table: Conditional, source: Prefix, shortest: int, longest: int, alpha: float) -> list[Hypothesis]:
-    """Score every target there is, best first."""
+    """Score every possible target, best first."""
     words = [symbol for symbol in range(table.n_symbols) if symbol not in (*FORBIDDEN, EOS)]
 
     def all_targets() -> Iterator[Prefix]:
@@ -93,7 +93,7 @@ def every_hypothesis(table: Conditional, source: Prefix, shortest: int, longest:
 
 
 def slow_beam(table: Conditional, source: Prefix, n_beams: int, shortest: int, longest: int, alpha: float) -> list[Hypothesis]:
-    """Search with a beam up to the longest length, without ever stopping early; return all that finished, best first."""
+    """Run beam search up to the maximum length without early stopping; return all finished hypotheses, best first."""
     live: list[tuple[Prefix, float]] = [((), 0.0)]
     found = []
     for length in range(longest):

@@ -1,4 +1,4 @@
-"""Dealing work out changes who does it, and nothing else."""
+"""Mapping jobs over threads returns the same results as a loop, and restores the number of threads."""
 
 import threading
 from collections.abc import Iterator

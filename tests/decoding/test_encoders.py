@@ -1,4 +1,4 @@
-"""What encoders answer: tokens for gaps, classes, vectors; alone as in batches, and texts that are too long."""
+"""Encoder predictors: mask filling, classification and embedding, independent of batching; texts that are too long."""
 
 import math
 
@@ -91,7 +91,7 @@ def test_a_text_that_is_too_long_is_read_around_its_gaps_or_refused() -> None:
     assert answers._window([EOS, *row[:9], mask], mask, "window")[-1] == mask
     with pytest.raises(DataError, match="expected a text of at most 8 tokens"):
         answers.fill([f"{before}[MASK]{behind}"], too_long="refuse")
-    with pytest.raises(DataError, match="gaps that are nearer"):
+    with pytest.raises(DataError, match="masks closer together"):
         answers.fill([f"[MASK]{behind}[MASK]"])
 
 

@@ -1,4 +1,4 @@
-"""Early exit: against a token-by-token reference, exact where no token is sure, and each row as alone."""
+"""Early exit: against a token-by-token reference, exact when no token exits, and independent of the batch."""
 
 from typing import Any
 
@@ -43,14 +43,14 @@ def decoder(vocab_size: int = 9, **fields: Any) -> DecoderTransformer:
 
 
 def read(model: DecoderTransformer, threshold: float, tokens: Tensor = TOKENS) -> tuple[Tensor, EarlyExits]:
-    """Read all tokens of each row one by one."""
+    """Run all tokens of each row one by one."""
     steps = EarlyExits(model, threshold)
     cache = steps.start(Sequences.pad(tokens[:, :1].tolist()), 1, tokens.shape[1])
     return torch.cat([steps.step(tokens[:, i : i + 1], cache) for i in range(tokens.shape[1])], 1), steps
 
 
 def by_hand(model: DecoderTransformer, tokens: list[int], threshold: float) -> tuple[Tensor, int]:
-    """Read one row by the equations of a pre-norm decoder without positions; also count the blocks passed."""
+    """Evaluate one row by the equations of a pre-norm decoder without positions; also count the blocks run."""
     keys: list[list[Tensor]] = [[] for _ in model.decoder.blocks]
     values: list[list[Tensor]] = [[] for _ in model.decoder.blocks]
     logits, passed = [], 0

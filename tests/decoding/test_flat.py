@@ -1,4 +1,4 @@
-"""The flat layout gives what the model gives, alone and in a search."""
+"""Fused inference gives the outputs of the model, alone and in a search."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -144,7 +144,7 @@ def test_a_module_without_a_flat_form_is_searched_as_it_is() -> None:
 
 
 def bricks() -> Iterator[tuple[str, Brick]]:
-    """Every kind of every brick of the model, by its field."""
+    """Every kind of every brick of the model, by field."""
     for name, field in Seq2Seq.model_fields.items():
         for kind in schemas(field):
             if issubclass(kind, Brick):

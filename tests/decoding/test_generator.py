@@ -1,4 +1,4 @@
-"""Going on with texts: the same as step by step without a cache, in any company, streamed or whole; and scoring texts."""
+"""Text generation equals generation without a cache, in any batch, streamed or not; and scoring of texts."""
 
 import math
 from typing import Any
@@ -25,7 +25,7 @@ MOST = 24
 
 
 def tiny_decoder(seed: int = 1, **fields: Any) -> LanguageNetwork:
-    """Build a language model of letters with weights larger than a fresh model's, so that its answers vary."""
+    """Build a character language model with weights scaled up from initialization, so that its outputs vary."""
     torch.manual_seed(seed)
     size = {"d_model": 16, "n_layers": 2, "max_seq_len": MOST, "vocab_size": TOKENIZER.vocab_size, "tie": False}
     own = {} if "kind" in fields else {"kind": "decoder", "n_heads": 4, "d_ff": 24}
@@ -45,7 +45,7 @@ PROMPTS = ["abc", "", "hgfe d", "abc", "c"]
 
 @torch.inference_mode()
 def greedily(model: LanguageNetwork, prompt: str, n: int) -> str:
-    """Go on by whole passes over the text so far."""
+    """Continue a text by full forward passes, without a cache."""
     tokens = [EOS, *TOKENIZER.encode(prompt)]
     new: list[int] = []
     while len(new) < n:
@@ -151,7 +151,7 @@ def test_one_text_is_no_list_and_none_gives_none() -> None:
 
 @torch.inference_mode()
 def log_p(text: str, overlap: int) -> float:
-    """Compute log p of a text token by token, each from the part of the window before it."""
+    """Compute log p of a text token by token, each from the previous tokens of its window."""
     tokens, total = [EOS, *TOKENIZER.encode(text), EOS], 0.0
     for place in range(1, len(tokens)):
         start = max(0, (place - 1 - overlap) // (MOST - overlap)) * (MOST - overlap)

@@ -1,4 +1,4 @@
-"""Search over real models: cached, batched and padded gives what a slow search gives alone and without a cache."""
+"""Search over models: with cache, batches and padding it equals a reference search without them."""
 
 from collections.abc import Callable
 

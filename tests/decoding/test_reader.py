@@ -1,4 +1,4 @@
-"""An encoder's flat stack gives what the encoder gives, to texts with padding and to images; what it does not know is read as it is."""
+"""The fused encoder gives the outputs of the encoder for padded texts and images; unsupported models run unchanged."""
 
 from typing import Any
 

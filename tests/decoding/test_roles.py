@@ -1,4 +1,4 @@
-"""The small roles, one by one."""
+"""Parts of the decoding loop: top-k, length penalty, length limits and logits processors."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Texts drawn through the search, against their exact probabilities and against each other."""
+"""Sampling through the decoding loop, against exact probabilities and in different batches."""
 
 import math
 from collections import Counter
@@ -33,7 +33,7 @@ def run(table: StepModel[Any, Any], strategy: Strategy, sources: list[list[int]]
 
 
 class Chain:
-    """p(next | last) from a matrix: a model quick enough for many texts."""
+    """p(next | last) from a matrix: a model fast enough for many texts."""
 
     def __init__(self, n_symbols: int, seed: int) -> None:
         self.logits = 1.5 * torch.randn(n_symbols, n_symbols, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
@@ -48,10 +48,10 @@ class Chain:
         return self.logits[tokens]
 
     def reorder(self, rows: Tensor) -> None:
-        """There is nothing to remember."""
+        """Do nothing: the model has no state."""
 
     def keep_sources(self, sources: Tensor) -> None:
-        """There is nothing to remember."""
+        """Do nothing: the model has no state."""
 
 
 N_SYMBOLS, N_DRAWS, LENGTH = 9, 20_000, 3
@@ -93,7 +93,7 @@ def first_of(p: dict[int, float], order: dict[int, float], mass: float) -> dict[
 
 
 def chi_square(counts: Counter[Prefix], exact: dict[Prefix, float]) -> tuple[float, float]:
-    """Return Pearson's statistic and the value that chance exceeds once in 10,000 times (Wilson & Hilferty 1931)."""
+    """Return Pearson's chi-squared statistic and its critical value for p = 1e-4 (Wilson & Hilferty 1931)."""
     expected = {text: N_DRAWS * p for text, p in exact.items()}
     cells = [(counts[text], e) for text, e in expected.items() if e >= 5]
     rest = (N_DRAWS - sum(n for n, _ in cells), N_DRAWS - sum(e for _, e in cells))
@@ -197,7 +197,7 @@ def test_seeds_and_samples_give_other_texts() -> None:
 
 
 class Highest:
-    """A bit generator whose bits are all ones."""
+    """A bit generator that returns only ones."""
 
     def __init__(self, seed: np.random.SeedSequence) -> None: ...
 
@@ -215,7 +215,7 @@ def test_noise_is_numpys_and_below_1(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Whole(Table):
-    """What comes next depends on the whole text, wherever its source ends."""
+    """The next token depends on the whole text, independent of where the prompt ends."""
 
     def logits(self, source: Prefix, prefix: Prefix) -> Tensor:
         return super().logits((), (*source, *prefix))

@@ -1,4 +1,4 @@
-"""The rules of sampling against the transformers library and plain arithmetic, one by one."""
+"""Each sampling rule against the transformers library and direct arithmetic."""
 
 import itertools
 import math
@@ -37,7 +37,7 @@ from transom.decoding.search.sampling import (
 
 NEVER = float("-inf")
 BELOW_ONE = 1 - 2.0**-53
-"""The largest noise there is."""
+"""The largest random number that can be drawn."""
 DOUBLE = {"rtol": 0, "atol": 1e-12}
 
 Rule = Callable[[Tensor], Tensor]
@@ -53,7 +53,7 @@ def kept(log_p: Tensor) -> list[int]:
 
 
 def random_rows(vocab: int, seed: int = 1, spread: float = 3.0, banned: int = 0) -> Tensor:
-    """Three normalised rows with some tokens forbidden."""
+    """Three rows of normalized log-probabilities with some tokens suppressed."""
     draws = torch.Generator().manual_seed(seed)
     logits = spread * torch.randn(3, vocab, dtype=torch.float64, generator=draws)
     for row in logits:
@@ -117,7 +117,7 @@ def test_rules_apply_in_the_order_of_the_transformers_library() -> None:
 
 
 weights = st.lists(st.integers(0, 12), min_size=1, max_size=9).filter(any)
-"""Probabilities times their sum; equals are common."""
+"""Unnormalized probabilities, with frequent ties."""
 
 
 @settings(max_examples=200)

@@ -1,4 +1,4 @@
-"""Greedy and beam search against slow searches over random tables of probabilities."""
+"""Greedy and beam search against reference searches over random tables of probabilities."""
 
 import pytest
 import torch
@@ -87,7 +87,7 @@ def test_when_done_sources_are_dropped_changes_nothing(strategy: Strategy, monke
 
 
 class Cliff(Table):
-    """After three words the end is certain; before that it has little probability. The common rule stops at the first poor endings."""
+    """The end token is certain after three words and improbable before. The common stopping rule stops at the first improbable endings."""
 
     def logits(self, source: tuple[int, ...], prefix: tuple[int, ...]) -> torch.Tensor:
         if len(prefix) >= 6:

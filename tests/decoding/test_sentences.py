@@ -1,4 +1,4 @@
-"""Cutting text that is too long."""
+"""Splitting texts that are too long."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""Options of a call: they take the place of settings, None changes nothing, and an unknown one is refused by name."""
+"""Options of a call override settings, None is ignored, and unknown options raise an error."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Translating, n-best, scoring and loading, over a small model with random weights that reads and writes letters."""
+"""Translation, n-best lists, scoring and loading, with a small character model with random weights."""
 
 import math
 from pathlib import Path
@@ -124,7 +124,7 @@ def test_a_long_text_is_refused_when_asked() -> None:
     t = translator()
     fits, too_long = "a" * 23, "a" * 24
     t.translate([fits], too_long="refuse")
-    with pytest.raises(DataError, match=r"^news\.en:3: expected at most model\.max_seq_len = 24 tokens, .* found 25; split the line"):
+    with pytest.raises(DataError, match=r"^news\.en:3: expected at most model\.max_seq_len = 24 tokens, .* found 25; shorten the line"):
         t.translate([fits, "", too_long], too_long="refuse", name="news.en")
 
 
@@ -248,5 +248,5 @@ def test_a_missing_part_is_named(folder: Path, name: str) -> None:
 def test_the_tokenizer_of_another_model_is_refused(folder: Path) -> None:
     other: Tokenizers = letter_tokenizers("abcdefg")
     (folder / TOKENIZER).write_bytes(other.to_bytes())
-    with pytest.raises(CheckpointError, match=r"expected 17 symbols by source_vocab_size in config\.json, found 11"):
+    with pytest.raises(CheckpointError, match=r"expected source_vocab_size = 17 as in config\.json, found 11"):
         load(folder, precision="fp32")

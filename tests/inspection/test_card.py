@@ -42,7 +42,7 @@ def test_case_is_said_to_be_ignored_where_the_model_has_none(facts: Facts) -> No
     said = [
         card(replace(facts, recipe=facts.recipe.model_copy(update={"tokenizer": each}))) for each in (facts.recipe.tokenizer, lowercase)
     ]
-    assert ["pairs at most, upper and lower case aside)" in text for text in said] == [False, True]
+    assert [", case-insensitive)" in text for text in said] == [False, True]
 
 
 def test_every_figure_on_the_card_is_in_the_facts(facts: Facts) -> None:

@@ -1,4 +1,4 @@
-"""Sounds as a task: they are learnt, a resumed run is the same, what is measured and told of them, and where a run starts from."""
+"""Audio classification: training, resuming, validation metrics, report, and fine-tuning."""
 
 from pathlib import Path
 from typing import Any
@@ -50,7 +50,7 @@ SMALL = (
 
 @pytest.fixture
 def sounds() -> AudioRecipe:
-    """Return the packaged recipe made small."""
+    """Return a small version of the packaged recipe."""
     recipe = load_recipe("synthetic-sounds", SMALL)[0]
     assert isinstance(recipe, AudioRecipe)
     return recipe
@@ -112,7 +112,7 @@ def test_another_run_starts_from_a_trained_one(sounds: AudioRecipe, tmp_path: Pa
 
 
 def test_frames_need_samples() -> None:
-    with pytest.raises(ValueError, match="expected at least a sample a frame"):
+    with pytest.raises(ValueError, match="expected at least one sample per frame"):
         SpectrogramTransformer(seconds=0.001)
 
 

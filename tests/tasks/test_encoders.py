@@ -1,4 +1,4 @@
-"""Masked tokens, classes and vectors as tasks: what they measure, and that they learn."""
+"""Masked language modeling, classification and embedding: metrics, and that training works."""
 
 import math
 from pathlib import Path
@@ -60,7 +60,7 @@ def test_a_classifier_learns_and_says_how_well(classes: ClassificationRecipe, tm
 
 
 def test_the_mask_is_no_symbol_of_the_tokenizer(masked: MaskedRecipe, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"model\.mask_token_id: expected none, found 5: no symbol of the tokenizer is a mask"):
+    with pytest.raises(ConfigError, match=r"model\.mask_token_id: expected none, found 5: the mask token is not part of the tokenizer"):
         sit(masked.with_fields("model", mask_token_id=5), tmp_path / "run")
 
 

@@ -1,4 +1,4 @@
-"""Images as a task: they are learnt, what is measured of them, and another size goes on."""
+"""Image classification: training, metrics, and fine-tuning at another image size."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Instructions as a task: answers alone are learnt, a killed run ends as the run left alone, and what learned to answer stops."""
+"""Instruction tuning: only answers contribute to the loss, an interrupted run ends identically, and answers end."""
 
 from functools import partial
 from pathlib import Path
@@ -23,7 +23,7 @@ from transom.training.objectives.objective import CrossEntropy, forward_pass
 
 
 def instructions(folder: Path, **model: Any) -> InstructionRecipe:
-    """Two letters, to be said in either order."""
+    """Repeat two letters in the given or in reverse order."""
     letters = "abcdefgh"
     lines = [f"{rule} {x} {y}\t{answer}" for x in letters for y in letters for rule, answer in (("copy", f"{x} {y}"), ("swap", f"{y} {x}"))]
     (folder / "lines.tsv").write_text("\n".join(lines))

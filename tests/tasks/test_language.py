@@ -1,4 +1,4 @@
-"""Language modelling as a task: what it measures, what it tells, and that a killed run ends as the run left alone."""
+"""Language modeling: metrics, messages, and that an interrupted run ends identically."""
 
 import math
 from functools import partial

@@ -1,4 +1,4 @@
-"""Several target languages in one model: the tag decides, figures of each and of all, and what a resumed run may not change."""
+"""Multilingual translation: language tags, metrics per language and overall, and what a resumed run may not change."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Training, loading and predicting leave the caller's process as it was, however they end."""
+"""Training, loading and predicting restore the state of the process, also after errors."""
 
 import ctypes
 import gc
@@ -35,7 +35,7 @@ VARIABLES = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "GLOO_SOCKET_IFNAME", "OMP_NUM_T
 
 
 def state() -> dict[str, Any]:
-    """Whatever of a process a library could change."""
+    """Process state that a library could change."""
     getenv = ctypes.CDLL(None).getenv
     getenv.restype, getenv.argtypes = ctypes.c_char_p, [ctypes.c_char_p]
     numpy: Any = np.random.get_state()
@@ -63,7 +63,7 @@ def state() -> dict[str, Any]:
 
 @pytest.fixture(autouse=True)
 def _two_threads() -> Iterator[None]:
-    """Work with two threads, which training would change."""
+    """Set two threads, a number that training would change."""
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     yield
@@ -72,7 +72,7 @@ def _two_threads() -> Iterator[None]:
 
 @contextmanager
 def unchanged() -> Iterator[None]:
-    """Check that the process, with random states of its own, is afterwards as it was before."""
+    """Check that the state of the process is the same before and after."""
     random.seed(11)
     np.random.seed(12)
     torch.manual_seed(13)
@@ -99,7 +99,7 @@ def recipe_of(task: str, request: pytest.FixtureRequest, folder: Path) -> Recipe
 
 
 def predict(run: Any, images: Path) -> None:
-    """Ask a loaded run whatever it answers."""
+    """Call all prediction methods of a loaded run."""
     texts = ["the dog", "a red cat", "3"]
     match type(run).__name__:
         case "Translator":

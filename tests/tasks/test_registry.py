@@ -1,4 +1,4 @@
-"""Tasks are found by their folders, and one from outside is served like them: options, help, errors, training, loading, verbs."""
+"""Tasks are discovered by their folders; a plugin task is supported like them: options, help, errors, training, loading, verbs."""
 
 import ast
 import json
@@ -73,7 +73,7 @@ for words in json.loads(sys.argv[1]):
 
 
 def transom(*commands: list[str]) -> Iterator[tuple[int, str, str]]:
-    """Run command lines in a process that has imported the task from outside; yield exit code, output and messages of each."""
+    """Run command lines in a process that has imported the plugin task; yield exit code, stdout and stderr of each."""
     command = [sys.executable, "-W", "error", "-c", SCRIPT, json.dumps(commands)]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=120, env={**os.environ, "COLUMNS": "200"})
     assert done.returncode == 0, done.stderr
@@ -119,7 +119,7 @@ def test_a_task_from_outside_is_served_like_any_other(tmp_path: Path) -> None:
     assert "expected a run that transom translate can use, found one for transom classify" in next(outcomes)[2]
     assert next(outcomes)[0] == 0
     code, _, err = next(outcomes)
-    assert code == 0 and "learning symbols from 125 texts" in err
+    assert code == 0 and "training the tokenizer on 125 texts" in err
     assert "Name the authors that a model knows." in next(outcomes)[1]
     assert "transom authors runs/lines" in next(outcomes)[1]
     assert next(outcomes)[:2] == (0, "ann bob\n")

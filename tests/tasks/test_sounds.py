@@ -1,4 +1,4 @@
-"""Sounds: WAV files of all widths are read and bad ones refused, the spectrogram is its formula, SpecAugment goes by the sample."""
+"""Audio data: WAV files of all formats, errors of malformed ones, spectrograms against their formula, and SpecAugment."""
 
 import math
 import random
@@ -32,7 +32,7 @@ def test_every_width_is_read(width: int, channels: int) -> None:
 
 
 def floats(numbers: np.ndarray, bits: int, extensible: bool = False) -> bytes:
-    """Write mono floats with a header of the plain or the extensible form, and an odd part that nobody knows between."""
+    """Write mono floats with a plain or extensible header and an unknown chunk of odd length."""
     kind = struct.pack("<HHIIHH", 0xFFFE if extensible else 3, 1, 4000, 4000 * bits // 8, bits // 8, bits)
     kind += struct.pack("<HHIH", 22, bits, 4, 3) + bytes(14) if extensible else b""
     data = numbers.astype(f"<f{bits // 8}").tobytes()
@@ -78,7 +78,7 @@ def test_the_middle_is_read_and_short_sounds_are_padded_at_both_ends() -> None:
 
 
 def patched(data: bytes, at: int, form: str, value: int) -> bytes:
-    """Write another number into a header."""
+    """Replace a number in a header."""
     size = struct.calcsize(form)
     return data[:at] + struct.pack(form, value) + data[at + size :]
 
@@ -89,23 +89,23 @@ GOOD = wav(np.zeros(50), 2)
 @pytest.mark.parametrize(
     ("data", "why"),
     [
-        (b"", "expected a WAV file, found one that does not begin as these do"),
-        (b"not a sound, certainly", "found one that does not begin as these do"),
-        (GOOD[:11], "found one that does not begin as these do"),
-        (GOOD[:20], "found one whose header ends early"),
-        (GOOD[:40], "found one whose header ends early"),
+        (b"", "expected a WAV file, found no RIFF/WAVE header"),
+        (b"not a sound, certainly", "found no RIFF/WAVE header"),
+        (GOOD[:11], "found no RIFF/WAVE header"),
+        (GOOD[:20], "found a truncated header"),
+        (GOOD[:40], "found a truncated header"),
         (GOOD[:-10], "expected 50 samples by its header, found 45: the file is truncated"),
-        (patched(GOOD, 20, "<H", 85), "expected PCM of 8 to 32 bits or floats of 32 or 64, found format 85 of 16 bits"),
+        (patched(GOOD, 20, "<H", 85), "expected 8 to 32-bit PCM or 32 or 64-bit float, found format 85 with 16 bits"),
         (patched(GOOD, 20, "<H", 0xFFFE), "found format 65534 of 16 bits"),
         (patched(GOOD, 34, "<H", 64), "found format 1 of 64 bits"),
         (patched(GOOD, 34, "<H", 0), "found format 1 of 0 bits"),
         (patched(GOOD, 22, "<H", 0), "expected mono or stereo, found 0 channels"),
         (patched(GOOD, 22, "<H", 7), "expected mono or stereo, found 7 channels"),
-        (patched(GOOD, 24, "<I", 2**32 - 1), "expected 1,000 to 768,000 samples a second, found 4,294,967,295"),
-        (patched(GOOD, 24, "<I", 0), "samples a second, found 0"),
+        (patched(GOOD, 24, "<I", 2**32 - 1), "expected a sampling rate of 1,000 to 768,000 Hz, found 4,294,967,295"),
+        (patched(GOOD, 24, "<I", 0), "Hz, found 0"),
         (patched(GOOD, 40, "<I", 2**32 - 2), "expected 2,147,483,647 samples by its header, found 50: the file is truncated"),
-        (patched(GOOD, 16, "<I", 2**32 - 1), "found one whose header ends early"),
-        (floats(np.array([0.0, np.nan]), 32), "expected samples that are numbers, found some that are not finite"),
+        (patched(GOOD, 16, "<I", 2**32 - 1), "found a truncated header"),
+        (floats(np.array([0.0, np.nan]), 32), "expected finite samples, found NaN or infinity"),
         (floats(np.array([0.0, np.inf]), 64), "found some that are not finite"),
         (wav(np.zeros(0), 2), "found a file without samples"),
     ],
@@ -153,7 +153,7 @@ def test_folders_are_listed_and_mistakes_named(tmp_path: Path) -> None:
 
 
 def test_the_spectrogram_is_its_formula() -> None:
-    """Every sum written out, in Python's own numbers."""
+    """Reference implementation with explicit sums over Python numbers."""
     rate, n_fft, size, samples = 4000, 64, 8, 128
     torch.manual_seed(1)
     x = torch.randn(samples, dtype=torch.float64).float()

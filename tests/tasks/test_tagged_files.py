@@ -1,4 +1,4 @@
-"""Tagged words: files as they are read and refused, entities, windows, batches, and what the phrasebook's grammar tags."""
+"""Tagged sentences: files and their errors, entities, windows, batches, and tags of the phrasebook grammar."""
 
 import gzip
 from collections.abc import Sequence
@@ -53,7 +53,7 @@ def test_iob1_is_read_as_iob2(tmp_path: Path) -> None:
     ("text", "expected"),
     [
         ("", "expected at least one line, found an empty file"),
-        ("\n\n", "expected words with their tags, one a line, found none"),
+        ("\n\n", "expected a word and its tag per line, found none"),
         ("-DOCSTART- O\n", "expected words with their tags"),
         ("Ana\nLuis\n", "a.conll:1: expected at least 2 columns, of words and tags, separated by tabs or spaces, found 1"),
         ("Ana B-PER\n\nit PRP O\n", "a.conll:3: expected 2 columns, separated by spaces as in line 1, found 3; correct it"),
@@ -99,7 +99,7 @@ def test_a_tag_that_the_model_does_not_have_is_named_with_its_line(tmp_path: Pat
 
 
 def slowly(tags: Sequence[str]) -> set[Entity]:
-    """Find entities by looking at all parts of a sentence: of one label, begun by B or S or after another, and not to be gone on with."""
+    """Find entities by testing all spans of a sentence: one label, a valid start, and no possible continuation."""
     found = set[Entity]()
     for start in range(len(tags)):
         for end in range(start + 1, len(tags) + 1):

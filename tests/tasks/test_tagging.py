@@ -1,4 +1,4 @@
-"""Tags of words as a task: what it measures, that it learns, what it shows, and which runs it may start from."""
+"""Tagging: metrics, training, report, and which runs it may start from."""
 
 import subprocess
 import sys
@@ -90,7 +90,7 @@ def test_tags_that_stand_for_themselves_have_no_entities(tags: TaggingRecipe, tm
     tagger: Any = load(tmp_path / "run")
     found = tagger.tag(["the dog sleeps"])[0]
     assert set(found.tags) <= {"DET", "NOUN", "VERB"} and found.entities == []
-    with pytest.raises(ConfigError, match=r"training.select_by: 'f1' is of entities, .* found tags such as 'DET'; take 'accuracy'"):
+    with pytest.raises(ConfigError, match=r"training.select_by: expected entity tags .* found tags such as 'DET'; set it to 'accuracy'"):
         sit(changed(recipe, select_by="f1"), tmp_path / "other")
 
 
@@ -101,7 +101,7 @@ def test_tags_of_validation_alone_are_refused_and_so_are_those_of_another_file(t
     with pytest.raises(DataError, match=r"valid.conll:2: expected one of the tags 'B-ANIMAL', .* found 'B-BEAST'"):
         sit(TaggingRecipe.model_validate(raw), tmp_path / "run")
     (tmp_path / "tagged.conll").write_text("a\tO\n\nb\tO\n")
-    with pytest.raises(DataError, match=r"expected 2 to 10,000 tags, found 1 \('O'\); is that the column of tags\?"):
+    with pytest.raises(DataError, match=r"expected 2 to 10,000 tags, found 1 \('O'\); check tag_column"):
         sit(tags, tmp_path / "run")
 
 

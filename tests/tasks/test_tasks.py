@@ -1,4 +1,4 @@
-"""What holds for every task: a killed run ends as the run left alone, and processes make the steps of one."""
+"""Every task: an interrupted run ends identically, and data-parallel training equals training in one process."""
 
 import math
 from functools import partial

@@ -1,4 +1,4 @@
-"""Linear maps made ready to be applied thousands of times."""
+"""Linear layers with weights prepacked for repeated inference."""
 
 from collections.abc import Callable
 from typing import NamedTuple, Protocol, runtime_checkable
@@ -15,24 +15,24 @@ Activation = Callable[[Tensor], Tensor]
 
 @runtime_checkable
 class Product(Protocol):
-    """A linear map y = x W^T + b, with an activation behind it where it was made so."""
+    """A linear layer y = f(x W^T + b), with an optional activation f."""
 
     def __call__(self, x: Float[Tensor, "*axes inner"], plus: Float[Tensor, "*axes outer"] | None = None) -> Float[Tensor, "*axes outer"]:
-        """Apply it and add ``plus``."""
+        """Return f(x W^T + b), with ``plus`` added if given."""
         ...
 
 
 class Plain:
-    """The map as PyTorch applies it."""
+    """Linear layer computed by ``torch.nn.functional.linear``, without prepacking."""
 
     def __init__(
         self, weight: Float[Tensor, "outer inner"], bias: Float[Tensor, "outer"] | None = None, after: Activation | None = None
     ) -> None:
-        """Hold the weights."""
+        """Store weight, bias and activation."""
         self.weight, self.bias, self.after = weight, bias, after
 
     def __call__(self, x: Float[Tensor, "*axes inner"], plus: Float[Tensor, "*axes outer"] | None = None) -> Float[Tensor, "*axes outer"]:
-        """Apply it."""
+        """Return f(x W^T + b), with ``plus`` added if given."""
         y = F.linear(x, self.weight, self.bias)
         if self.after is not None:
             y = self.after(y)
@@ -40,29 +40,29 @@ class Plain:
 
 
 STEP_ROWS = 32
-"""Rows of x in a step of a search."""
+"""Typical number of rows of x in a decoding step."""
 
 READING_ROWS = 2048
-"""Rows of x where whole texts are read."""
+"""Typical number of rows of x when whole texts are encoded."""
 
 
 @operation("packed_linear")
 def make_product(weight: Float[Tensor, "outer inner"], bias: Float[Tensor, "outer"] | None, after: Activation | None, rows: int) -> Product:
-    """Make a linear map, with an activation behind it, for products of about ``rows`` rows; others work as well."""
+    """Build a linear layer with an optional activation, optimized for about ``rows`` rows of x; it accepts any number."""
     return Plain(weight, bias, after)
 
 
 class Arithmetic(NamedTuple):
-    """How products are made.
+    """Builds linear layers for one use.
 
     Attributes:
-        rows: of x, about.
-        dtype: of what flows between them.
+        rows: expected number of rows of x.
+        dtype: dtype of the activations.
     """
 
     rows: int
     dtype: torch.dtype
 
     def make(self, weight: Float[Tensor, "outer inner"], bias: Float[Tensor, "outer"] | None, after: Activation | None = None) -> Product:
-        """Make a linear map."""
+        """Build a linear layer."""
         return make_product(weight, bias, after, self.rows)

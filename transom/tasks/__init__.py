@@ -1,1 +1,1 @@
-"""The tasks, a folder each: ``schema.py`` says what a recipe may hold, ``task.py`` ties data, model, loss, metrics and answers together."""
+"""Tasks, one package each: ``schema.py`` defines the recipe, ``task.py`` connects data, model, loss, metrics and predictor."""

@@ -1,4 +1,4 @@
-"""A fair comparison of components: one recipe trained with each, from the same seeds, on the same data in the same order."""
+"""Compares components: trains one recipe with each, with the same seeds and the same data order."""
 
 import math
 import re
@@ -24,39 +24,39 @@ from transom.training.events import Event, Stepped
 from transom.training.record import read_history
 
 CURVE = "loss.svg"
-"""Name of the picture of the validation losses."""
+"""File name of the chart of validation losses."""
 
 SAME = ("training.seed", "training.max_steps")
-"""Fields that are the same in all runs that are compared."""
+"""Fields that all compared runs share."""
 
 
 class Variant(NamedTuple):
-    """What is trained: the base under its name, or the base with one field of another value."""
+    """A variant to train: the base recipe, or the base with one field changed."""
 
     name: str
     overrides: tuple[str, ...] = ()
 
     @property
     def folder(self) -> str:
-        """The name as a folder's."""
+        """The name of the run folder."""
         return re.sub(r"[^\w.-]+", "-", self.name).strip("-.")
 
     @property
     def label(self) -> str:
-        """The name in a legend: of a field without its table, of a plugin's class without its file."""
+        """The name in the legend: a field without its table, or a plugin class without its file."""
         field, sets, value = self.name.partition("=")
         return f"{field.rpartition('.')[2]}={value}" if sets else self.name.rpartition(":")[2]
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What the runs of a variant came to, one value per seed.
+    """Results of the runs of a variant, one value per seed.
 
     Attributes:
-        name: of the variant.
-        parameters: of its model.
-        losses: on the validation data, in nats, after the last step.
-        speeds: target tokens (or texts, or images) per second of training, median over the run.
+        name: name of the variant.
+        parameters: number of parameters of its model.
+        losses: validation loss after the last step, in nats.
+        speeds: target tokens (or texts, or images) per second, median over the run.
         curves: (step, validation loss) of each run.
     """
 
@@ -68,11 +68,11 @@ class Measured:
 
     @property
     def mean_curve(self) -> list[tuple[float, float]]:
-        """The mean over the seeds at each validation that every run has."""
+        """Mean over the seeds at each validation that all runs have."""
         return [(points[0][0], statistics.fmean(loss for _, loss in points)) for points in zip(*self.curves, strict=False)]
 
     def to_json(self, base: "Measured") -> dict[str, Any]:
-        """Return plain data; the difference is of losses from the base's, seed by seed."""
+        """Return the results as JSON-serializable data; the difference is the loss minus that of the base with the same seed."""
         differences = [mine - theirs for mine, theirs in zip(self.losses, base.losses, strict=True)]
         return {
             "name": self.name,
@@ -85,26 +85,26 @@ class Measured:
 
 
 def _spread(values: Sequence[float]) -> dict[str, float]:
-    """Return mean and sample standard deviation."""
+    """Return the mean and sample standard deviation."""
     return {"mean": statistics.fmean(values), "spread": statistics.stdev(values) if len(values) > 1 else 0.0}
 
 
 def variants_of(base: str, overrides: Sequence[str], wanted: Iterable[str]) -> list[Variant]:
-    """Return the base and a variant for each component that is wanted.
+    """Return the base and one variant per component.
 
     Args:
         base: name of a packaged recipe, or path of a TOML file.
-        overrides: changes to it, which all variants share.
-        wanted: ``model.norm=rmsnorm``; or ``my_ff.py:Mine``, a class of a plugin, which is imported and goes into the field that takes it.
+        overrides: changes to the base that all variants share.
+        wanted: ``model.norm=rmsnorm``, or ``my_ff.py:Mine``: a plugin class, which is imported and set in the field that accepts it.
 
     Raises:
-        ConfigError: what is wanted is neither, is no part of a model or its training, or is asked for twice.
+        ConfigError: a component has neither form, is not a field of the model or training, or is given twice.
     """
     recipe = load_training(base, overrides)[0]
     variants = [Variant(Path(base).stem), *(_variant(each, recipe) for each in wanted)]
     folders = [variant.folder for variant in variants]
     if twice := [variant.name for variant in variants if folders.count(variant.folder) > 1]:
-        raise ConfigError(f"--with {twice[-1]}: expected components to compare, found it twice; leave one out")
+        raise ConfigError(f"--with {twice[-1]}: expected each component once, found it twice; remove one")
     return variants
 
 
@@ -112,7 +112,7 @@ def _variant(wanted: str, recipe: Recipe) -> Variant:
     if "=" in wanted:
         path = parse_override(wanted).path
         if path[0] not in ("model", "training") or len(path) < 2 or ".".join(path) in SAME:
-            raise ConfigError(f"--with {wanted}: expected a field of model or training, found one that all runs must share; use --set")
+            raise ConfigError(f"--with {wanted}: expected a field of model or training, found one that all runs share; set it with --set")
         return Variant(wanted, (wanted,))
     file, _, name = wanted.rpartition(":")
     if not file:
@@ -120,14 +120,14 @@ def _variant(wanted: str, recipe: Recipe) -> Variant:
     (plugin,) = import_plugins([file])
     schema = component_in(plugin, name)
     if (field := field_of(recipe, schema)) is None:
-        raise ConfigError(f"--with {wanted}: expected a component that task '{recipe.task}' has a field for, found none; take another base")
+        raise ConfigError(f"--with {wanted}: expected a component that task '{recipe.task}' has a field for, found none; use another base")
     return Variant(wanted, (f"{field}={kinds(schema)[0]}",))
 
 
 def field_of(recipe: Recipe, schema: type[Schema]) -> str | None:
-    """Return the outermost field of a recipe that takes a component; None if none does."""
+    """Return the outermost field of a recipe that accepts a component; None if there is none."""
     waiting: list[tuple[str, Schema]] = [("", recipe)]
-    for place, part in waiting:  # which grows
+    for place, part in waiting:  # the list grows in the loop
         for name, field in type(part).model_fields.items():
             if schema in members(field):
                 return place + name
@@ -137,7 +137,7 @@ def field_of(recipe: Recipe, schema: type[Schema]) -> str | None:
 
 
 def shortened(recipe: Recipe, steps: int) -> list[str]:
-    """Return the overrides by which a comparison of so many steps is made of a recipe: ten validations, and a warmup that fits."""
+    """Return the overrides that shorten a recipe to ``steps`` steps: ten validations and a proportional warmup."""
     warmup = max(recipe.training.schedule.warmup_steps * steps // recipe.training.max_steps, 1)
     return [
         f"training.max_steps={steps}",
@@ -151,10 +151,10 @@ def shortened(recipe: Recipe, steps: int) -> list[str]:
 
 
 class Comparison:
-    """Runs of one recipe with several components, in a folder: ``FOLDER/VARIANT/seed-N``, and a picture of their losses."""
+    """Runs of one recipe with several components in ``FOLDER/VARIANT/seed-N``, and a chart of their losses."""
 
     def __init__(self, base: str, overrides: Sequence[str], variants: Sequence[Variant], steps: int, n_seeds: int, out: Path) -> None:
-        """Check the recipes of all runs before the first one begins.
+        """Validate the recipes of all runs before the first one starts.
 
         Raises:
             ConfigError: a variant does not fit the recipe.
@@ -170,23 +170,23 @@ class Comparison:
 
     @property
     def seeds(self) -> range:
-        """1 to N."""
+        """The seeds 1 to N."""
         return range(1, self.n_seeds + 1)
 
     @property
     def n_steps(self) -> int:
-        """Steps of all runs together."""
+        """Total number of steps of all runs."""
         return self.steps * self.n_seeds * len(self.variants)
 
     def train(self, resume: bool, tell: Callable[[int, int], None]) -> Sitting | None:
-        """Train all runs, seed by seed, so that whatever slows the machine for a while slows every variant.
+        """Train all runs, seed by seed, so that a temporary slowdown of the machine affects all variants.
 
         Args:
-            resume: go on with the runs that are there.
-            tell: is told how many steps are done, and of how many.
+            resume: resume existing runs.
+            tell: progress callback, called with the number of steps done and the total.
 
         Returns:
-            What a signal stopped; None if all is done.
+            The result of the run that a signal stopped; None if all runs are done.
         """
         for done, (seed, variant) in enumerate(product(self.seeds, self.variants)):
             recipe, base, asked = self._recipes[variant][seed - 1]
@@ -201,7 +201,7 @@ class Comparison:
         return None
 
     def measured(self) -> list[Measured]:
-        """Read what the runs came to from their folders, the base first; draw the losses."""
+        """Read the results of all runs from their folders, the base first; write the chart of losses."""
         found = [self._measured(variant) for variant in self.variants]
         curves = zip([variant.label for variant in self.variants], [each.mean_curve for each in found], strict=True)
         drawn = [Line(label, curve) for label, curve in curves if any(math.isfinite(y) for _, y in curve)]
@@ -230,5 +230,5 @@ class Comparison:
 
 
 def _number(loss: float | None) -> float:
-    """Return a loss; one that was not finite is recorded as none."""
+    """Return a recorded loss; None, the record of a non-finite loss, becomes NaN."""
     return math.nan if loss is None else loss

@@ -1,4 +1,4 @@
-"""What encoders of several tasks can do beside their own: give texts vectors."""
+"""The verb ``transom embed`` for encoders of other tasks."""
 
 from typing import Any
 
@@ -7,5 +7,5 @@ from transom.decoding.predictors.encoder_predictor import EncoderPredictor
 
 
 def embedder_of(found: EncoderPredictor[Any]) -> Embedder:
-    """Return what gives texts vectors with the encoder of another task."""
+    """Return an embedder that uses the encoder of another task's predictor."""
     return Embedder(found.model, found.tokenizer, found.reading, found.precision, found.reader, found.origin)

@@ -1,4 +1,4 @@
-"""Importing PyTorch with no signal lost."""
+"""Imports PyTorch without losing signals."""
 
 import signal
 import threading
@@ -8,10 +8,10 @@ from contextlib import contextmanager
 
 @contextmanager
 def signals_held() -> Iterator[None]:
-    """Let Ctrl-C and SIGTERM wait for the end of what is imported here.
+    """Defer Ctrl-C and SIGTERM until the imports in this context are done.
 
-    PyTorch swallows whatever is raised while it imports NumPy, and goes on with a half of it: the stop that was asked for would be
-    lost, and end in a fault somewhere else.
+    PyTorch swallows exceptions raised while it imports NumPy and continues with a partially imported module: a stop request would be
+    lost and cause an error elsewhere.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -64,7 +64,9 @@ def _load(folder: str | Path, precision: PrecisionName) -> tuple[Any, type[Recip
     recipe = load_recipe(run.path / RECIPE)[0] if run.holds_recipe else None
     schema = type(recipe) if recipe is not None else next(each for each in tasks().values() if _may_have(each, config))
     if not _may_have(schema, config):
-        raise CheckpointError(f"{run.path / RECIPE}: expected the recipe of a {config.kind} model by {CONFIG}; they are of different runs")
+        raise CheckpointError(
+            f"{run.path / RECIPE}: expected the recipe of a {config.kind} model as in {CONFIG}; the files are from different runs"
+        )
     return task_of(schema).predictor(LoadedRun(model, tokenizers, recipe, chosen, eight_bits, str(folder))), schema
 
 
@@ -78,8 +80,8 @@ def _tokenizers(run: RunFolder, config: Architecture) -> Tokenizers:
     for name, tokenizer in zip(config.VOCABULARIES, (tokenizers.source, tokenizers.target), strict=False):
         if tokenizer.vocab_size != (expected := getattr(config, name)):
             raise CheckpointError(
-                f"{run.path / TOKENIZER}: expected {expected} symbols by {name} in {CONFIG}, found {tokenizer.vocab_size};"
-                " they are of different runs"
+                f"{run.path / TOKENIZER}: expected {name} = {expected} as in {CONFIG}, found {tokenizer.vocab_size};"
+                " the files are from different runs"
             )
     return tokenizers
 

@@ -1,4 +1,4 @@
-"""The two pages that a finished run leaves for people: ``report.html`` and the model card ``README.md``."""
+"""Writes the report ``report.html`` and the model card ``README.md`` of a finished run."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -14,11 +14,11 @@ from transom.training.record import read_history
 from transom.training.setup import Parts
 
 ALIGNED = 2
-"""Translations of the last validation of which the report shows the alignment."""
+"""Maximum number of alignments in the report, of translations of the last validation."""
 
 
 def write_pages(parts: Parts, finished: Finished) -> list[str]:
-    """Write the report and the card of a run, from what was known before it, its metrics and its last event; return its problems."""
+    """Write the report and model card of a run from its setup, metrics and last event; return warnings about the training."""
     name = parts.folder.path.resolve().name
     facts = gather(name, parts.recipe, parts.facts, read_history(parts.folder.metrics), finished.seconds)
     parts.folder.load_weights(parts.validated)
@@ -29,6 +29,6 @@ def write_pages(parts: Parts, finished: Finished) -> list[str]:
 
 
 def _alignments(parts: Parts, samples: Sequence[Mapping[str, str]]) -> list[Alignment]:
-    """Align some of the answers, where the task can."""
+    """Align some of the validation samples, if the task supports it."""
     align = getattr(parts.task, "alignments", None)
     return [] if align is None else list(islice(align(parts.validated, samples), ALIGNED))

@@ -1,4 +1,4 @@
-"""Pairs made ready for the tasks that learn from them: both sides, their tokenizers, training batches."""
+"""Pairs of texts for the tasks that train on them: splits, tokenizers and training batches."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,11 +18,11 @@ from transom.training.task import Reader
 
 @dataclass(frozen=True)
 class PairedText:
-    """The pairs of a run, by the tag of their target language; None for the only one.
+    """The pairs of a run, by the tag of their target language; the key is None if there is only one language.
 
     Attributes:
-        splits: all of them.
-        tokenizers: of both sides.
+        splits: training, validation and test pairs.
+        tokenizers: tokenizers of source and target.
         loaders: training batches.
     """
 
@@ -32,16 +32,16 @@ class PairedText:
 
 
 def read_pairs(recipe: PairRecipe, reader: Reader, make: MakeBatch, languages: Sequence[Language] = ()) -> PairedText:
-    """Read a recipe's pairs, make its tokenizers or load those of another run, and lay out training batches.
+    """Read the pairs of a recipe, train its tokenizers or load those of another run, and build training batches.
 
     Args:
-        recipe: what to train.
-        reader: who reads.
-        make: makes a batch.
-        languages: the recipe's pairs into several target languages, if they are.
+        recipe: the recipe to train.
+        reader: the context in which the data are read.
+        make: builds a batch.
+        languages: the target languages of a multilingual recipe.
 
     Raises:
-        TransomError: the data cannot be read, or do not fit the recipe.
+        TransomError: the data cannot be read or do not fit the recipe.
     """
     reader.tell("reading the data")
     splits = load_languages(recipe.data, reader.base, languages)
@@ -69,17 +69,17 @@ def read_pairs(recipe: PairRecipe, reader: Reader, make: MakeBatch, languages: S
 
 
 def train_pair_tokenizers(recipe: PairRecipe, base: Path, tell: Callable[[str], None], languages: Sequence[Language] = ()) -> Tokenizers:
-    """Learn the symbols of a recipe's training pairs; ``tell`` is told how many they are."""
+    """Train the tokenizers of a recipe on its training pairs; call ``tell`` with a line of progress."""
     splits = load_languages(recipe.data, base, languages)
     pairs = together([of_language.train for of_language in splits.values()])
-    tell(f"learning symbols from {len(pairs.source):,} pairs ...")
+    tell(f"training the tokenizers on {len(pairs.source):,} pairs ...")
     return Tokenizers.train(pairs, recipe.tokenizer, [to for to in splits if to is not None])
 
 
 def _check_tags(tags: list[str], known: tuple[str, ...]) -> None:
-    """Refuse languages that a tokenizer which was given has no tags for, and none where it has some."""
+    """Check that the languages match the tags of the tokenizer: each has a tag, and there are some if and only if it has tags."""
     if not set(tags) <= set(known) or bool(tags) != bool(known):
         raise ConfigError(
-            f"data.languages: expected {'tags among ' + ', '.join(known) if known else 'none'}, which the tokenizer of the run was made"
-            f" with, found {', '.join(tags) or 'none'}; change them or begin anew"
+            f"data.languages: expected {'tags among ' + ', '.join(known) if known else 'none'}, with which the tokenizer was trained,"
+            f" found {', '.join(tags) or 'none'}; change them or start a new run"
         )

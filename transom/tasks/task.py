@@ -1,4 +1,4 @@
-"""What the package asks of a task: to read its data, to answer with its models, and to serve verbs of the command line."""
+"""Interface of a task: reads its data, builds predictors for its models, and supports verbs of the command line."""
 
 from collections.abc import Callable, Mapping
 from importlib import import_module
@@ -20,15 +20,15 @@ from transom.training.task import Reader, Task
 
 
 class LoadedRun(NamedTuple):
-    """A run as it was read from its folder, for what answers with it.
+    """A run loaded from its folder, from which a task builds a predictor.
 
     Attributes:
-        model: ready to answer.
-        tokenizers: of texts; None for models that read none.
-        recipe: of the run, which is of the task that is asked; None where the folder has none.
-        precision: type of the matrix products, with the reason.
-        eight_bits: take the decoder's steps in 8 bits.
-        origin: the run folder, for people.
+        model: the model, prepared for inference.
+        tokenizers: the tokenizers; None for models that read no text.
+        recipe: the recipe of the run, of this task; None if the folder has none.
+        precision: dtype of the matrix products with the reason for the choice.
+        eight_bits: use int8 weights in the decoding steps.
+        origin: the run folder, for display.
     """
 
     model: Network
@@ -40,21 +40,21 @@ class LoadedRun(NamedTuple):
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer of a model that reads one kind of text."""
+        """The tokenizer of a model with a single vocabulary."""
         assert self.tokenizers is not None, "a model with a vocabulary is loaded with its tokenizer"
         return self.tokenizers.source
 
     @property
     def decoding(self) -> Any:
-        """How the recipe answers; None where there is no recipe."""
+        """Decoding settings of the recipe; None without a recipe."""
         return None if self.recipe is None else self.recipe.decoding
 
     @property
     def searcher(self) -> Any:
-        """The model laid out for decoding, or a ``Deferred`` one: laying it out may compile C++, which takes seconds on a new machine.
+        """The fastest implementation of the model's decoding steps; ``Deferred``, because making it may compile C++ for seconds.
 
         Raises:
-            ConfigError: 8 bits are asked for, and this model or this machine cannot.
+            ConfigError: ``eight_bits`` is set, and the model or the machine does not support it.
         """
         if self.eight_bits:
             return searcher_of(self.model, eight_bits=True)
@@ -63,58 +63,58 @@ class LoadedRun(NamedTuple):
 
 @runtime_checkable
 class TaskClass(Protocol):
-    """The class of a task, which ``Recipe.TASK`` names: it makes the task of a recipe's data, and what answers with a run's model."""
+    """The class that ``Recipe.TASK`` names: builds a task from the data of a recipe, and a predictor from the model of a run."""
 
     PREDICTOR: ClassVar[type]
-    """What ``predictor`` gives."""
+    """The class that ``predictor`` returns."""
 
     VERBS: ClassVar[Mapping[str, Callable[[Any], Any]]]
-    """What a verb works with, made of a predictor; not listed is the verb of the recipe where that is the predictor itself."""
+    """Functions that build the object a verb uses from a predictor; ``Recipe.VERB`` is missing if it uses the predictor itself."""
 
     def read(self, recipe: Any, reader: Reader) -> Task:
-        """Read the data of a recipe, and make the task of them."""
+        """Read the data of a recipe and build the task."""
         ...
 
     def predictor(self, run: LoadedRun) -> Any:
-        """Return what answers with the model of a run."""
+        """Return the predictor of a run."""
         ...
 
 
 @runtime_checkable
 class LearnsSymbols(Protocol):
-    """The class of a task on text."""
+    """A task class that trains tokenizers: a task on text."""
 
     def train_tokenizers(self, recipe: Any, base: Path, tell: Callable[[str], None]) -> Tokenizers:
-        """Learn the symbols of a recipe's training data; ``tell`` is told of how many texts."""
+        """Train the tokenizers of a recipe on its training data; call ``tell`` with a line of progress."""
         ...
 
 
 @runtime_checkable
 class Classifying(Protocol):
-    """What ``transom classify`` works with."""
+    """The object that ``transom classify`` uses."""
 
     NOUN: ClassVar[str]
-    """What has a class, in the plural."""
+    """Noun for the classified items, in the plural."""
 
     KEY: ClassVar[str]
-    """The same in the singular, the name of it in JSON."""
+    """The same noun in the singular, the key of an item in JSON output."""
 
     @property
     def max_tokens(self) -> int | None:
-        """Most tokens that the model reads of one; None where nothing is ever cut."""
+        """Maximum tokens of an item, special tokens excluded; None if items are never truncated."""
         ...
 
     def classify(self, items: list[str], too_long: TooLong, tell: Tell) -> list[Classified]:
-        """Name the class of each: of a text, or of a file."""
+        """Predict the class of each item: a text or a file."""
         ...
 
     def score(self, labelled: Path, too_long: TooLong, tell: Tell) -> Scores:
-        """Compare the classes that the model names with those of labelled data."""
+        """Return classification metrics on labeled data."""
         ...
 
 
 def task_of(recipe: Recipe | type[Recipe]) -> Any:
-    """Import the class of a recipe's task, a ``TaskClass``."""
+    """Import and return the task class of a recipe, a ``TaskClass``."""
     module, _, name = recipe.TASK.partition(":")
     return getattr(import_module(module), name)
 
@@ -122,5 +122,5 @@ def task_of(recipe: Recipe | type[Recipe]) -> Any:
 def set_up(
     recipe: Recipe, base: Path, folder: RunFolder, tell: Callable[[str], None] = lambda _: None, asked: Asked = NOTHING_ASKED
 ) -> setup.Parts:
-    """Set up a training of whatever task the recipe is of, as ``training.setup.set_up`` does."""
+    """Set up the training of a recipe of any task; see ``training.setup.set_up``."""
     return setup.set_up(recipe, base, folder, task_of(recipe).read, tell, asked)

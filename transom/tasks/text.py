@@ -1,4 +1,4 @@
-"""What the tasks on text share: the data of a run with their tokenizers; and plain text as documents and streams of tokens."""
+"""Base class of text tasks, and tokenized plain text as documents and token streams."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,25 +27,25 @@ ValidT = TypeVar("ValidT")
 
 @runtime_checkable
 class PlacedBatches(Batches, Protocol):
-    """Training batches whose samples have a place in the data."""
+    """Training batches whose samples can be located in the data."""
 
     def place(self, sample: int) -> str:
-        """Name a sample by its place, for people."""
+        """Describe a sample by its location in the data, for messages."""
         ...
 
 
 @dataclass(frozen=True)
 class TextTask(Generic[RecipeT, LoaderT, ValidT]):
-    """Data of a task on text, ready to be learnt from.
+    """Base class of text tasks: tokenized training and validation data.
 
     Attributes:
-        recipe: as resolved; what only the data tell, such as vocabulary sizes, is filled in.
-        tokenizers: of both sides; of one text, twice the same.
+        recipe: the resolved recipe, with fields that depend on the data, such as vocabulary sizes, filled in.
+        tokenizers: tokenizers of source and target; the same one twice for a single text.
         loader: training batches.
         valid: validation data.
-        valid_batches: the same as batches.
-        report: what is known of the data.
-        data: hash of all training and validation data, in their order.
+        valid_batches: the validation data in batches.
+        report: the data report.
+        data: hash of all training and validation data, in order.
     """
 
     recipe: RecipeT
@@ -60,31 +60,31 @@ class TextTask(Generic[RecipeT, LoaderT, ValidT]):
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer of the source, or of the one text."""
+        """The tokenizer of the source or of the single text."""
         return self.tokenizers.source
 
     def write(self, folder: RunFolder) -> None:
-        """Leave in the run folder what answering needs beside the model."""
+        """Save the tokenizers in the run folder."""
         folder.write(TOKENIZER, self.tokenizers.to_bytes())
 
     def place(self, sample: int) -> str:
-        """Name a training sample by its place in the data."""
+        """Describe a training sample by its location in the data."""
         return self.loader.place(sample)
 
     def objective(self, model: Network) -> Objective:
-        """Return the loss that a model is learned from."""
+        """Return the training loss of the task."""
         return CrossEntropy(self.recipe.training.label_smoothing)
 
 
 @dataclass(frozen=True)
 class Text:
-    """The text of a run.
+    """The tokenized text of a run.
 
     Attributes:
-        splits: its documents.
-        tokenizer: of all of them.
-        streams: the same as tokens, by the split's name.
-        windows: training batches of it.
+        splits: the documents.
+        tokenizer: the tokenizer of all documents.
+        streams: token stream of each split, by its name.
+        windows: training batches.
     """
 
     splits: Splits[Documents]
@@ -94,7 +94,7 @@ class Text:
 
     @property
     def fingerprint(self) -> str:
-        """Hash training and validation text in their order, so that a run can tell whether its data are still the same."""
+        """Hash of training and validation text in order, by which a resumed run detects changed data."""
         total = blake2b(digest_size=16)
         for documents in (self.splits.train, self.splits.valid):
             for text in documents.texts:
@@ -104,21 +104,21 @@ class Text:
 
 
 def read_text(recipe: TextRecipe, data: TextData, reader: Reader, token_dropout: float = 0.0) -> Text:
-    """Read a recipe's text, make its tokenizer or load that of another run, and cut training windows.
+    """Read the text of a recipe, train its tokenizer or load that of another run, and build training windows.
 
     Args:
-        recipe: what to train.
-        data: its data.
-        reader: who reads.
-        token_dropout: share of the training tokens that are blanked.
+        recipe: the recipe to train.
+        data: data section of the recipe.
+        reader: the context in which the data are read.
+        token_dropout: mean fraction of the training tokens replaced by [UNK].
 
     Raises:
-        TransomError: the text cannot be read, or does not suit the tokenizer.
+        TransomError: the text cannot be read or does not fit the tokenizer.
     """
     reader.tell("reading the text")
     splits = load_text(data, reader.base)
     tokenizer = tokenizer_of(splits.train.texts, recipe, reader)
-    reader.tell("reading the text as tokens")
+    reader.tell("tokenizing the text")
     streams, training = {name: Stream(part, tokenizer) for name, part in splits.parts.items()}, recipe.training
     windows = WindowLoader(
         streams["train"],
@@ -132,7 +132,7 @@ def read_text(recipe: TextRecipe, data: TextData, reader: Reader, token_dropout:
 
 
 def train_text_tokenizers(texts: Sequence[str], tokenizer: TokenizerConfig, tell: Callable[[str], None]) -> Tokenizers:
-    """Learn the symbols of training texts; ``tell`` is told how many they are."""
-    tell(f"learning symbols from {len(texts):,} texts ...")
+    """Train a tokenizer on training texts; call ``tell`` with a line of progress."""
+    tell(f"training the tokenizer on {len(texts):,} texts ...")
     of_text = Tokenizer.train(texts, tokenizer)
     return Tokenizers(of_text, of_text)

@@ -75,7 +75,7 @@ class Options(TypedDict, total=False):
 
     Attributes:
         temperature, top_k, top_p, min_p, typical_p: reshape the distribution; see ``config.decoding.Sampling``.
-        repetition_penalty, frequency_penalty, presence_penalty: likewise.
+        repetition_penalty, frequency_penalty, presence_penalty: see ``config.decoding.Sampling``.
         exit_threshold: confidence at which a token skips the remaining blocks.
         max_new_tokens: maximum number of generated tokens per text.
         min_new_tokens: minimum number of generated tokens before the end token.
@@ -171,8 +171,7 @@ class Generator:
             precision: dtype of the matrix products with the reason for the choice, for display.
             searcher: a faster implementation of the decoding steps, perhaps made on first use; defaults to the model itself, which may
                 still be in training.
-            answering: the model is instruction-tuned: the answer token is appended to each prompt, and the answer is decoded as a text of
-                its own.
+            answering: append the answer token to each prompt, and decode the answer as a text of its own.
             exits_learned: earlier blocks were trained to predict tokens, or this is unknown.
             origin: folder it was loaded from, for ``repr``.
         """
@@ -326,8 +325,8 @@ class Generator:
             check_too_long(too_long, "window", "refuse")
         if settings.exit_threshold < 1 and isinstance(self._searcher, CompiledLanguageModel) and self._searcher.kind == "int8":
             raise ConfigError(
-                f"decoding.exit_threshold = {settings.exit_threshold:g}: expected it with a precision other than int8, whose kernels"
-                " run all blocks for every token; set precision to auto, or exit_threshold to 1"
+                f"decoding.exit_threshold = {settings.exit_threshold:g}: expected a precision other than int8, whose"
+                " kernels run all blocks for every token; set precision to auto, or exit_threshold to 1"
             )
         return settings, EarlyExits.of(self.model, settings.exit_threshold) if settings.exit_threshold < 1 else None
 

@@ -58,7 +58,7 @@ def bits_per_byte(scores: Sequence[TextScore]) -> float:
     """
     n_bytes = sum(score.n_bytes for score in scores)
     if n_bytes == 0:
-        raise DataError("expected some text to score, found none")
+        raise DataError("expected at least one byte of text to score, found none")
     return -sum(score.log_p for score in scores) / math.log(2) / n_bytes
 
 
@@ -70,5 +70,5 @@ def perplexity(scores: Sequence[PairScore] | Sequence[TextScore]) -> float:
     """
     n_tokens = sum(score.n_tokens for score in scores)
     if n_tokens == 0:
-        raise DataError("expected something to score, found nothing")
+        raise DataError("expected at least one token to score, found none")
     return math.exp(min(-sum(score.log_p for score in scores) / n_tokens, 700.0))

@@ -273,8 +273,8 @@ class Translator:
                 pieces.append([[*prefix, *tokens]])
             elif too_long == "refuse":
                 raise DataError(
-                    f"{name}:{number}: expected at most model.max_seq_len = {limit + len(prefix)} tokens, special tokens included, found"
-                    f" {len(prefix) + len(tokens) + 1}; shorten the line, or set too_long to 'split'"
+                    f"{name}:{number}: expected at most model.max_seq_len = {limit + len(prefix)} tokens, special tokens included,"
+                    f" found {len(prefix) + len(tokens) + 1}; shorten the line, or set too_long to 'split'"
                 )
             else:
                 cut = split_text(text, lambda piece: len(encoder.encode(piece)) < limit)

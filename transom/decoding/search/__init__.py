@@ -1,1 +1,1 @@
-"""Search over sequences: greedy, beam and sampled, with filters and stopping rules."""
+"""Decoding strategies: greedy search, beam search and sampling, with logits processors and stop strings."""

@@ -1,4 +1,4 @@
-"""Beam search with GNMT's length penalty and a stopping rule that cannot stop too early."""
+"""Beam search with GNMT's length penalty and an exact stopping rule."""
 
 from dataclasses import dataclass
 
@@ -12,24 +12,24 @@ from transom.decoding.search.roles import NEVER, Hypothesis, Limits, Move, Progr
 
 @dataclass(frozen=True)
 class Beam:
-    """Keep the ``n_beams`` likeliest unfinished hypotheses of each source, and the ``n_best`` finished ones of highest score.
+    """Keep the ``n_beams`` most probable unfinished hypotheses of each source, and the ``n_best`` finished ones of highest score.
 
     A step extends every live hypothesis by every token and ranks all extensions of a source by log p. Those among the first
-    ``n_beams`` that end are finished and scored log p / lp(length). The first ``n_beams`` that do not end live on.
+    ``n_beams`` that end are finished and scored log p / lp(length). The first ``n_beams`` that do not end stay live.
 
-    **When to stop.** A source is done when the worst of its ``n_best`` kept scores is at least max over live h of
-    log p(h) / lp(L), L the source's longest length. No hypothesis that finishes later could then enter the kept ones:
+    **Stopping rule.** A source is done when the worst of its ``n_best`` kept scores is at least max over live h of
+    log p(h) / lp(L), with L the maximum length of the source. No hypothesis that finishes later can enter the kept ones:
 
     1. A later one, f of length l <= L, extends some live h, so log p(f) <= log p(h): each token adds log p <= 0.
     2. lp grows with length and log p(f) <= 0, so score(f) = log p(f) / lp(l) <= log p(f) / lp(L) <= log p(h) / lp(L).
 
-    Both steps hold in floating point too: sums of non-positive numbers, division and rounding are monotonic. So stopping changes
-    nothing but time. (Stopping when ``n_beams`` hypotheses are finished, as is common, can miss the best.)
+    Both steps also hold in floating point: sums of non-positive numbers, division and rounding are monotonic. Stopping therefore only
+    saves time. (The common rule, stopping once ``n_beams`` hypotheses are finished, can miss the best one.)
 
     Args:
-        end: the end symbol.
-        n_beams: live hypotheses a source.
-        n_best: finished hypotheses that are kept a source.
+        end: the end token.
+        n_beams: number of live hypotheses per source.
+        n_best: number of finished hypotheses kept per source.
         length_penalty: alpha of lp, at least 0.
     """
 
@@ -44,10 +44,10 @@ class Beam:
 
 
 class BeamSelection:
-    """Live and finished hypotheses of all sources, as tensors: a step is a handful of operations, however many beams there are."""
+    """Live and finished hypotheses of all sources as tensors; the number of operations per step does not depend on the number of beams."""
 
     def __init__(self, strategy: Beam, limits: Limits) -> None:
-        """Start with one live hypothesis a source, the empty one, and none finished."""
+        """Start with one live hypothesis per source, the empty one, and no finished ones."""
         n_sources, n_best, device = len(limits.longest), strategy.n_best, limits.longest.device
         self._strategy = strategy
         self._penalties = [length_penalty(length, strategy.length_penalty) for length in range(limits.last_must_end_at + 1)]
@@ -62,10 +62,10 @@ class BeamSelection:
         self._tokens = torch.zeros(n_sources, n_best, limits.last_must_end_at, dtype=torch.long, device=device)
 
     def advance(self, log_p: Float[Tensor, "rows vocab"], progress: Progress) -> Move:
-        """Extend, rank, put aside what ended, and go on with the best of the rest.
+        """Extend and rank all live hypotheses, store those that ended, and keep the best of the rest.
 
-        At most one extension of a live hypothesis ends it, so the first ``2 * n_beams`` hold ``n_beams`` that go on; and none of
-        them is beyond the first ``2 * n_beams`` of its own row.
+        At most one extension of a live hypothesis ends it, so the first ``2 * n_beams`` extensions contain ``n_beams`` unfinished ones.
+        All of them are among the first ``2 * n_beams`` tokens of their row.
         """
         n_sources, n_beams = self._live.shape
         best, likeliest = top_tokens(log_p, min(2 * n_beams, log_p.shape[1]))
@@ -84,7 +84,7 @@ class BeamSelection:
         return Move(tokens.gather(1, order).flatten(), rows.flatten(), self._done)
 
     def _finish(self, log_p: Float[Tensor, "sources beams"], parents: Int[Tensor, "sources beams"], progress: Progress) -> None:
-        """Merge what ended at this step with what was kept; log p is minus infinity where nothing ended."""
+        """Merge the hypotheses that ended in this step with the kept ones; log p is minus infinity for those that did not end."""
         length = progress.length + 1
         prefixes = progress.prefixes[parents + self._first_row, 1:]  # (sources, beams, length - 1)
         self._scores, chosen = torch.cat([self._scores, log_p / self._penalties[length]], 1).topk(self._strategy.n_best)
@@ -94,7 +94,7 @@ class BeamSelection:
         self._tokens[..., : length - 1] = tokens.gather(1, chosen[..., None].expand(-1, -1, length - 1))
 
     def harvest(self, places: list[int], progress: Progress) -> list[list[Hypothesis]]:
-        """Return the kept hypotheses of the sources at these places, best score first."""
+        """Return the kept hypotheses of the sources at these indices, in decreasing order of score."""
         facts = [x[places].tolist() for x in (self._tokens, self._lengths, self._log_p, self._scores)]
         return [
             [Hypothesis(tuple(tokens[:n]), log_p, score) for tokens, n, log_p, score in zip(*kept, strict=True) if score > NEVER]
@@ -102,7 +102,7 @@ class BeamSelection:
         ]
 
     def keep(self, places: Int[Tensor, "kept"]) -> None:
-        """Go on with the sources at these places only."""
+        """Drop all sources except those at these indices."""
         self._first_row = self._first_row[: len(places)]
         self._last_penalty, self._done, self._live = self._last_penalty[places], self._done[places], self._live[places]
         self._scores, self._log_p = self._scores[places], self._log_p[places]

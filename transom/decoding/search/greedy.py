@@ -1,4 +1,4 @@
-"""Greedy search: always the likeliest next token."""
+"""Greedy search: always take the most probable next token."""
 
 from dataclasses import dataclass
 
@@ -13,11 +13,11 @@ from transom.decoding.search.roles import Hypothesis, Limits, Move, Progress, le
 
 @dataclass(frozen=True)
 class Greedy:
-    """Take y_t = argmax p(y | y_<t, x) until the end symbol.
+    """Take y_t = argmax p(y | y_<t, x) until the end token.
 
     Args:
-        end: the end symbol.
-        length_penalty: alpha of the reported score; it does not change the choice.
+        end: the end token.
+        length_penalty: alpha of the reported score; it does not affect the choice of tokens.
     """
 
     end: int
@@ -25,7 +25,7 @@ class Greedy:
 
     @property
     def n_beams(self) -> int:
-        """One row a source."""
+        """One row per source."""
         return 1
 
     def begin(self, limits: Limits) -> "GreedySelection":
@@ -34,7 +34,7 @@ class Greedy:
 
 
 class GreedySelection:
-    """The rows' log probabilities so far and which of them have ended."""
+    """Log-probabilities of the rows so far, and which rows have ended."""
 
     def __init__(self, strategy: Greedy, limits: Limits) -> None:
         """Start with log p = 0 everywhere."""
@@ -43,7 +43,7 @@ class GreedySelection:
         self._done = torch.zeros_like(limits.longest, dtype=torch.bool)
 
     def advance(self, log_p: Float[Tensor, "rows vocab"], progress: Progress) -> Move:
-        """Take the likeliest token; behind the end symbol comes padding."""
+        """Take the most probable token of each row; finished rows emit padding."""
         best, likeliest = top_tokens(log_p, 1)
         tokens = likeliest[:, 0].masked_fill(self._done, PAD)
         self._log_p = self._log_p + best[:, 0].masked_fill(self._done, 0.0)
@@ -51,7 +51,7 @@ class GreedySelection:
         return Move(tokens, None, self._done)
 
     def harvest(self, places: list[int], progress: Progress) -> list[list[Hypothesis]]:
-        """Return each source's one hypothesis."""
+        """Return the single hypothesis of each source."""
         return [[self._hypothesis(*row)] for row in zip(progress.prefixes[places, 1:].tolist(), self._log_p[places].tolist(), strict=True)]
 
     def _hypothesis(self, tokens: list[int], log_p: float) -> Hypothesis:
@@ -59,5 +59,5 @@ class GreedySelection:
         return Hypothesis(tuple(tokens[:length]), log_p, log_p / length_penalty(length + 1, self._strategy.length_penalty))
 
     def keep(self, places: Int[Tensor, "kept"]) -> None:
-        """Go on with the sources at these places only."""
+        """Drop all sources except those at these indices."""
         self._log_p, self._done = self._log_p[places], self._done[places]

@@ -1,4 +1,4 @@
-"""The one loop of all searches: encode, then step, filter and select until every source is done."""
+"""The decoding loop of all strategies: encode, then step, process logits and select tokens until every source is done."""
 
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
@@ -24,25 +24,25 @@ from transom.decoding.search.roles import (
 )  # fmt: skip
 
 DROP_SHARE = 0.25
-"""Done sources leave the batch when they are this share of it, at most 1: dropping each at once would copy the caches too often."""
+"""Finished sources leave the batch once they make up this fraction of it; dropping each at once would copy the caches too often."""
 
 TOP_BLOCK = 128
-"""Tokens of a block in ``top_tokens``."""
+"""Number of tokens per block in ``top_tokens``."""
 
 Found = list[list[Hypothesis]]
-"""Each source's hypotheses, best first."""
+"""Hypotheses of each source, best first."""
 
 
 class Search(NamedTuple):
-    """What is searched for, and how.
+    """Input and settings of a search.
 
     Attributes:
-        source: one sequence a row.
-        strategy: chooses the tokens.
-        limits: of each source's answers; always kept.
-        start: the first token that the decoder reads, of all rows or of each source's.
-        end: the end symbol.
-        filters: what may not be said, applied in this order, before the limits.
+        source: one sequence per row.
+        strategy: selects the tokens.
+        limits: length limits of the output of each source; always enforced.
+        start: the first token of the decoder input, for all rows or per source.
+        end: the end token.
+        filters: logits processors, applied in this order, before the length limits.
     """
 
     source: Sequences
@@ -54,29 +54,29 @@ class Search(NamedTuple):
 
 
 class Forbid:
-    """Ban tokens that no translation holds, such as padding."""
+    """Suppress tokens that no output contains, such as padding."""
 
     def __init__(self, tokens: Int[Tensor, "banned"]) -> None:
-        """Hold the tokens to ban, on the search's device."""
+        """Store the tokens to suppress, on the device of the search."""
         self.tokens = tokens
 
     def __call__(self, log_p: Float[Tensor, "rows vocab"], progress: Progress) -> Float[Tensor, "rows vocab"]:
-        """Ban them in every row."""
+        """Set log p of the tokens to minus infinity in every row."""
         return log_p.index_fill_(1, self.tokens, NEVER)
 
 
 @dataclass(frozen=True)
 class KeepLimits:
-    """Ban the end symbol before the shortest length, and all but the end symbol at the longest.
+    """Suppress the end token before the minimum length, and all other tokens at the maximum length.
 
     Args:
-        end: the end symbol.
+        end: the end token.
     """
 
     end: int
 
     def __call__(self, log_p: Float[Tensor, "rows vocab"], progress: Progress) -> Float[Tensor, "rows vocab"]:
-        """Apply each source's limits to its rows."""
+        """Enforce the limits of each source on its rows."""
         limits, length = progress.limits, progress.length
         if length < limits.all_may_end_from:
             early = (length < limits.shortest).repeat_interleave(progress.n_beams)
@@ -90,7 +90,7 @@ class KeepLimits:
 
 
 def search(model: StepModel[MemoryT, CacheT], asked: Search) -> Found:
-    """Search for each source's answers; see ``search_steps``."""
+    """Run a search to its end; see ``search_steps``."""
     steps = search_steps(model, asked)
     while True:
         try:
@@ -102,17 +102,17 @@ def search(model: StepModel[MemoryT, CacheT], asked: Search) -> Found:
 
 @torch.inference_mode()
 def search_steps(model: StepModel[MemoryT, CacheT], asked: Search) -> Generator[Progress, None, Found]:
-    """Search for each source's answers, step by step.
+    """Run a search step by step.
 
     Args:
-        model: takes the steps; in evaluation mode.
-        asked: what is searched for.
+        model: the step model, in evaluation mode.
+        asked: input and settings of the search.
 
     Yields:
-        Where the search stands after each step.
+        The state of the search after each step.
 
     Returns:
-        Each source's hypotheses, best first.
+        Hypotheses of each source, best first.
     """
     source, strategy, limits, start, end, filters = asked
     n_sources, n_beams, device = len(source.lengths), strategy.n_beams, source.tokens.device
@@ -146,19 +146,19 @@ def search_steps(model: StepModel[MemoryT, CacheT], asked: Search) -> Generator[
 
 
 def log_probabilities(logits: Float[Tensor, "*axes vocab"]) -> Float[Tensor, "*axes vocab"]:
-    """Normalise logits to log p, in float32 at least."""
+    """Return the log-softmax of logits, in at least float32."""
     if logits.dtype.itemsize >= torch.float32.itemsize:
         return logits.log_softmax(-1)
     wide = logits.float()
-    return torch.log_softmax(wide, -1, out=wide)  # in place: half the memory to touch
+    return torch.log_softmax(wide, -1, out=wide)  # in place: halves the memory traffic
 
 
 def top_tokens(values: Float[Tensor, "rows vocab"], k: int) -> tuple[Float[Tensor, "rows k"], Int[Tensor, "rows k"]]:
-    """Return the ``k`` largest values of each row, largest first, and their places: ``values.topk(k)``, several times faster on a CPU.
+    """Return the ``k`` largest values of each row in decreasing order, and their indices: a faster ``values.topk(k)`` for CPUs.
 
-    The vocabulary is cut into blocks. A value among the k largest lies in one of the k blocks with the largest maxima: were it in
-    another, k blocks would each hold a value at least as large. So only those blocks, and what the last whole block left over, are
-    sorted. Ties may be broken in another order than by ``topk``.
+    The vocabulary is split into blocks. Each of the k largest values lies in one of the k blocks with the largest maxima: otherwise k
+    blocks would each contain a value at least as large. So only these blocks and the remainder after the last whole block are sorted.
+    Ties may be broken in a different order than by ``topk``.
     """
     n_blocks = values.shape[1] // TOP_BLOCK
     if n_blocks <= 2 * k:
@@ -173,25 +173,25 @@ def top_tokens(values: Float[Tensor, "rows vocab"], k: int) -> tuple[Float[Tenso
 
 
 def summed_log_p(model: Callable[[Any], Tensor], batch: Any, counts: Bool[Tensor, "batch target"]) -> list[float]:
-    """Compute sum_t log p(y_t | y_<t) of each row's labels by teacher forcing, over the places that count."""
+    """Return sum_t log p(y_t | y_<t) over the labels of each row where ``counts`` is True, by teacher forcing."""
     log_p = log_probabilities(model(batch)).gather(-1, batch.labels[..., None])[..., 0]  # (batch, target)
     return log_p.double().masked_fill(~counts, 0.0).sum(1).tolist()
 
 
 def _extended(prefixes: Int[Tensor, "rows prefix"], move: Move) -> Int[Tensor, "rows longer"]:
-    """Let each row go on from its parent with its new token."""
+    """Append the new token of each row to the tokens of its parent."""
     return torch.cat([prefixes if move.parents is None else prefixes[move.parents], move.tokens[:, None]], 1)
 
 
 def _done(move: Move, progress: Progress) -> Bool[Tensor, "sources"]:
-    """Tell which sources are done: by the selection, or because they may not grow, whatever numbers a broken model gives."""
+    """Return which sources are done: according to the selection, or at their maximum length even if the logits are NaN."""
     if progress.length < progress.limits.first_must_end_at:
         return move.done
     return move.done | (progress.length >= progress.limits.longest)
 
 
 def _collect(found: Found, selection: Selection, done: Bool[Tensor, "sources"], progress: Progress) -> None:
-    """Put the hypotheses of done sources where they belong."""
+    """Store the hypotheses of the done sources at their indices in the batch."""
     places = done.nonzero()[:, 0].tolist()
     for index, hypotheses in zip(progress.sources[places].tolist(), selection.harvest(places, progress), strict=True):
         found[index] = hypotheses

@@ -1,9 +1,8 @@
-"""The roles of a search, each one small, and what passes between them: limits, where the search stands, moves, hypotheses.
+"""Interfaces of the decoding loop, and the data passed between them: length limits, search state, updates, hypotheses.
 
-A model takes steps, filters forbid tokens, and a selection chooses the next ones.
+A step model computes logits, logits processors suppress tokens, and a strategy's selection chooses the next tokens.
 
-The loop joins them and knows nothing else of them, so a new role (sampling, constraints, streaming) is a new class and no
-change to the loop.
+The loop depends on these interfaces only, so a new strategy or constraint is a new class and needs no change to the loop.
 """
 
 from collections.abc import Sequence
@@ -19,7 +18,7 @@ from transom.config.decoding import Decoding
 from transom.data.batch import Sequences
 
 NEVER = float("-inf")
-"""log p of what cannot be."""
+"""Log-probability of a suppressed token."""
 
 
 @dataclass(frozen=True)
@@ -27,10 +26,10 @@ class Hypothesis:
     """One finished target sequence.
 
     Attributes:
-        tokens: without the start and end symbols.
-        log_p: natural logarithm of the model's probability of the tokens and the end symbol, given the source.
-        score: ``log_p`` over the length penalty.
-        token_log_p: log p of each token given those before it; empty where the strategy does not record it.
+        tokens: without start and end tokens.
+        log_p: natural logarithm of the probability of the tokens and the end token, given the source.
+        score: ``log_p`` divided by the length penalty.
+        token_log_p: log p of each token given those before it; empty if the strategy does not record it.
     """
 
     tokens: tuple[int, ...]
@@ -40,13 +39,13 @@ class Hypothesis:
 
 
 def length_penalty(length: int, alpha: float) -> float:
-    """Return what a hypothesis' log probability is divided by, so that long ones are not at a disadvantage.
+    """Return the length penalty, by which log-probabilities are divided so that longer hypotheses are not at a disadvantage.
 
-    lp(Y) = ((5 + |Y|) / (5 + 1))^alpha (Wu et al. 2016, eq. 14). |Y| counts the end symbol.
+    lp(Y) = ((5 + |Y|) / (5 + 1))^alpha (Wu et al. 2016, eq. 14). |Y| includes the end token.
 
     Args:
         length: |Y|, in tokens.
-        alpha: 0 ranks by probability, 1 nearly by the mean log probability of a token.
+        alpha: 0 ranks by probability, 1 approximately by the mean log-probability per token.
 
     >>> length_penalty(1, 0.6), length_penalty(7, 1.0)
     (1.0, 2.0)
@@ -56,11 +55,11 @@ def length_penalty(length: int, alpha: float) -> float:
 
 @dataclass(frozen=True)
 class Limits:
-    """Bounds on each source's translation.
+    """Length limits of the output of each source.
 
     Attributes:
-        shortest: fewest tokens before the end symbol.
-        longest: most tokens, the end symbol included.
+        shortest: minimum number of tokens before the end token.
+        longest: maximum number of tokens, end token included.
     """
 
     shortest: Int[Tensor, "sources"]
@@ -68,34 +67,34 @@ class Limits:
 
     @cached_property
     def all_may_end_from(self) -> int:
-        """Tokens after which no lower bound is left to mind."""
+        """The largest minimum length of all sources."""
         return int(self.shortest.max())
 
     @cached_property
     def first_must_end_at(self) -> int:
-        """Tokens, the end symbol included, at which the first upper bound is met."""
+        """The smallest maximum length of all sources, end token included."""
         return int(self.longest.min())
 
     @cached_property
     def last_must_end_at(self) -> int:
-        """Tokens, the end symbol included, that no translation exceeds."""
+        """The largest maximum length of all sources, end token included."""
         return int(self.longest.max())
 
     def keep(self, places: Int[Tensor, "kept"]) -> "Limits":
-        """Return the bounds of the sources at these places."""
+        """Return the limits of the sources at these indices."""
         return Limits(self.shortest[places], self.longest[places])
 
 
 def limits_of(source_lengths: Sequence[int], decoding: Decoding, max_seq_len: int, device: torch.device | None = None) -> Limits:
-    """Bound the translations of sources of these lengths.
+    """Compute the length limits of translations from the lengths of their sources.
 
-    longest = min(max_length, max_seq_len, max_length_ratio * source length + 10), but always room for ``min_length`` and the end.
+    The maximum is min(max_length, max_seq_len, max_length_ratio * source length + 10), but at least ``min_length`` plus the end token.
 
     Args:
-        source_lengths: tokens, the end symbol not counted.
-        decoding: the search's settings.
-        max_seq_len: most tokens the decoder can read; it reads the start symbol and all but the end.
-        device: where the bounds are needed.
+        source_lengths: number of tokens of each source, end token excluded.
+        decoding: settings of the search.
+        max_seq_len: maximum length of the decoder input, which contains the start token and all tokens but the end token.
+        device: device of the limits.
     """
     most = min(decoding.max_length, max_seq_len)
     shortest = min(decoding.min_length, most - 1)
@@ -105,14 +104,14 @@ def limits_of(source_lengths: Sequence[int], decoding: Decoding, max_seq_len: in
 
 @runtime_checkable
 class Cache(Protocol):
-    """What a model remembers between steps."""
+    """State of a step model between steps, such as a KV cache."""
 
     def reorder(self, rows: Int[Tensor, "rows"]) -> None:
-        """Let row i continue from old row ``rows[i]``; fewer rows than before drop the rest."""
+        """Replace row i by the previous row ``rows[i]``, as after a beam search step; the number of rows may decrease."""
         ...
 
     def keep_sources(self, sources: Int[Tensor, "kept"]) -> None:
-        """Forget the other sources; their rows leave by ``reorder``."""
+        """Drop all other sources; their rows are dropped by ``reorder``."""
         ...
 
 
@@ -122,30 +121,30 @@ CacheT = TypeVar("CacheT", bound=Cache)
 
 @runtime_checkable
 class StepModel(Protocol[MemoryT, CacheT]):
-    """A model that writes a target one token at a time; row ``source * n_beams + beam``."""
+    """A model that generates one token per step; beam b of source s is row ``s * n_beams + b``."""
 
     def encode(self, source: Sequences) -> MemoryT:
-        """Read the sources."""
+        """Encode the sources."""
         ...
 
     def start(self, memory: MemoryT, n_beams: int, max_length: int) -> CacheT:
-        """Prepare to read at most ``max_length`` target tokens a row."""
+        """Allocate a cache for at most ``max_length`` target tokens per row."""
         ...
 
     def step(self, tokens: Int[Tensor, "rows new"], cache: CacheT) -> Float[Tensor, "rows new vocab"]:
-        """Read the rows' next tokens; return the logits of what follows each."""
+        """Append tokens to each row of the cache; return the logits of the token after each."""
         ...
 
 
 @dataclass
 class Progress:
-    """Where a search stands: what filters and selections may look at.
+    """State of a search, read by logits processors and selections.
 
     Attributes:
-        prefixes: the start symbol and the tokens so far of each row.
-        sources: index in the batch of each source that is still being searched.
-        limits: of those sources.
-        n_beams: rows a source.
+        prefixes: start token and tokens so far of each row.
+        sources: batch index of each source that is still in the search.
+        limits: length limits of these sources.
+        n_beams: number of rows per source.
     """
 
     prefixes: Int[Tensor, "rows prefix"]
@@ -155,26 +154,26 @@ class Progress:
 
     @property
     def length(self) -> int:
-        """Tokens so far, the start symbol not counted."""
+        """Number of tokens so far, start token excluded."""
         return self.prefixes.shape[1] - 1
 
 
 @runtime_checkable
 class Filter(Protocol):
-    """What may not be said next."""
+    """Modifies the log-probabilities of the next tokens, as a logits processor of the transformers library does."""
 
     def __call__(self, log_p: Float[Tensor, "rows vocab"], progress: Progress) -> Float[Tensor, "rows vocab"]:
-        """Set forbidden tokens to minus infinity, in place or not; log p of the others stays the model's own."""
+        """Return log p with suppressed tokens at minus infinity, modified in place or copied; all other values stay unchanged."""
         ...
 
 
 class Move(NamedTuple):
-    """A selection's choice at one step.
+    """Result of one selection step.
 
     Attributes:
         tokens: the next token of each row.
-        parents: the row that each row continues, within its source; None where each continues itself.
-        done: sources whose answer can no longer change.
+        parents: the row that each row continues; None if every row continues itself.
+        done: sources whose result can no longer change.
     """
 
     tokens: Int[Tensor, "rows"]
@@ -184,30 +183,30 @@ class Move(NamedTuple):
 
 @runtime_checkable
 class Selection(Protocol):
-    """A search under way: it chooses the next tokens and keeps what is finished."""
+    """State of a strategy during a search: chooses the next tokens and stores finished hypotheses."""
 
     def advance(self, log_p: Float[Tensor, "rows vocab"], progress: Progress) -> Move:
-        """Choose each row's next token."""
+        """Choose the next token of each row."""
         ...
 
     def harvest(self, places: list[int], progress: Progress) -> list[list[Hypothesis]]:
-        """Return the finished hypotheses, best first, of the sources at these places."""
+        """Return the finished hypotheses of the sources at these indices, best first."""
         ...
 
     def keep(self, places: Int[Tensor, "kept"]) -> None:
-        """Go on with the sources at these places only."""
+        """Drop all sources except those at these indices."""
         ...
 
 
 @runtime_checkable
 class Strategy(Protocol):
-    """A way to choose: greedy, beam."""
+    """A decoding strategy, such as greedy search or beam search."""
 
     @property
     def n_beams(self) -> int:
-        """Rows a source."""
+        """Number of rows per source."""
         ...
 
     def begin(self, limits: Limits) -> Selection:
-        """Start a search over as many sources as there are limits."""
+        """Start a search with one source per length limit."""
         ...

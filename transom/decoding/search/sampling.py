@@ -1,7 +1,7 @@
-"""Sampling: the next token is drawn from the model's distribution, which a few rules reshape first.
+"""Sampling: temperature, top-k, top-p (nucleus), min-p and typical sampling, with repetition, frequency and presence penalties.
 
-A rule is a function of log probabilities, a row a text. A token at minus infinity is forbidden and stays so, at least one token of
-each row survives, and equals share their fate: no rule depends on the order of the vocabulary or on the batch.
+Each rule is a function of log-probabilities, with one row per text. A token at minus infinity stays suppressed, at least one token per
+row is kept, and tokens of equal probability are treated alike: no rule depends on the order of the vocabulary or on the batch.
 """
 
 from dataclasses import dataclass
@@ -18,23 +18,23 @@ from transom.decoding.search.loop import top_tokens
 from transom.decoding.search.roles import NEVER, Hypothesis, Limits, Move, Progress
 
 FEW = 64
-"""Tokens among which a nucleus is looked for first; most are smaller, and sorting a whole vocabulary is slow."""
+"""Number of tokens sorted first to find a nucleus; most nuclei are smaller, and sorting the whole vocabulary is slow."""
 
 
 @dataclass(frozen=True)
 class Sample:
-    """Draw y_t from p(y | y_<t, x), as the settings reshape it, until the end symbol.
+    """Sample y_t from the reshaped distribution p(y | y_<t, x) until the end token.
 
-    The rules apply in the order of the transformers library: ``penalise_repetition``, ``penalise_counts``, ``warp``. The noise
-    of a draw is a pure function of (seed, sample, place), whatever is drawn beside it. So an interrupted text goes on as it would have,
-    but for penalties on counts, which start anew.
+    The rules are applied in the order of the transformers library: ``penalise_repetition``, ``penalise_counts``, ``warp``.
+    The random number of a token is a pure function of (seed, sample, position), independent of the batch. An interrupted text therefore
+    continues identically, except that count penalties restart from zero.
 
     Args:
-        end: the end symbol.
-        settings: the rules and the seed; at temperature 0 the likeliest token is taken, after penalties.
-        samples: number of each source's sample, at least 0; sources of the same number get the same noise.
-        first: place of the first new token in its whole text.
-        seen: tokens that stood in each source's prompt, for the repetition penalty, on the search's device.
+        end: the end token.
+        settings: the rules and the seed; at temperature 0 the most probable token is taken, after penalties.
+        samples: sample ID of each source, at least 0; sources with equal IDs get the same random numbers.
+        first: position of the first new token in the whole text.
+        seen: tokens that occur in the prompt of each source, for the repetition penalty, on the device of the search.
     """
 
     end: int
@@ -45,7 +45,7 @@ class Sample:
 
     @property
     def n_beams(self) -> int:
-        """One row a source."""
+        """One row per source."""
         return 1
 
     def begin(self, limits: Limits) -> "SampleSelection":
@@ -54,10 +54,10 @@ class Sample:
 
 
 class SampleSelection:
-    """The rows' noise, their log probabilities so far and which of them have ended."""
+    """Random numbers and log-probabilities of the rows, and which rows have ended."""
 
     def __init__(self, strategy: Sample, limits: Limits) -> None:
-        """Draw all noise and start with log p = 0 everywhere."""
+        """Draw all random numbers and start with log p = 0."""
         assert len(strategy.samples) == len(limits.longest)
         device, n = limits.longest.device, strategy.first + limits.last_must_end_at
         noise = np.stack([_noise(n, strategy.settings.seed, sample) for sample in strategy.samples])
@@ -69,7 +69,7 @@ class SampleSelection:
         self._token_log_p = list[Tensor]()  # one (rows,) per step
 
     def advance(self, log_p: Float[Tensor, "rows vocab"], progress: Progress) -> Move:
-        """Draw each row's token; behind the end symbol comes padding. A row that a broken model leaves no token ends."""
+        """Sample one token per row. Finished rows emit padding; a row with no finite logit finishes."""
         settings, end = self._strategy.settings, self._strategy.end
         reshaped = self._penalised(log_p, progress)
         if settings.temperature == 0:
@@ -77,7 +77,7 @@ class SampleSelection:
         else:
             reshaped = warp(reshaped.double(), settings)
             tokens = draw(reshaped, self._noise[:, progress.length])
-        alive = reshaped.gather(1, tokens[:, None])[:, 0] > NEVER  # false for NaN too
+        alive = reshaped.gather(1, tokens[:, None])[:, 0] > NEVER  # also false for NaN
         tokens = tokens.masked_fill(~alive, end)
         self._token_log_p.append(log_p.gather(1, tokens[:, None])[:, 0].masked_fill(self._done, 0.0))
         self._log_p = self._log_p + self._token_log_p[-1]
@@ -96,7 +96,7 @@ class SampleSelection:
         return penalise_counts(log_p, counts, settings.frequency_penalty, settings.presence_penalty)
 
     def harvest(self, places: list[int], progress: Progress) -> list[list[Hypothesis]]:
-        """Return each source's one hypothesis; its log p and score are the model's own, before any rule."""
+        """Return the single hypothesis of each source; its log p and score are those of the model, before any rule."""
         by_token = torch.stack(self._token_log_p, 1)[places].tolist()
         rows = zip(progress.prefixes[places, 1:].tolist(), self._log_p[places].tolist(), by_token, strict=True)
         return [[self._hypothesis(*row)] for row in rows]
@@ -106,7 +106,7 @@ class SampleSelection:
         return Hypothesis(tuple(tokens[:length]), log_p, log_p, tuple(by_token[:length]))
 
     def keep(self, places: Int[Tensor, "kept"]) -> None:
-        """Go on with the sources at these places only."""
+        """Drop all sources except those at these indices."""
         self._noise, self._log_p, self._done = self._noise[places], self._log_p[places], self._done[places]
         self._token_log_p = list(torch.stack(self._token_log_p, 1)[places].unbind(1))
         self._seen = None if self._seen is None else self._seen[places]
@@ -115,18 +115,18 @@ class SampleSelection:
 def penalise_repetition(
     log_p: Float[Tensor, "rows vocab"], seen: Bool[Tensor, "rows vocab"], penalty: float
 ) -> Float[Tensor, "rows vocab"]:
-    """Multiply log p of tokens that stood before by the penalty.
+    """Multiply log p of previously seen tokens by the penalty.
 
-    p_i ~ exp(x_i / theta) of scores x for seen i (Keskar et al. 2019, section 4.1). We differ: scores are known up to a shift only, on
-    which that depends; log p is not, and being negative it is multiplied where a positive score is divided.
+    p_i ~ exp(x_i / theta) for logits x and seen i (Keskar et al. 2019, section 4.1). This implementation differs: dividing logits depends
+    on their arbitrary shift, log p has none. Since log p is negative, it is multiplied where a positive logit would be divided.
 
     Args:
-        log_p: a row need not sum to 1.
+        log_p: rows need not be normalized.
         seen: tokens of the prompt and of the text so far.
-        penalty: theta; above 1 against repetition, below 1 for it.
+        penalty: theta; values above 1 discourage repetition, values below 1 encourage it.
 
     Returns:
-        Log weights, not normalised.
+        Unnormalized log weights.
     """
     return torch.where(seen, log_p * penalty, log_p)
 
@@ -134,31 +134,31 @@ def penalise_repetition(
 def penalise_counts(
     log_p: Float[Tensor, "rows vocab"], counts: Int[Tensor, "rows vocab"], frequency: float, presence: float
 ) -> Float[Tensor, "rows vocab"]:
-    """Take from log p what a token's earlier uses cost.
+    """Subtract frequency and presence penalties from log p.
 
-    log p_i - c_i * frequency - [c_i > 0] * presence (the OpenAI API's definition; a shift of the scores does not matter here).
+    log p_i - c_i * frequency - [c_i > 0] * presence, as defined by the OpenAI API; the result does not depend on a shift of the logits.
 
     Args:
-        log_p: a row need not sum to 1.
-        counts: c, how often each token was drawn; the prompt does not count.
-        frequency: cost of each use.
-        presence: cost of the first use, on top.
+        log_p: rows need not be normalized.
+        counts: c, the number of times each token was sampled; tokens of the prompt are not included.
+        frequency: penalty per occurrence.
+        presence: additional penalty for the first occurrence.
 
     Returns:
-        Log weights, not normalised.
+        Unnormalized log weights.
     """
     return log_p - counts.to(log_p.dtype) * frequency - (counts > 0).to(log_p.dtype) * presence
 
 
 def warp(log_p: Float[Tensor, "rows vocab"], settings: Sampling) -> Float[Tensor, "rows vocab"]:
-    """Apply temperature, top-k, top-p, min-p and typical sampling, in this order, which is that of the transformers library.
+    """Apply temperature, top-k, top-p, min-p and typical sampling in this order, the order of the transformers library.
 
     Args:
-        log_p: a row need not sum to 1.
+        log_p: rows need not be normalized.
         settings: the rules; the temperature is above 0.
 
     Returns:
-        The distribution to draw from.
+        Log-probabilities of the distribution to sample from.
     """
     log_p = with_temperature(log_p, settings.temperature)
     if settings.top_k is not None:
@@ -176,80 +176,80 @@ def with_temperature(log_p: Float[Tensor, "rows vocab"], temperature: float) -> 
     """Sharpen (T < 1) or flatten (T > 1): p_i ~ p_i^(1/T) (Ackley et al. 1985).
 
     Args:
-        log_p: a row need not sum to 1.
+        log_p: rows need not be normalized.
         temperature: T, above 0.
 
     Returns:
-        Each row normalised.
+        Normalized log-probabilities.
     """
-    below_the_best = log_p - log_p.amax(1, keepdim=True)  # no temperature, however low, takes the best to minus infinity
+    below_the_best = log_p - log_p.amax(1, keepdim=True)  # so that even a very low temperature keeps the maximum finite
     return (below_the_best / temperature).log_softmax(1)
 
 
 def keep_top_k(log_p: Float[Tensor, "rows vocab"], k: int) -> Float[Tensor, "rows vocab"]:
-    """Keep the k likeliest tokens, and those as likely as the k-th (Fan et al. 2018).
+    """Keep the k most probable tokens, and all tokens as probable as the k-th (top-k; Fan et al. 2018).
 
     Args:
-        log_p: each row normalised.
-        k: at least 1; more than the vocabulary keeps all.
+        log_p: normalized log-probabilities.
+        k: at least 1; a value above the vocabulary size keeps all tokens.
 
     Returns:
-        Each row normalised again.
+        Renormalized log-probabilities.
     """
     kth = top_tokens(log_p, min(k, log_p.shape[1]))[0][:, -1:]
     return _only(log_p, log_p >= kth)
 
 
 def keep_top_p(log_p: Float[Tensor, "rows vocab"], p: float) -> Float[Tensor, "rows vocab"]:
-    """Keep the fewest likeliest tokens of total probability p or more, and those as likely as the last (nucleus; Holtzman et al. 2020).
+    """Keep the smallest set of most probable tokens with total probability at least p, and ties (nucleus; Holtzman et al. 2020).
 
     Args:
-        log_p: each row normalised.
-        p: above 0; 1 keeps all.
+        log_p: normalized log-probabilities.
+        p: above 0; 1 keeps all tokens.
 
     Returns:
-        Each row normalised again.
+        Renormalized log-probabilities.
     """
     return _only(log_p, _first(-log_p, log_p, p))
 
 
 def keep_min_p(log_p: Float[Tensor, "rows vocab"], share: float) -> Float[Tensor, "rows vocab"]:
-    """Keep the tokens with p_i >= share * max p (Nguyen et al. 2024).
+    """Keep the tokens with p_i >= ``share`` * max p (min-p; Nguyen et al. 2024).
 
     Args:
-        log_p: each row normalised.
-        share: from 0, which keeps all, to 1, which keeps the likeliest.
+        log_p: normalized log-probabilities.
+        share: from 0, which keeps all tokens, to 1, which keeps the most probable one.
 
     Returns:
-        Each row normalised again.
+        Renormalized log-probabilities.
     """
     return _only(log_p, (log_p - log_p.amax(1, keepdim=True)).exp() >= share)
 
 
 def keep_typical(log_p: Float[Tensor, "rows vocab"], mass: float) -> Float[Tensor, "rows vocab"]:
-    """Keep the fewest tokens of total probability ``mass`` or more whose surprise is nearest the entropy, and those as near as the last.
+    """Keep the smallest set of tokens with total probability at least ``mass`` whose surprisal is closest to the entropy, and ties.
 
-    The distance is |-log p_i - H|, H = -sum_i p_i log p_i (Meister et al. 2023, locally typical sampling).
+    The distance is |-log p_i - H|, H = -sum_i p_i log p_i (locally typical sampling; Meister et al. 2023).
 
     Args:
-        log_p: each row normalised.
-        mass: above 0; 1 keeps all.
+        log_p: normalized log-probabilities.
+        mass: above 0; 1 keeps all tokens.
 
     Returns:
-        Each row normalised again.
+        Renormalized log-probabilities.
     """
     entropy = torch.special.entr(log_p.exp()).sum(1, keepdim=True)
     return _only(log_p, _first((-log_p - entropy).abs(), log_p, mass))
 
 
 def draw(log_p: Float[Tensor, "rows vocab"], noise: Float[Tensor, "rows"]) -> Int[Tensor, "rows"]:
-    """Return each row's first token i with p_1 + ... + p_i > noise: the inverse of the cumulative distribution.
+    """Sample by inversion of the cumulative distribution: return the first token i of each row with p_1 + ... + p_i > noise.
 
-    A token of probability 0 is never drawn: it is no candidate, and the largest sum exceeds its product with noise below 1, rounded or
-    not.
+    A token of probability 0 is never sampled: its cumulative sum is masked, and the total always exceeds its product with noise below 1,
+    also after rounding.
 
     Args:
-        log_p: in float64, each row normalised.
+        log_p: normalized log-probabilities in float64.
         noise: uniform in [0, 1).
     """
     p = log_p.exp()
@@ -258,13 +258,13 @@ def draw(log_p: Float[Tensor, "rows vocab"], noise: Float[Tensor, "rows"]) -> In
 
 
 def _only(log_p: Float[Tensor, "rows vocab"], kept: Bool[Tensor, "rows vocab"]) -> Float[Tensor, "rows vocab"]:
-    """Forbid all but the kept tokens and normalise."""
+    """Suppress all other tokens and renormalize."""
     return log_p.masked_fill(~kept, NEVER).log_softmax(1)
 
 
 def _first(order: Float[Tensor, "rows vocab"], log_p: Float[Tensor, "rows vocab"], mass: float) -> Bool[Tensor, "rows vocab"]:
-    """Mark the fewest tokens, smallest order first, of total probability ``mass`` or more, and the last one's equals."""
-    if mass == 1:  # not left to rounding
+    """Return a mask of the smallest set of tokens, by increasing ``order``, with total probability at least ``mass``, and ties."""
+    if mass == 1:  # exact, whatever the rounding
         return torch.ones_like(order, dtype=torch.bool)
     n, vocab = FEW, order.shape[1]
     while True:
@@ -278,6 +278,6 @@ def _first(order: Float[Tensor, "rows vocab"], log_p: Float[Tensor, "rows vocab"
 
 
 def _noise(n: int, seed: int, sample: int) -> NDArray[np.float64]:
-    """Draw n numbers from [0, 1), by the bit generator alone, whose stream is the same in every version of numpy."""
+    """Draw n uniform numbers from [0, 1) with the bit generator only, whose stream is the same in every version of NumPy."""
     bits = np.random.Philox(np.random.SeedSequence([seed, sample])).random_raw(n)
-    return np.asarray((bits >> 11) * 2.0**-53, np.float64)  # 53 bits: none is rounded up to 1
+    return np.asarray((bits >> 11) * 2.0**-53, np.float64)  # 53 bits, so that none is rounded up to 1

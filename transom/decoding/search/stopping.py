@@ -1,4 +1,4 @@
-"""Texts at which an answer ends."""
+"""Stop strings: end generation when a given string occurs in the generated text."""
 
 from collections.abc import Sequence
 
@@ -10,22 +10,22 @@ from transom.decoding.search.roles import NEVER, Progress
 
 
 class StopAt:
-    """End a text as soon as one of some stop texts stands in what was said: a filter that leaves only the end symbol then."""
+    """Logits processor that allows only the end token once the generated text contains a stop string."""
 
     def __init__(self, stops: Sequence[str], tokenizer: Tokenizer, end: int, said: Sequence[tuple[int, Sequence[int]]]) -> None:
-        """Hold the stop texts and what was said before.
+        """Store the stop strings and the tokens generated before this search.
 
         Args:
-            stops: none of them empty.
-            tokenizer: of what is said.
-            end: the end symbol.
-            said: for each source the last token of its prompt, and what was said before this search.
+            stops: non-empty stop strings.
+            tokenizer: the tokenizer of the generated text.
+            end: the end token.
+            said: for each source, the last token of its prompt and the tokens generated before this search.
         """
         self.stops, self._tokenizer, self._end, self._said = tuple(stops), tokenizer, end, said
-        self._most = max((len(stop.encode()) for stop in self.stops), default=0)  # a token is a byte at least
+        self._most = max((len(stop.encode()) for stop in self.stops), default=0)  # a token is at least one byte
 
     def __call__(self, log_p: Float[Tensor, "rows vocab"], progress: Progress) -> Float[Tensor, "rows vocab"]:
-        """Leave only the end symbol to the rows that have said a stop text."""
+        """Suppress all tokens but the end token in rows whose text contains a stop string."""
         for row, (source, tokens) in enumerate(zip(progress.sources.tolist(), progress.prefixes[:, 1:].tolist(), strict=True)):
             prompt_end, earlier = self._said[source]
             tail = [prompt_end, *earlier, *tokens][-self._most - 1 :]
@@ -37,7 +37,7 @@ class StopAt:
 
 
 def first_stop(text: str, stops: Sequence[str]) -> int | None:
-    """Give the place of the first of some texts in a text, or None where none of them is.
+    """Return the index of the first occurrence of a stop string in a text, or None.
 
     >>> first_stop("so it ends. And", [". ", "!"]), first_stop("so", ["!"])
     (10, None)

@@ -1,1 +1,1 @@
-"""The classification of sounds."""
+"""Audio classification."""

@@ -1,6 +1,6 @@
-"""From sounds to batches of spectrograms: files or synthesized, splits, SpecAugment.
+"""Audio data: sounds from files or synthesized, as batches of log-mel spectrograms with SpecAugment.
 
-A spectrogram is held in 8 bits, as an image of one channel is, and goes the way of images from there.
+A spectrogram is stored in 8 bits like a single-channel image, and the image pipeline handles it from there.
 """
 
 from collections.abc import Iterator, Sequence
@@ -25,19 +25,19 @@ from transom.tasks.audio.synthetic import CLASSES, synthesize
 from transom.tasks.audio.wav import decode, list_sounds, read_file
 
 SPEC_AUGMENT = 1
-"""Sets the draws of SpecAugment apart from those of the order, whose key is (seed, epoch)."""
+"""Last part of the random key of SpecAugment; the key of the sample order is (seed, epoch)."""
 
 
 def load_sounds(data: AudioData, base: Path, config: SpectrogramTransformer) -> Splits[Images]:
     """Read or synthesize the sounds of a recipe.
 
     Args:
-        data: the recipe's data section.
+        data: data section of the recipe.
         base: folder that ``data.root`` is relative to.
-        config: how sounds are read.
+        config: spectrogram settings.
 
     Raises:
-        DataError: a sound cannot be read, or there is too little to split.
+        DataError: a sound cannot be read, or there are too few to split.
     """
     if (sounds := data.generate) is not None:
         sizes = {"train": sounds.n_train, "valid": sounds.n_valid, "test": sounds.n_test}
@@ -51,17 +51,17 @@ def load_sounds(data: AudioData, base: Path, config: SpectrogramTransformer) -> 
 
 
 def spectrogram_of(data: bytes, place: str, config: SpectrogramTransformer) -> UInt8[Tensor, "1 size size"]:
-    """Decode a WAV file and return the spectrogram that a model reads of it.
+    """Decode a WAV file and return the spectrogram that the model reads.
 
     Raises:
-        DataError: it cannot be read as one.
+        DataError: the file cannot be decoded.
     """
     sound = decode(data, place, config.sample_rate, config.length)
     return log_mel(sound, config.sample_rate, config.n_fft, config.image_size)
 
 
 def read_sounds(folder: Path, config: SpectrogramTransformer) -> Images:
-    """Read all sounds of a folder of CLASS/NAME.wav as spectrograms.
+    """Read all sounds of a folder with files CLASS/NAME.wav as spectrograms.
 
     Raises:
         DataError: a sound cannot be read.
@@ -76,13 +76,13 @@ def read_sounds(folder: Path, config: SpectrogramTransformer) -> Images:
 
 
 def synthesized(part: str, n: int, seed: int, config: SpectrogramTransformer) -> Images:
-    """Synthesize a part of the data as spectrograms, one class after the other in turn.
+    """Synthesize a split as spectrograms, cycling through the classes.
 
     Args:
-        part: train, valid or test: their speakers and pitches differ.
-        n: sounds.
-        seed: of the draw.
-        config: how sounds are read.
+        part: train, valid or test, which have disjoint speakers and pitches.
+        n: number of sounds.
+        seed: random seed.
+        config: spectrogram settings.
     """
     labels, digests, found = [CLASSES[i % len(CLASSES)] for i in range(n)], [], []
     for i, label in enumerate(labels):
@@ -94,17 +94,17 @@ def synthesized(part: str, n: int, seed: int, config: SpectrogramTransformer) ->
 
 
 def _images(names: list[str], digests: list[str], name: str, n_ignored: int, held: UInt8[Tensor, "n 1 size size"]) -> Images:
-    """Hold spectrograms as images, of the class with which the name of each begins."""
+    """Wrap spectrograms as images; the class of each is the first part of its name."""
     return Images(names, [name.split("/", 1)[0] for name in names], digests, name, n_ignored, lambda samples: held[list(samples)])
 
 
 def spec_augment(
     x: Float[Tensor, "batch 1 bands frames"], masking: SpecAugment, seed: int, epoch: int, samples: Sequence[int]
 ) -> Float[Tensor, "batch 1 bands frames"]:
-    """Hide bands and times of spectrograms (Park et al. 2019, section 2, without time warping).
+    """Apply SpecAugment: mask frequency bands and frames of spectrograms (Park et al. 2019, section 2, without time warping).
 
-    A run is [f0, f0 + f) with f uniform in 0 .. ``bands`` and f0 uniform in 0 .. n - f; it gets the spectrogram's mean. Each is drawn by
-    (seed, epoch, sample) alone.
+    A mask covers [f0, f0 + f) with f uniform in 0 .. ``bands`` and f0 uniform in 0 .. n - f, and is filled with the mean of the
+    spectrogram. The random numbers depend on (seed, epoch, sample) only.
     """
     x = x.clone()
     for row, sample in zip(x, samples, strict=True):
@@ -121,13 +121,13 @@ def spec_augment(
 
 
 class AudioLoader(ImageLoader):
-    """Training batches of spectrograms without end, from any position, other bands and times of them hidden in each epoch."""
+    """Endless training batches of spectrograms from any position, with new SpecAugment masks in each epoch."""
 
     def __init__(self, sounds: Images, classes: Sequence[str], *, masking: SpecAugment, seed: int, **options: Any) -> None:
-        """Number the classes; arguments as for ``ImageLoader``.
+        """Build the loader; arguments as for ``ImageLoader``.
 
         Raises:
-            DataError: a sound is of an unknown class.
+            DataError: a sound has an unknown class.
         """
         super().__init__(sounds, classes, seed=seed, augmentation=Augmentation(), **options)
         self._masking = masking

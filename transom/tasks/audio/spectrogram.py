@@ -1,4 +1,4 @@
-"""Log-mel spectrograms: what an encoder reads of a sound."""
+"""Log-mel spectrograms."""
 
 from functools import lru_cache
 
@@ -7,7 +7,7 @@ from jaxtyping import Float, UInt8
 from torch import Tensor
 
 DECADES = 8
-"""Powers of ten that are told apart below a sound's loudest place: 80 dB."""
+"""Dynamic range below the maximum of a spectrogram, in powers of ten: 80 dB."""
 
 
 def mel(hertz: Float[Tensor, "*places"]) -> Float[Tensor, "*places"]:
@@ -17,10 +17,10 @@ def mel(hertz: Float[Tensor, "*places"]) -> Float[Tensor, "*places"]:
 
 @lru_cache(maxsize=8)
 def mel_filters(rate: int, n_fft: int, n_mels: int) -> Float[Tensor, "n_mels frequencies"]:
-    """Return triangles over the frequencies of a Fourier transform, evenly spaced in mel from 0 to half the rate.
+    """Return triangular filters over the FFT frequencies, evenly spaced in mel from 0 to half the sampling rate.
 
     H_m(f) = max(0, min((f - f_{m-1}) / (f_m - f_{m-1}), (f_{m+1} - f) / (f_{m+1} - f_m))) with mel(f_m) = m mel(rate / 2) / (n_mels + 1)
-    (Davis & Mermelstein 1980). No triangle is narrower than two steps of the transform, so that each has some frequency under it.
+    (Davis & Mermelstein 1980). Every triangle is at least two FFT bins wide, so that it covers at least one bin.
     """
     top = mel(torch.tensor(rate / 2, dtype=torch.float64))
     edges = 700 * (10 ** (torch.linspace(0, 1, n_mels + 2, dtype=torch.float64) * top / 2595) - 1)
@@ -32,16 +32,16 @@ def mel_filters(rate: int, n_fft: int, n_mels: int) -> Float[Tensor, "n_mels fre
 
 
 def log_mel(x: Float[Tensor, "samples"], rate: int, n_fft: int, size: int) -> UInt8[Tensor, "1 size size"]:
-    """Return a sound's log-mel spectrogram of as many frames as mel bands, in steps of 80 / 255 dB below its loudest place.
+    """Return the square log-mel spectrogram of a sound, quantized in steps of 80 / 255 dB below its maximum.
 
     S[m, t] = sum_f H_m(f) |sum_n w[n] x[n + t hop - n_fft / 2] exp(-2 pi i f n / n_fft)|^2, with w the periodic Hann window and
     hop = samples / size; the result is 255 (1 + max(-8, log10(S / max S)) / 8), rounded. Silence is 0 everywhere.
 
     Args:
         x: samples, a multiple of ``size``.
-        rate: samples a second.
-        n_fft: samples of a window, even.
-        size: frames, and mel bands.
+        rate: sampling rate in Hz.
+        n_fft: FFT window length in samples, even.
+        size: number of mel bands and of frames.
     """
     padded = torch.nn.functional.pad(x, (n_fft // 2, n_fft // 2))
     frames = padded.unfold(0, n_fft, len(x) // size)[:size] * torch.hann_window(n_fft)

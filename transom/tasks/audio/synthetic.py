@@ -1,4 +1,4 @@
-"""Sounds that are synthesized: tones, chirps, noise and vowels; each a pure function of (seed, part, number)."""
+"""Synthesized sounds: tones, chirps, noise and vowels, each a pure function of (seed, part, number)."""
 
 import math
 from typing import NamedTuple
@@ -16,31 +16,31 @@ FORMANTS = {
     "o": (570.0, 840.0, 2410.0),
     "u": (300.0, 870.0, 2240.0),
 }
-"""Mean resonances of five English vowels of men, in Hz (Peterson & Barney 1952, table II)."""
+"""Mean formant frequencies of five English vowels of male speakers, in Hz (Peterson & Barney 1952, table II)."""
 
 BANDWIDTHS = (60.0, 90.0, 150.0)
-"""Of these resonances, in Hz."""
+"""Bandwidths of the formants, in Hz."""
 
 CLASSES = ("tone", "rising", "falling", "noise", *(f"vowel-{name}" for name in FORMANTS))
 
 PARTS = {"train": (0, 1, 2), "valid": (3,), "test": (4,)}
-"""Which of every five neighboring pitches, and speakers, each part of the data has: none is in two."""
+"""Indices modulo 5 of the pitches and speakers in each split, so that splits are disjoint."""
 
 SPEAKERS, PITCHES = 60, 90
-"""How many vocal tracts and how many pitches there are in all."""
+"""Total number of speakers (vocal tract lengths) and of pitches."""
 
 NOISE = 1
-"""Sets the draws of a sound's noise apart from all others of it."""
+"""Last part of the random key of the noise of a sound."""
 
 
 class Drawn(NamedTuple):
-    """What is drawn for a sound.
+    """Random parameters of a sound.
 
     Attributes:
-        scale: of all formants: the speaker's.
-        pitch: from 0 to 1, on a grid of which each part of the data has its own places.
-        free: ten numbers from 0 to 1.
-        noise: a number from -1 to 1 for each sample.
+        scale: factor of all formant frequencies, one per speaker.
+        pitch: from 0 to 1, on a grid whose points are divided among the splits.
+        free: ten uniform numbers in [0, 1).
+        noise: uniform noise from -1 to 1, one number per sample.
     """
 
     scale: float
@@ -50,7 +50,7 @@ class Drawn(NamedTuple):
 
 
 def draw(part: str, number: int, seed: int, length: int) -> Drawn:
-    """Draw what a sound is made from."""
+    """Sample the parameters of a sound."""
     key = (seed, list(PARTS).index(part), number)
     numbers, rest = draws(12, *key)[0], draws(length, *key, NOISE)[0]
     own = PARTS[part]
@@ -64,15 +64,15 @@ def draw(part: str, number: int, seed: int, length: int) -> Drawn:
 
 
 def synthesize(label: str, part: str, number: int, seed: int, rate: int, length: int) -> Float[Tensor, "length"]:
-    """Synthesize a sound: its source, faded in and out at a random place, at a random loudness, above a quiet noise.
+    """Synthesize a sound: its source signal, faded in and out at random times, at a random volume, with background noise.
 
     Args:
         label: one of ``CLASSES``.
-        part: of the data, one of ``PARTS``.
-        number: of the sound in its part.
-        seed: of the draw.
-        rate: samples a second.
-        length: samples.
+        part: one of ``PARTS``.
+        number: index of the sound in its split.
+        seed: random seed.
+        rate: sampling rate in Hz.
+        length: number of samples.
     """
     drawn = draw(part, number, seed, length)
     t = torch.arange(length, dtype=torch.float64) / rate
@@ -87,7 +87,7 @@ def synthesize(label: str, part: str, number: int, seed: int, rate: int, length:
 
 
 def source(label: str, drawn: Drawn, t: Float[Tensor, "samples"], rate: int) -> Float[Tensor, "samples"]:
-    """Return the sound itself: a sine of a steady or gliding frequency, white noise, or a vowel."""
+    """Return the source signal: a sine of constant or gliding frequency, white noise, or a vowel."""
     low, phase, ratio = 220 * 8**drawn.pitch, 2 * math.pi * drawn.free[4], 1.5 + 2.5 * drawn.free[5]
     whole = len(t) / rate
     match label:
@@ -104,10 +104,10 @@ def source(label: str, drawn: Drawn, t: Float[Tensor, "samples"], rate: int) -> 
 
 
 def vowel(name: str, drawn: Drawn, t: Float[Tensor, "samples"], rate: int) -> Float[Tensor, "samples"]:
-    """Return sum_k |H(k f_0)| / k sin(k phi(t)), with phi' = 2 pi f_0 of a slight vibrato.
+    """Return a vowel: sum_k |H(k f_0)| / k sin(k phi(t)), with phi' = 2 pi f_0 and a slight vibrato of f_0.
 
-    H is the product of the speaker's resonances, |H_F(f)| = (F^2 + b^2) / (sqrt((f - F)^2 + b^2) sqrt((f + F)^2 + b^2)) with b half the
-    bandwidth (Fant 1960); 1 / k is the glottal source's fall of 12 dB an octave and the lips' rise of 6.
+    H is the product of the formant resonances, |H_F(f)| = (F^2 + b^2) / (sqrt((f - F)^2 + b^2) sqrt((f + F)^2 + b^2)) with b half the
+    bandwidth (Fant 1960); 1 / k combines the glottal source, -12 dB per octave, and lip radiation, +6 dB per octave.
     """
     pitch, depth, speed = 90 * 2.8**drawn.pitch, 0.01 * drawn.free[6], 4 + 3 * drawn.free[7]
     phi = 2 * math.pi * pitch * (t - depth / (2 * math.pi * speed) * torch.cos(2 * math.pi * speed * t))

@@ -1,4 +1,4 @@
-"""Classification of sounds as a task: spectrograms go the way of images, from their batches to their classes."""
+"""Audio classification task: spectrograms are batched and classified like images."""
 
 import struct
 import zlib
@@ -22,13 +22,13 @@ from transom.tasks.image_classification.task import ImagesClassified, ImageTask,
 
 
 class SoundClassifier(ImageClassifier):
-    """Names the classes of sounds."""
+    """Predicts the classes of sounds."""
 
     NOUN: ClassVar[str] = "sound"
 
     @property
     def config(self) -> SpectrogramTransformer:
-        """How sounds are read."""
+        """The model configuration, with the spectrogram settings."""
         config = self.model.config
         assert isinstance(config, SpectrogramTransformer)
         return config
@@ -37,14 +37,14 @@ class SoundClassifier(ImageClassifier):
         """Return the spectrogram of a WAV file.
 
         Raises:
-            DataError: it cannot be read.
+            DataError: the file cannot be decoded.
         """
         return spectrogram_of(read_file(file), str(file), self.config)
 
 
 @dataclass(frozen=True)
 class SoundsClassified(ImagesClassified):
-    """What ``transom classify`` works with: a classifier of sounds, all of which are brought to its length."""
+    """The object that ``transom classify`` uses for sounds; all are cropped or padded to the length of the model."""
 
     NOUN: ClassVar[str] = "sounds"
     KEY: ClassVar[str] = "sound"
@@ -52,16 +52,16 @@ class SoundsClassified(ImagesClassified):
     classifier: SoundClassifier
 
     def labelled(self, path: Path) -> Images:
-        """Read labelled sounds as the model does.
+        """Read labeled sounds as spectrograms.
 
         Raises:
-            DataError: one cannot be read.
+            DataError: a sound cannot be read.
         """
         return read_sounds(path, self.classifier.config)
 
 
 class AudioTask(ImageTask):
-    """Sounds with their classes, ready to be learnt from; attributes as of images."""
+    """Audio classification; attributes as in ``ImageTask``."""
 
     PREDICTOR: ClassVar[type[ImageClassifier]] = SoundClassifier
     VERBS: ClassVar[Mapping[str, Callable[[Any], Any]]] = {"classify": SoundsClassified}
@@ -71,13 +71,13 @@ class AudioTask(ImageTask):
         """Read or synthesize the sounds of a recipe.
 
         Raises:
-            DataError: a sound cannot be read, or there is too little to split.
+            DataError: a sound cannot be read, or there are too few to split.
         """
         return load_sounds(recipe.data, base, recipe.model)
 
     @classmethod
     def make_loader(cls, recipe: Any, images: Images, classes: Sequence[str], slicing: Slicing) -> ImageLoader:
-        """Return what gives the training batches."""
+        """Return the loader of training batches."""
         training = recipe.training
         return AudioLoader(
             images, classes, masking=training.augmentation, batch_images=training.batch_sounds, seed=training.seed, slicing=slicing
@@ -85,11 +85,11 @@ class AudioTask(ImageTask):
 
     @staticmethod
     def picture(pixels: UInt8[Tensor, "1 size size"]) -> str:
-        """Write a spectrogram as an address that holds it, low frequencies at the bottom; no library is needed for it."""
+        """Return a spectrogram as a data URL of a PNG, low frequencies at the bottom; encoded without an image library."""
         rows = pixels[0].flip(0).numpy()
         height, width = rows.shape
         chunks = {
-            b"IHDR": struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0),  # 8 bits of grey
+            b"IHDR": struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0),  # 8-bit grayscale
             b"IDAT": zlib.compress(b"".join(b"\0" + row.tobytes() for row in rows)),
             b"IEND": b"",
         }

@@ -1,4 +1,4 @@
-"""Sounds from WAV files: found in folders, read with limits, brought to one sampling rate."""
+"""WAV files: finds them in folders, decodes them with limits, and resamples them."""
 
 import re
 import struct
@@ -15,32 +15,32 @@ from transom.errors import DataError
 from transom.files.regular import open_regular
 
 MAX_BYTES = 2**28
-"""Bytes of a file: 25 minutes of stereo at 44.1 kHz in 16 bits."""
+"""Maximum file size in bytes: 25 minutes of 16-bit stereo at 44.1 kHz."""
 
 MIN_RATE, MAX_RATE = 1_000, 768_000
-"""Samples a second."""
+"""Sampling rates in Hz."""
 
 PCM, FLOAT, EXTENSIBLE = 1, 3, 0xFFFE
-"""Formats by their number; that of an extensible header stands further behind in it."""
+"""Format tags; with EXTENSIBLE the actual format follows later in the header."""
 
 WIDTHS = {PCM: (8, 16, 24, 32), FLOAT: (32, 64)}
-"""Bits of a sample."""
+"""Supported bits per sample of each format."""
 
 
 def list_sounds(folder: Path) -> tuple[list[str], int]:
-    """Find the sounds of a folder, CLASS/NAME.wav; hidden files are passed over.
+    """Find the files CLASS/NAME.wav in a folder; hidden files are skipped.
 
     Returns:
-        Their names in their order as text, and the number of other files beside them.
+        The sorted names, and the number of other files.
 
     Raises:
-        DataError: there is no such folder, it has no sounds, or one is in no class's folder.
+        DataError: the folder does not exist or contains no sounds, or a sound is not in a class folder.
     """
     if not folder.is_dir():
         raise DataError(
             f"{folder}: expected a folder of sounds as CLASS/NAME.wav, found {'a file' if folder.exists() else 'nothing there'}"
         )
-    tops = [[top, *top.rglob("*")] for top in folder.iterdir()]  # a class's folder may be a link, and a broken link is no folder
+    tops = [[top, *top.rglob("*")] for top in folder.iterdir()]  # a class folder may be a symlink; a broken one is no folder
     paths = [file.relative_to(folder) for top in tops for file in top if not file.is_dir()]
     visible = [path for path in paths if not any(part.startswith(".") for part in path.parts)]
     names = sorted(path.as_posix() for path in visible if path.suffix.lower() == ".wav")
@@ -48,17 +48,17 @@ def list_sounds(folder: Path) -> tuple[list[str], int]:
         raise DataError(f"{folder}: expected sounds as CLASS/NAME.wav, found none")
     for name in names:
         if "/" not in name:
-            raise DataError(f"{folder}: expected each sound in a folder that is named for its class, found {name} in none; put it into one")
+            raise DataError(f"{folder}: expected each sound in a folder named after its class, found {name} in none; move it into one")
         if re.search("[\ud800-\udfff]", label := name.split("/", 1)[0]):
-            raise DataError(f"{folder}: expected classes whose names are UTF-8, found {label!a}; rename the folder")
+            raise DataError(f"{folder}: expected class names in UTF-8, found {label!a}; rename the folder")
     return names, len(visible) - len(names)
 
 
 def read_file(file: Path) -> bytes:
-    """Read a sound's file.
+    """Read the bytes of a sound file.
 
     Raises:
-        DataError: it cannot be read, or is too large.
+        DataError: the file cannot be read or is too large.
     """
     try:
         with open_regular(file, DataError) as opened:
@@ -66,19 +66,19 @@ def read_file(file: Path) -> bytes:
     except OSError as error:
         raise DataError(f"{file}: expected a WAV file, found a file that cannot be read: {error.strerror}") from error
     if len(data) > MAX_BYTES:
-        raise DataError(f"{file}: expected a WAV file of at most {MAX_BYTES:,} bytes, found more; cut it into shorter ones")
+        raise DataError(f"{file}: expected a WAV file of at most {MAX_BYTES:,} bytes, found more; split it into shorter files")
     return data
 
 
 class Wave(NamedTuple):
-    """A WAV file, taken apart.
+    """The content of a WAV file.
 
     Attributes:
         kind: PCM or FLOAT.
-        bits: of a sample.
+        bits: bits per sample.
         channels: 1 or 2.
-        rate: samples a second.
-        samples: bytes of all samples, those of both channels in turn.
+        rate: sampling rate in Hz.
+        samples: bytes of all samples, channels interleaved.
     """
 
     kind: int
@@ -89,17 +89,17 @@ class Wave(NamedTuple):
 
 
 def parse(data: bytes, place: str) -> Wave:
-    """Take a WAV file apart (IBM & Microsoft 1991); nothing is allocated by what its header says.
+    """Parse a WAV file (IBM & Microsoft 1991); sizes in the header never determine allocations.
 
     Args:
-        data: the file.
-        place: where it is, for people.
+        data: content of the file.
+        place: location of the file, for messages.
 
     Raises:
-        DataError: it is no such file, of a format that is not read, truncated, or empty.
+        DataError: the content is not a WAV file, or is of an unsupported format, truncated or empty.
     """
     if data[:4] != b"RIFF" or data[8:12] != b"WAVE":
-        raise DataError(f"{place}: expected a WAV file, found one that does not begin as these do; convert it")
+        raise DataError(f"{place}: expected a WAV file, found no RIFF/WAVE header; convert it to WAV")
     parts, at = dict[bytes, tuple[int, bytes]](), 12
     while b"data" not in parts and at + 8 <= len(data):
         name, size = struct.unpack_from("<4sI", data, at)
@@ -107,22 +107,22 @@ def parse(data: bytes, place: str) -> Wave:
         at += 8 + size + size % 2
     header = parts.get(b"fmt ", (0, b""))[1]
     if len(header) < 16 or b"data" not in parts:
-        raise DataError(f"{place}: expected a WAV file, found one whose header ends early; copy it anew")
+        raise DataError(f"{place}: expected a WAV file, found a truncated header; copy the file again")
     kind, channels, rate, _, _, bits = struct.unpack_from("<HHIIHH", header)
     if kind == EXTENSIBLE and len(header) >= 26:
         (kind,) = struct.unpack_from("<H", header, 24)
     if bits not in WIDTHS.get(kind, ()):
-        raise DataError(f"{place}: expected PCM of 8 to 32 bits or floats of 32 or 64, found format {kind} of {bits} bits; convert it")
+        raise DataError(f"{place}: expected 8 to 32-bit PCM or 32 or 64-bit float, found format {kind} with {bits} bits; convert it")
     if channels not in (1, 2):
         raise DataError(f"{place}: expected mono or stereo, found {channels:,} channels; convert it")
     if not MIN_RATE <= rate <= MAX_RATE:
-        raise DataError(f"{place}: expected {MIN_RATE:,} to {MAX_RATE:,} samples a second, found {rate:,}; convert it")
+        raise DataError(f"{place}: expected a sampling rate of {MIN_RATE:,} to {MAX_RATE:,} Hz, found {rate:,}; resample it")
     promised, samples = parts[b"data"]
     step = channels * bits // 8
     if len(samples) < promised:
         raise DataError(
-            f"{place}: expected {promised // step:,} samples by its header, found {len(samples) // step:,}: the file is truncated;"
-            " copy it anew"
+            f"{place}: expected {promised // step:,} samples as in its header, found {len(samples) // step:,}: the file is truncated;"
+            " copy it again"
         )
     if len(samples) < step:
         raise DataError(f"{place}: expected a sound, found a file without samples; remove it")
@@ -130,19 +130,19 @@ def parse(data: bytes, place: str) -> Wave:
 
 
 def decode(data: bytes, place: str, rate: int, length: int) -> Float[Tensor, "length"]:
-    """Decode a WAV file: its middle, channels averaged, at the wanted rate.
+    """Decode a WAV file to mono at the given rate and length.
 
     Args:
-        data: the file.
-        place: where it is, for people.
-        rate: wanted samples a second.
-        length: wanted samples; a longer sound loses both ends, a shorter one is padded with silence at both.
+        data: content of the file.
+        place: location of the file, for messages.
+        rate: output sampling rate in Hz.
+        length: output length in samples; a longer sound is center-cropped, a shorter one is padded with silence at both ends.
 
     Returns:
-        Samples from -1 to 1; those of a file of floats that go beyond are scaled down together.
+        Samples from -1 to 1; a float file that exceeds this range is scaled down.
 
     Raises:
-        DataError: it cannot be read as a sound.
+        DataError: the file cannot be decoded.
     """
     wave = parse(data, place)
     step = wave.channels * wave.bits // 8
@@ -150,13 +150,13 @@ def decode(data: bytes, place: str, rate: int, length: int) -> Float[Tensor, "le
     start = max(0, (frames - wanted) // 2)
     x = _numbers(wave.samples[start * step : min(start + wanted, frames) * step], wave)
     if not np.isfinite(x).all():
-        raise DataError(f"{place}: expected samples that are numbers, found some that are not finite; convert it anew")
+        raise DataError(f"{place}: expected finite samples, found NaN or infinity; convert the sound again")
     x = (x / max(1.0, np.abs(x).max())).reshape(-1, wave.channels).mean(1)
     return fitted(resample(torch.from_numpy(x), wave.rate, rate).float(), length)
 
 
 def _numbers(raw: bytes, wave: Wave) -> NDArray[np.float64]:
-    """Turn samples into numbers: PCM of 8 bits counts from 0, all other PCM is signed; the smallest byte comes first."""
+    """Decode little-endian samples to floats; 8-bit PCM is unsigned, all other PCM is signed."""
     if wave.kind == FLOAT:
         return np.frombuffer(raw, f"<f{wave.bits // 8}").astype(np.float64)
     if wave.bits == 8:
@@ -168,21 +168,21 @@ def _numbers(raw: bytes, wave: Wave) -> NDArray[np.float64]:
 
 
 def resample(x: Float[Tensor, "samples"], old: int, new: int) -> Float[Tensor, "new_samples"]:
-    """Bring a sound to another rate: frequencies that both rates can hold stay, all others go.
+    """Resample a sound in the frequency domain; frequencies above half of either rate are removed.
 
-    X = DFT(x); y = IDFT of X cut or padded with zeros to the new length, times new / old: exact for a sound that repeats.
+    X = DFT(x); y = IDFT of X truncated or zero-padded to the new length, times new / old. This is exact for periodic sounds.
     """
     if old == new:
         return x
     length = max(1, round(len(x) * new / old))
     spectrum = torch.fft.rfft(x)[: length // 2 + 1]
     if 0 < len(x) < length and len(x) % 2 == 0:
-        spectrum[-1] /= 2  # the highest frequency stood for itself and its mirror image
+        spectrum[-1] /= 2  # the Nyquist bin represented both f and -f
     return torch.fft.irfft(spectrum, length) * (length / len(x))
 
 
 def fitted(x: Float[Tensor, "samples"], length: int) -> Float[Tensor, "length"]:
-    """Cut or pad a sound at both ends."""
+    """Center-crop a sound, or zero-pad it at both ends, to the given length."""
     if (extra := len(x) - length) >= 0:
         return x[extra // 2 : extra // 2 + length]
     return torch.nn.functional.pad(x, (-extra // 2, -extra - -extra // 2))

@@ -1,4 +1,4 @@
-"""The recipe of a text classifier, and what it alone has."""
+"""Recipe of the text classification task."""
 
 from typing import ClassVar, Literal
 
@@ -15,12 +15,12 @@ from transom.config.training import ConsistentTraining, EncoderTraining
 ABOUT = TaskHelp(
     options=(
         DataOption(
-            "--labelled", "FILE", "For a classifier: a .tsv, .csv or .jsonl file of texts and their classes (.gz too).", "train", "file"
+            "--labelled", "FILE", "Train a text classifier on a .tsv, .csv or .jsonl file of texts and classes, or .gz.", "train", "file"
         ),
         DataOption(
             "--valid-labelled",
             "FILE",
-            "Validation texts with their classes; left out, 10 % is split off.",
+            "Validation texts in the same format; default: 10 % of the training texts.",
             "valid",
             "file",
             "--labelled",
@@ -28,47 +28,49 @@ ABOUT = TaskHelp(
         ),
     ),
     order=5,
-    scored_by="a .tsv, .csv or .jsonl file of texts and their classes",
-    verbs=(Verb("classify", "Name the class of a text, or of each line of a file."),),
+    scored_by="a .tsv, .csv or .jsonl file of texts and classes",
+    verbs=(Verb("classify", "Predict the class of a text, or of each line of a file."),),
 )
 
 
 class LabelledData(Data):
-    """Texts, each of a class."""
+    """Texts with classes."""
 
     OPTIONS: ClassVar[tuple[DataOption, ...]] = ABOUT.options
 
     train: LabelledFiles | None = Field(None, description="training texts")
-    valid: LabelledFiles | None = Field(None, description="validation texts; left out, 10 % of train is split off by hash")
-    test: LabelledFiles | None = Field(None, description="test texts: only the data report reads them, to tell which stand in train")
-    generate: Phrasebook | None = Field(None, description="sentences of the built-in phrasebook, whose class is their language")
+    valid: LabelledFiles | None = Field(None, description="validation texts; default: 10 % of train, split off by hash")
+    test: LabelledFiles | None = Field(
+        None, description="test texts; only the data report reads them, to find those that are also in train"
+    )
+    generate: Phrasebook | None = Field(None, description="sentences of the built-in phrasebook, with their language as class")
     too_long: Literal["truncate", "drop", "refuse"] = Field(
         "truncate",
-        description="a training text of more than model.max_seq_len tokens: its beginning stands for it, it is left out, or it is"
-        " refused; of a validation text its beginning does, unless it is refused",
+        description="treatment of a training text of more than model.max_seq_len tokens: truncate it, drop it, or raise an error;"
+        " validation texts are truncated, unless set to refuse",
     )
 
     @property
     def split_off(self) -> str:
-        """Say what is taken for validation where no data are named."""
+        """Description of the validation data if none are given."""
         return "10 % of the training texts, split off by hash"
 
 
 class ClassificationTraining(EncoderTraining, ConsistentTraining):
-    """One training run of a classifier."""
+    """Training settings of a text classifier."""
 
     token_dropout: float = Field(
         0.0,
         ge=0,
         lt=1,
-        description="probability that a token of a training text is left out, drawn anew each time (Iyyer et al. 2015)",
+        description="probability of dropping each token of a training text, resampled each time (Iyyer et al. 2015)",
     )
-    validate_samples: int = Field(5, ge=0, description="validation texts whose class is told at a validation, to be shown")
+    validate_samples: int = Field(5, ge=0, description="number of validation texts shown with their predicted class at each validation")
 
 
 @register_task
 class ClassificationRecipe(TextRecipe):
-    """A text classifier: an encoder that learns the class of each text."""
+    """A text classifier: an encoder that predicts the class of a text."""
 
     TASK: ClassVar[str] = "transom.tasks.classification.task:ClassificationTask"
     HELP: ClassVar[TaskHelp] = ABOUT
@@ -76,9 +78,9 @@ class ClassificationRecipe(TextRecipe):
     VERB: ClassVar[str] = "classify"
     EXAMPLE: ClassVar[tuple[str, str]] = ('"A text"', '["A text"]')
 
-    task: Literal["classification"] = Field("classification", description="what the model learns to do")
-    data: LabelledData = Field(..., description="the examples")
-    tokenizer: Tokenizer = Field(Tokenizer(), description="text to tokens")
-    model: TextClassifier = Field(TextClassifier(), description="the network; preset = NAME starts from a published one")
-    training: ClassificationTraining = Field(ClassificationTraining(), description="the run")
-    decoding: Reading = Field(Reading(), description="how texts are read")
+    task: Literal["classification"] = Field("classification", description="the task")
+    data: LabelledData = Field(..., description="the data")
+    tokenizer: Tokenizer = Field(Tokenizer(), description="the tokenizer")
+    model: TextClassifier = Field(TextClassifier(), description="the network; preset = NAME loads the configuration of a published model")
+    training: ClassificationTraining = Field(ClassificationTraining(), description="training settings")
+    decoding: Reading = Field(Reading(), description="inference settings")

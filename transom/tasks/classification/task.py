@@ -1,4 +1,4 @@
-"""Classification of texts as a task: the class of a whole text is to be named."""
+"""Text classification task: predict the class of a text."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -37,7 +37,7 @@ from transom.training.validation import validation_accuracy, validation_loss
 
 @dataclass(frozen=True)
 class TextsClassified:
-    """What ``transom classify`` works with: a classifier of texts."""
+    """The object that ``transom classify`` uses for texts."""
 
     NOUN: ClassVar[str] = "texts"
     KEY: ClassVar[str] = "text"
@@ -46,44 +46,44 @@ class TextsClassified:
 
     @property
     def max_tokens(self) -> int:
-        """Most tokens that the model reads of a text."""
+        """Maximum tokens of a text, special tokens excluded."""
         return self.classifier.model.config.max_seq_len - 1
 
     def classify(self, items: list[str], too_long: TooLong, tell: Tell) -> list[Classified]:
-        """Name the class of each text."""
+        """Predict the class of each text."""
         return self.classifier.classify(items, too_long, tell)
 
     def score(self, labelled: Path, too_long: TooLong, tell: Tell) -> Scores:
-        """Compare the classes that the model names with those of labelled texts.
+        """Return classification metrics on a file of labeled texts.
 
         Raises:
-            TransomError: the file cannot be read, or a text is of a class that the model does not have.
+            TransomError: the file cannot be read, or a class is unknown to the model.
         """
         known = read_labelled(LabelledFiles(file=str(labelled.absolute())), Path.cwd())
         return scored(self.classify(known.source, too_long, tell), known.target, known, self.classifier.model.config.classes)
 
 
 class ClassificationTask(TextTask[ClassificationRecipe, LabelledLoader, Pairs]):
-    """Texts with their classes, ready to be learnt from."""
+    """Text classification: tokenized texts with their classes."""
 
     PREDICTOR: ClassVar[type] = Classifier
     VERBS: ClassVar[Mapping[str, Callable[[Any], Any]]] = {"classify": TextsClassified, "embed": embedder_of}
 
     @classmethod
     def load(cls, recipe: ClassificationRecipe, base: Path) -> Splits[Pairs]:
-        """Read the texts; the target of each is its class.
+        """Read the texts; the target of each pair is the class.
 
         Raises:
-            TransomError: they cannot be read.
+            TransomError: the texts cannot be read.
         """
         return load_labelled(recipe.data, base)
 
     @classmethod
     def read(cls, recipe: ClassificationRecipe, reader: Reader) -> Self:
-        """Read the texts, make or load the tokenizer, and examine all of it.
+        """Read the texts, train or load the tokenizer, and build the data report.
 
         Raises:
-            TransomError: the texts cannot be read, or do not fit the recipe.
+            TransomError: the texts cannot be read or do not fit the recipe.
         """
         reader.tell("reading the texts")
         splits = cls.load(recipe, reader.base)
@@ -116,22 +116,22 @@ class ClassificationTask(TextTask[ClassificationRecipe, LabelledLoader, Pairs]):
         )
 
     def objective(self, model: Network) -> Objective:
-        """Return the loss that a model is learned from."""
+        """Return the training loss of the task."""
         return text_objective(self.recipe.training)
 
     def flops(self, batch: LabelledBatch) -> float:
-        """Count the floating-point operations of learning from a batch, forward and backward, padding included."""
+        """Return the FLOPs of a training step on a batch: forward and backward pass, padding included."""
         return count_flops(self.recipe.model, len(batch.samples), batch.source.tokens.shape[1], 1).training
 
     def measure(self, model: Network, autocast: torch.autocast) -> dict[str, float]:
-        """Measure a model on the validation texts."""
+        """Return validation loss and accuracy."""
         assert isinstance(model, TextClassifierTransformer)
         figures = validation_loss(model, self.valid_batches, autocast) | validation_accuracy(model, self.valid_batches, autocast)
-        del figures["perplexity"]  # of classes it says nothing
+        del figures["perplexity"]  # perplexity is not meaningful for classes
         return figures
 
     def answer(self, model: Network, autocast: torch.autocast, precision: Precision) -> Answers:
-        """Give a few validation texts with the class that a model finds."""
+        """Predict the classes of a few validation texts."""
         assert isinstance(model, TextClassifierTransformer)
         shown = slice(self.recipe.training.validate_samples)
         classifier = Classifier(model, self.tokenizer, self.recipe.decoding)
@@ -142,11 +142,11 @@ class ClassificationTask(TextTask[ClassificationRecipe, LabelledLoader, Pairs]):
 
     @classmethod
     def predictor(cls, run: LoadedRun) -> Classifier:
-        """Return what answers with a run's model."""
+        """Return the predictor of a run."""
         assert isinstance(run.model, TextClassifierTransformer)
         return Classifier(run.model, run.tokenizer, run.decoding or Reading(), run.precision, reader_of(run.model), run.origin)
 
     @classmethod
     def train_tokenizers(cls, recipe: ClassificationRecipe, base: Path, tell: Callable[[str], None]) -> Tokenizers:
-        """Learn the symbols of a recipe's training data."""
+        """Train the tokenizers of a recipe on its training data."""
         return train_text_tokenizers(cls.load(recipe, base).train.source, recipe.tokenizer, tell)

@@ -1,1 +1,1 @@
-"""Vectors of texts."""
+"""Text embedding."""

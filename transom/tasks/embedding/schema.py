@@ -1,4 +1,4 @@
-"""The recipe of an encoder that gives texts vectors, and what it alone has."""
+"""Recipe of the text embedding task."""
 
 from typing import ClassVar, Literal, Self
 
@@ -12,35 +12,35 @@ from transom.config.recipe import PairRecipe
 from transom.config.registry import register_task
 from transom.config.training import EncoderTraining
 
-ABOUT = TaskHelp(options=PAIRS, order=6, verbs=(Verb("embed", "Give each text a vector, and how alike texts are."),))
+ABOUT = TaskHelp(options=PAIRS, order=6, verbs=(Verb("embed", "Embed texts and print their pairwise cosine similarity."),))
 
 
 class EmbeddingTraining(EncoderTraining):
-    """One training run of an encoder that gives texts vectors."""
+    """Training settings of a text embedding model."""
 
-    validate_samples: int = Field(3, ge=0, description="validation texts whose nearest text is told at a validation, to be shown")
+    validate_samples: int = Field(3, ge=0, description="number of validation texts shown with their nearest neighbor at each validation")
 
 
 @register_task
 class EmbeddingRecipe(PairRecipe):
-    """An encoder that learns vectors of texts: near to each other for the two sides of a pair, far for the others of a batch."""
+    """A text embedding model: an encoder trained contrastively on pairs, with the other pairs of the batch as negatives."""
 
     TASK: ClassVar[str] = "transom.tasks.embedding.task:EmbeddingTask"
     HELP: ClassVar[TaskHelp] = ABOUT
     COUNTED: ClassVar[str] = "pairs"
     VERB: ClassVar[str] = "embed"
     EXAMPLE: ClassVar[tuple[str, str]] = ('"A text" "Another text"', '["A text", "Another text"]')
-    GUESSES: ClassVar[bool] = False  # each pair is told from the others of its batch, however many these are
+    GUESSES: ClassVar[bool] = False  # the loss is contrastive: it depends on the number of pairs per batch
 
-    task: Literal["embedding"] = Field("embedding", description="what the model learns to do")
-    data: PairData = Field(..., description="the examples")
-    tokenizer: PairTokenizer = Field(PairTokenizer(), description="text to tokens")
-    model: TextEmbedder = Field(TextEmbedder(), description="the network; preset = NAME starts from a published one")
-    training: EmbeddingTraining = Field(EmbeddingTraining(), description="the run")
-    decoding: Reading = Field(Reading(), description="how texts are read")
+    task: Literal["embedding"] = Field("embedding", description="the task")
+    data: PairData = Field(..., description="the data")
+    tokenizer: PairTokenizer = Field(PairTokenizer(), description="the tokenizer")
+    model: TextEmbedder = Field(TextEmbedder(), description="the network; preset = NAME loads the configuration of a published model")
+    training: EmbeddingTraining = Field(EmbeddingTraining(), description="training settings")
+    decoding: Reading = Field(Reading(), description="inference settings")
 
     @model_validator(mode="after")
     def _one_vocabulary(self) -> Self:
         if not self.tokenizer.joint:
-            raise ValueError("one encoder reads both sides: expected tokenizer.joint = true, found false; change it")
+            raise ValueError("one encoder reads both sides: expected tokenizer.joint = true, found false; set it to true")
         return self

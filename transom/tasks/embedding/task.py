@@ -1,4 +1,4 @@
-"""Vectors of texts as a task: of each pair's left side, its right side is to be told from all others of the batch."""
+"""Text embedding task: contrastive training that matches each source with its target among all targets of the batch."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -26,20 +26,20 @@ from transom.training.task import Answers, Reader
 from transom.training.validation import validation_loss
 
 SEARCHED = 1000
-"""Validation pairs, at most, among whose right sides each left side's own is searched."""
+"""Maximum number of validation pairs among which retrieval accuracy is measured."""
 
 
 class EmbeddingTask(TextTask[EmbeddingRecipe, Loader, Pairs]):
-    """Pairs of texts that belong together, ready to be learnt from."""
+    """Text embedding: tokenized pairs of matching texts."""
 
     PREDICTOR: ClassVar[type] = Embedder
 
     @classmethod
     def read(cls, recipe: EmbeddingRecipe, reader: Reader) -> Self:
-        """Read the pairs, make or load the tokenizer, and examine all of it.
+        """Read the pairs, train or load the tokenizer, and build the data report.
 
         Raises:
-            TransomError: the data cannot be read, or do not fit the recipe.
+            TransomError: the data cannot be read or do not fit the recipe.
         """
         pairs = read_pairs(recipe, reader, matched_batch)
         splits, tokenizers, loader = pairs.splits[None], pairs.tokenizers, pairs.loaders[None]
@@ -56,19 +56,19 @@ class EmbeddingTask(TextTask[EmbeddingRecipe, Loader, Pairs]):
         )
 
     def flops(self, batch: MatchedBatch) -> float:
-        """Count the floating-point operations of learning from a batch, forward and backward, padding included."""
+        """Return the FLOPs of a training step on a batch: forward and backward pass, padding included."""
         sides = (count_flops(self.recipe.model, len(batch.samples), side.tokens.shape[1], 0) for side in (batch.source, batch.target))
         return sum(side.training for side in sides) + 6 * self.recipe.model.d_model * len(batch.samples) ** 2
 
     def measure(self, model: Network, autocast: torch.autocast) -> dict[str, float]:
-        """Measure a model on the validation pairs."""
+        """Return the validation loss."""
         assert isinstance(model, TextEmbedderTransformer)
         figures = validation_loss(model, self.valid_batches, autocast)
-        del figures["perplexity"]  # of batches it says nothing
+        del figures["perplexity"]  # perplexity is not meaningful for a contrastive loss
         return figures
 
     def answer(self, model: Network, autocast: torch.autocast, precision: Precision) -> Answers:
-        """Measure how often a left side's nearest right side is its own, and give a few left sides with what is found."""
+        """Return the retrieval accuracy, the percentage of sources whose nearest target is their own, and a few examples."""
         assert isinstance(model, TextEmbedderTransformer)
         embedder = Embedder(model, self.tokenizers.source, self.recipe.decoding)
         left, right = self.valid.source[:SEARCHED], self.valid.target[:SEARCHED]
@@ -81,11 +81,11 @@ class EmbeddingTask(TextTask[EmbeddingRecipe, Loader, Pairs]):
 
     @classmethod
     def predictor(cls, run: LoadedRun) -> Embedder:
-        """Return what answers with a run's model."""
+        """Return the predictor of a run."""
         assert isinstance(run.model, TextEmbedderTransformer)
         return Embedder(run.model, run.tokenizer, run.decoding or Reading(), run.precision, reader_of(run.model), run.origin)
 
     @classmethod
     def train_tokenizers(cls, recipe: EmbeddingRecipe, base: Path, tell: Callable[[str], None]) -> Tokenizers:
-        """Learn the symbols of a recipe's training data."""
+        """Train the tokenizers of a recipe on its training data."""
         return train_pair_tokenizers(recipe, base, tell)

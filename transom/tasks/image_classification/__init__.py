@@ -1,1 +1,1 @@
-"""The classification of images."""
+"""Image classification."""

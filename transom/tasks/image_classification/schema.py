@@ -1,4 +1,4 @@
-"""The recipe of a classifier of images, and what it alone has."""
+"""Recipe of the image classification task."""
 
 from typing import ClassVar, Literal
 
@@ -15,11 +15,13 @@ from transom.config.vision import VisionTransformer
 
 ABOUT = TaskHelp(
     options=(
-        DataOption("--images", "PATH", "For a classifier of images: a folder or .zip of CLASS/NAME.jpg.", "train", "images", is_text=False),
+        DataOption(
+            "--images", "PATH", "Train an image classifier on a folder or .zip with files CLASS/NAME.jpg.", "train", "images", is_text=False
+        ),
         DataOption(
             "--valid-images",
             "PATH",
-            "Validation images, likewise; left out, 10 % is split off.",
+            "Validation images in the same layout; default: 10 % of the training images.",
             "valid",
             "images",
             "--images",
@@ -28,40 +30,42 @@ ABOUT = TaskHelp(
         ),
     ),
     order=7,
-    scored_by="a folder or .zip of CLASS/NAME.jpg",
+    scored_by="a folder or .zip with files CLASS/NAME.jpg",
 )
 
 
 class ImageData(Data):
-    """Images, each of a class."""
+    """Images with classes."""
 
     OPTIONS: ClassVar[tuple[DataOption, ...]] = ABOUT.options
 
     train: ImageFiles | None = Field(None, description="training images")
-    valid: ImageFiles | None = Field(None, description="validation images; left out, valid_share of train is split off by hash")
-    test: ImageFiles | None = Field(None, description="test images: only the data report reads them, to tell which stand in train")
-    generate: Digits | None = Field(None, description="images that every machine has, instead of files")
-    valid_share: float = Field(0.1, gt=0, lt=1, description="share of the training images that is split off where data.valid is left out")
+    valid: ImageFiles | None = Field(None, description="validation images; default: valid_share of train, split off by hash")
+    test: ImageFiles | None = Field(None, description="test images; only the data report reads them, to find those that are also in train")
+    generate: Digits | None = Field(None, description="built-in images instead of files")
+    valid_share: float = Field(
+        0.1, gt=0, lt=1, description="fraction of the training images split off for validation if data.valid is not given"
+    )
 
     @property
     def split_off(self) -> str:
-        """Say what is taken for validation where no data are named."""
+        """Description of the validation data if none are given."""
         return f"{100 * self.valid_share:g} % of the training images, split off by hash"
 
 
 class ImageTraining(AdamWTraining):
-    """One training run of a classifier of images."""
+    """Training settings of an image classifier."""
 
-    optimizer: Optimizer = Field(AdamW(beta2=0.999, eps=1e-8, weight_decay=0.05), description="the optimizer brick")
-    batch_images: int = Field(128, ge=1, description="images of a batch, over all ranks and accumulation")
-    augmentation: Augmentation = Field(Augmentation(), description="what is changed in training images at random")
-    select_by: Literal["loss", "accuracy"] = Field("accuracy", description="validation figure that chooses the kept weights")
-    validate_samples: int = Field(6, ge=0, description="validation images whose class is told at a validation, to be shown")
+    optimizer: Optimizer = Field(AdamW(beta2=0.999, eps=1e-8, weight_decay=0.05), description="the optimizer")
+    batch_images: int = Field(128, ge=1, description="images per optimizer step, over all ranks and accumulation steps")
+    augmentation: Augmentation = Field(Augmentation(), description="random augmentation of training images")
+    select_by: Literal["loss", "accuracy"] = Field("accuracy", description="validation metric that selects the saved weights")
+    validate_samples: int = Field(6, ge=0, description="number of validation images shown with their predicted class at each validation")
 
 
 @register_task
 class ImageRecipe(Recipe):
-    """A classifier of images."""
+    """An image classifier."""
 
     TASK: ClassVar[str] = "transom.tasks.image_classification.task:ImageTask"
     HELP: ClassVar[TaskHelp] = ABOUT
@@ -69,8 +73,8 @@ class ImageRecipe(Recipe):
     VERB: ClassVar[str] = "classify"
     EXAMPLE: ClassVar[tuple[str, str]] = ("image.jpg", '["image.jpg"]')
 
-    task: Literal["image-classification"] = Field("image-classification", description="what the model learns to do")
-    data: ImageData = Field(..., description="the examples")
-    model: ImageModel = Field(VisionTransformer(), description="the network; preset = NAME starts from a published one")
-    training: ImageTraining = Field(ImageTraining(), description="the run")
-    decoding: ImageReading = Field(ImageReading(), description="how images are read")
+    task: Literal["image-classification"] = Field("image-classification", description="the task")
+    data: ImageData = Field(..., description="the data")
+    model: ImageModel = Field(VisionTransformer(), description="the network; preset = NAME loads the configuration of a published model")
+    training: ImageTraining = Field(ImageTraining(), description="training settings")
+    decoding: ImageReading = Field(ImageReading(), description="inference settings")

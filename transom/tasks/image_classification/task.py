@@ -1,4 +1,4 @@
-"""Classification of images as a task: the class of a whole image is to be named."""
+"""Image classification task: predict the class of an image."""
 
 import base64
 from collections.abc import Callable, Mapping, Sequence
@@ -39,12 +39,12 @@ from transom.training.task import Answers, Reader
 from transom.training.validation import validation_accuracy, validation_loss
 
 SHOWN_SIDE = 64
-"""Most pixels a side of an image that a report shows."""
+"""Maximum width and height of an image in the report, in pixels."""
 
 
 @dataclass(frozen=True)
 class ImagesClassified:
-    """What ``transom classify`` works with: a classifier of images, all of which are brought to its size."""
+    """The object that ``transom classify`` uses for images; all are resized to the input size of the model."""
 
     NOUN: ClassVar[str] = "images"
     KEY: ClassVar[str] = "image"
@@ -53,14 +53,14 @@ class ImagesClassified:
     max_tokens: None = None
 
     def classify(self, items: list[str], too_long: TooLong, tell: Tell) -> list[Classified]:
-        """Name the class of each file's image."""
+        """Predict the class of each file."""
         return self.classifier.classify(items, tell)
 
     def score(self, labelled: Path, too_long: TooLong, tell: Tell) -> Scores:
-        """Compare the classes that the model names with those of labelled images.
+        """Return classification metrics on labeled images.
 
         Raises:
-            TransomError: an image cannot be read, or is of a class that the model does not have.
+            TransomError: an image cannot be read, or a class is unknown to the model.
         """
         known, batch, found = self.labelled(labelled), self.classifier.reading.batch_images, list[Classified]()
         for start in range(0, len(known), batch):
@@ -69,10 +69,10 @@ class ImagesClassified:
         return scored(found, known.labels, known, self.classifier.model.config.classes)
 
     def labelled(self, path: Path) -> Images:
-        """Read labelled images as the model does.
+        """Read labeled images at the input size of the model.
 
         Raises:
-            TransomError: one cannot be read.
+            TransomError: an image cannot be read.
         """
         config = self.classifier.model.config
         return read_images(path, config.image_size, config.channels)
@@ -80,17 +80,17 @@ class ImagesClassified:
 
 @dataclass(frozen=True)
 class ImageTask:
-    """Images with their classes, ready to be learnt from.
+    """Image classification.
 
-    The task of something else that is read as images overrides ``load``, ``make_loader``, ``picture`` and the two class variables.
+    A task on other data that are read as images overrides ``load``, ``make_loader``, ``picture`` and the two class variables.
 
     Attributes:
-        recipe: as resolved, classes and pixel statistics filled in.
+        recipe: the resolved recipe, with classes and pixel statistics filled in.
         loader: training batches.
         valid: validation images.
-        labels: number of each one's class.
-        report: what is known of the images.
-        data: hash of all training and validation images and their classes, in their order.
+        labels: class index of each validation image.
+        report: the data report.
+        data: hash of all training and validation images and their classes, in order.
     """
 
     recipe: Any
@@ -105,10 +105,10 @@ class ImageTask:
 
     @classmethod
     def read(cls, recipe: Any, reader: Reader) -> Self:
-        """Read the images and examine them.
+        """Read the images and build the data report.
 
         Raises:
-            TransomError: the images cannot be read, or do not fit the recipe.
+            TransomError: the images cannot be read or do not fit the recipe.
         """
         reader.tell(f"reading the {recipe.COUNTED}")
         splits = cls.load(recipe, reader.base)
@@ -131,13 +131,13 @@ class ImageTask:
         """Read or generate the images of a recipe.
 
         Raises:
-            TransomError: an image cannot be read, or there is too little to split.
+            TransomError: an image cannot be read, or there are too few to split.
         """
         return load_images(recipe.data, base, recipe.model, recipe.data.valid_share)
 
     @classmethod
     def make_loader(cls, recipe: ImageRecipe, images: Images, classes: Sequence[str], slicing: Slicing) -> ImageLoader:
-        """Return what gives the training batches."""
+        """Return the loader of training batches."""
         training = recipe.training
         return ImageLoader(
             images,
@@ -150,7 +150,7 @@ class ImageTask:
 
     @staticmethod
     def picture(pixels: UInt8[Tensor, "channels size size"]) -> str:
-        """Write an image as an address that holds it, for a page."""
+        """Return a thumbnail of an image as a data URL, for the report."""
         library = pillow()
         image = library.Image.fromarray(pixels.permute(1, 2, 0).numpy() if len(pixels) > 1 else pixels[0].numpy())
         image.thumbnail((SHOWN_SIDE, SHOWN_SIDE))
@@ -158,32 +158,32 @@ class ImageTask:
         return data_address(file.getvalue())
 
     def write(self, folder: RunFolder) -> None:
-        """Leave nothing in the run folder: the configuration says all that answering needs."""
+        """Write nothing: the configuration contains everything that inference needs."""
 
     def place(self, sample: int) -> str:
-        """Name a training image by its file."""
+        """Describe a training image by its file name."""
         return self.loader.images.names[sample]
 
     def objective(self, model: Network) -> Objective:
-        """Return the loss that a model is learned from."""
+        """Return the training loss of the task."""
         return MixedImages(self.recipe.training.label_smoothing)
 
     def flops(self, batch: ImageBatch) -> float:
-        """Count the floating-point operations of learning from a batch, forward and backward."""
+        """Return the FLOPs of a training step on a batch: forward and backward pass."""
         config = self.recipe.model
         tokens = config.n_positions if isinstance(config, VisionTransformerConfig) else 0
         return count_flops(config, len(batch.samples), tokens, 1).training
 
     def measure(self, model: Network, autocast: torch.autocast) -> dict[str, float]:
-        """Measure a model on the validation images."""
+        """Return validation loss and accuracy."""
         assert isinstance(model, VisionTransformer | ConvolutionalNetwork)
         batches = list(image_batches(self.valid, self.labels, self.recipe.decoding.batch_images))
         figures = validation_loss(model, batches, autocast) | validation_accuracy(model, batches, autocast)
-        del figures["perplexity"]  # of classes it says nothing
+        del figures["perplexity"]  # perplexity is not meaningful for classes
         return figures
 
     def answer(self, model: Network, autocast: torch.autocast, precision: Precision) -> Answers:
-        """Give a few validation images with the class that a model finds."""
+        """Predict the classes of a few validation images."""
         assert isinstance(model, VisionTransformer | ConvolutionalNetwork)
         shown = range(min(self.recipe.training.validate_samples, len(self.valid)))
         if not shown:
@@ -199,11 +199,11 @@ class ImageTask:
 
     @classmethod
     def predictor(cls, run: LoadedRun) -> ImageClassifier:
-        """Return what answers with a run's model."""
+        """Return the predictor of a run."""
         assert isinstance(run.model, VisionTransformer | ConvolutionalNetwork)
         return cls.PREDICTOR(run.model, run.decoding or ImageReading(), run.precision, reader_of(run.model), run.origin)
 
 
 def data_address(png: bytes) -> str:
-    """Return an address that holds a PNG picture itself."""
+    """Return a PNG image as a data URL."""
     return f"data:image/png;base64,{base64.b64encode(png).decode()}"

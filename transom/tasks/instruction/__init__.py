@@ -1,1 +1,1 @@
-"""Models that answer instructions."""
+"""Instruction tuning."""

@@ -1,4 +1,4 @@
-"""The recipe of a model that answers, and what it alone has."""
+"""Recipe of the instruction tuning task."""
 
 from typing import ClassVar, Literal
 
@@ -16,12 +16,12 @@ from transom.config.training import AdamW, AdamWTraining, Optimizer, TextTrainin
 ABOUT = TaskHelp(
     options=(
         DataOption(
-            "--instructions", "FILE", "For a model that answers: a .tsv, .csv or .jsonl file of prompts and answers.", "train", "file"
+            "--instructions", "FILE", "Train an instruction model on a .tsv, .csv or .jsonl file of prompts and answers.", "train", "file"
         ),
         DataOption(
             "--valid-instructions",
             "FILE",
-            "Validation prompts and answers; left out, 1 % is split off.",
+            "Validation prompts and answers; default: 1 % of the training instructions.",
             "valid",
             "file",
             "--instructions",
@@ -33,45 +33,45 @@ ABOUT = TaskHelp(
 
 
 class InstructionData(Data):
-    """Instructions, each with its answer."""
+    """Instructions with reference answers."""
 
     OPTIONS: ClassVar[tuple[DataOption, ...]] = ABOUT.options
 
     train: InstructionFiles | None = Field(None, description="training instructions")
-    valid: InstructionFiles | None = Field(None, description="validation instructions; left out, 1 % of train is split off by hash")
+    valid: InstructionFiles | None = Field(None, description="validation instructions; default: 1 % of train, split off by hash")
     test: InstructionFiles | None = Field(
-        None, description="test instructions: only the data report reads them, to tell which stand in train"
+        None, description="test instructions; only the data report reads them, to find those that are also in train"
     )
-    generate: Exercises | None = Field(None, description="instructions that every machine has, instead of files")
+    generate: Exercises | None = Field(None, description="built-in instructions instead of files")
     too_long: Literal["truncate", "drop", "refuse"] = Field(
         "truncate",
-        description="an instruction of more than model.max_seq_len tokens: the beginning of its prompt is left out, all of it is, or it is"
-        " refused; an answer that has no room is left out",
+        description="treatment of an instruction of more than model.max_seq_len tokens: truncate its prompt from the left, drop it, or"
+        " raise an error; an instruction whose answer alone does not fit is dropped",
     )
 
     @property
     def split_off(self) -> str:
-        """Say what is taken for validation where no data are named."""
+        """Description of the validation data if none are given."""
         return "1 % of the training instructions, split off by hash"
 
 
 class InstructionTraining(AdamWTraining, TextTraining):
-    """One training run of a model that answers."""
+    """Training settings of instruction tuning."""
 
-    optimizer: Optimizer = Field(AdamW(beta2=0.95, eps=1e-8, weight_decay=0.1), description="the optimizer brick")
-    select_by: Literal["loss", "accuracy"] = Field("loss", description="validation figure that chooses the kept weights")
-    validate_samples: int = Field(8, ge=0, description="validation prompts that are answered at a validation, to be shown")
+    optimizer: Optimizer = Field(AdamW(beta2=0.95, eps=1e-8, weight_decay=0.1), description="the optimizer")
+    select_by: Literal["loss", "accuracy"] = Field("loss", description="validation metric that selects the saved weights")
+    validate_samples: int = Field(8, ge=0, description="number of validation prompts shown with generated answers at each validation")
 
 
 class Replying(Sampling):
-    """How a prompt is answered: as a text is gone on with, behind the symbol at which answers begin."""
+    """Sampling settings of answers, which are generated after the answer token; greedy by default."""
 
     temperature: float = Field(0.0, ge=0, description=Sampling.model_fields["temperature"].description)
 
 
 @register_task
 class InstructionRecipe(TextRecipe):
-    """A model that answers: a decoder that learns what to say to a prompt."""
+    """An instruction-tuned decoder, trained to generate answers to prompts."""
 
     TASK: ClassVar[str] = "transom.tasks.instruction.task:InstructionTask"
     HELP: ClassVar[TaskHelp] = ABOUT
@@ -80,9 +80,9 @@ class InstructionRecipe(TextRecipe):
     EXAMPLE: ClassVar[tuple[str, str]] = ('"An instruction"', '["An instruction"]')
     OF_PREFIX: ClassVar[Sight] = "some"
 
-    task: Literal["instruction"] = Field("instruction", description="what the model learns to do")
-    data: InstructionData = Field(..., description="the examples")
-    tokenizer: Tokenizer = Field(Tokenizer(), description="text to tokens")
-    model: LanguageModel = Field(Decoder(), description="the network; preset = NAME starts from a published one")
-    training: InstructionTraining = Field(InstructionTraining(), description="the run")
-    decoding: Replying = Field(Replying(), description="how prompts are answered")
+    task: Literal["instruction"] = Field("instruction", description="the task")
+    data: InstructionData = Field(..., description="the data")
+    tokenizer: Tokenizer = Field(Tokenizer(), description="the tokenizer")
+    model: LanguageModel = Field(Decoder(), description="the network; preset = NAME loads the configuration of a published model")
+    training: InstructionTraining = Field(InstructionTraining(), description="training settings")
+    decoding: Replying = Field(Replying(), description="sampling settings of answers")

@@ -1,4 +1,4 @@
-"""Answering instructions as a task: each token of an answer is to be said from the prompt and those before it."""
+"""Instruction tuning task: predict each token of an answer from the prompt and the previous tokens."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -25,16 +25,16 @@ from transom.training.validation import validation_accuracy, validation_loss
 
 
 class InstructionTask(TextTask[InstructionRecipe, InstructionLoader, Pairs]):
-    """Instructions with their answers, ready to be learnt from."""
+    """Instruction tuning: tokenized instructions with their answers."""
 
     PREDICTOR: ClassVar[type] = Generator
 
     @classmethod
     def read(cls, recipe: InstructionRecipe, reader: Reader) -> Self:
-        """Read the instructions, make or load the tokenizer, and examine all of it.
+        """Read the instructions, train or load the tokenizer, and build the data report.
 
         Raises:
-            TransomError: the instructions cannot be read, or do not fit the recipe.
+            TransomError: the instructions cannot be read or do not fit the recipe.
         """
         reader.tell("reading the instructions")
         splits = load_instructions(recipe.data, reader.base)
@@ -62,18 +62,18 @@ class InstructionTask(TextTask[InstructionRecipe, InstructionLoader, Pairs]):
         )
 
     def flops(self, batch: LanguageBatch) -> float:
-        """Count the floating-point operations of learning from a batch, forward and backward; of logits, those of the answers only."""
+        """Return the FLOPs of a training step on a batch: forward and backward pass, with logits of answer tokens only."""
         n_rows, length = batch.target.tokens.shape
         whole, logits = (count_flops(self.recipe.model, 1, 0, n).parts["unembedding"] for n in (n_rows * length, batch.n_target_tokens))
         return count_flops(self.recipe.model, n_rows, 0, length).training - 3 * (whole - logits)
 
     def measure(self, model: Network, autocast: torch.autocast) -> dict[str, float]:
-        """Measure a model on the validation instructions, over tokens of answers only."""
+        """Return validation loss and accuracy over answer tokens."""
         assert isinstance(model, LanguageNetwork)
         return validation_loss(model, self.valid_batches, autocast) | validation_accuracy(model, self.valid_batches, autocast)
 
     def answer(self, model: Network, autocast: torch.autocast, precision: Precision) -> Answers:
-        """Give a few validation prompts with a model's answers."""
+        """Generate answers to a few validation prompts."""
         assert isinstance(model, LanguageNetwork)
         shown = slice(self.recipe.training.validate_samples)
         searcher = searcher_of(model, precision.dtype)
@@ -84,7 +84,7 @@ class InstructionTask(TextTask[InstructionRecipe, InstructionLoader, Pairs]):
 
     @classmethod
     def predictor(cls, run: LoadedRun) -> Generator:
-        """Return what answers with a run's model."""
+        """Return the predictor of a run."""
         assert isinstance(run.model, LanguageNetwork)
         return Generator(
             run.model, run.tokenizer, run.decoding, run.precision, run.searcher, answering=True, exits_learned=False, origin=run.origin
@@ -92,6 +92,6 @@ class InstructionTask(TextTask[InstructionRecipe, InstructionLoader, Pairs]):
 
     @classmethod
     def train_tokenizers(cls, recipe: InstructionRecipe, base: Path, tell: Callable[[str], None]) -> Tokenizers:
-        """Learn the symbols of a recipe's training data."""
+        """Train the tokenizers of a recipe on its training data."""
         train = load_instructions(recipe.data, base).train
         return train_text_tokenizers(train.source + train.target, recipe.tokenizer, tell)

@@ -1,1 +1,1 @@
-"""Language models of plain text."""
+"""Language modeling."""

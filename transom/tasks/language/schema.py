@@ -1,4 +1,4 @@
-"""The recipe of a language model, and what it alone has."""
+"""Recipe of the language modeling task."""
 
 from typing import ClassVar, Literal, Self
 
@@ -12,28 +12,30 @@ from transom.config.recipe import TextRecipe
 from transom.config.registry import register_task
 from transom.config.training import AdamW, AdamWTraining, AnyExits, ConsistentTraining, NoExits, Optimizer
 
-ABOUT = TaskHelp(options=TEXT, order=2, verbs=(Verb("generate", "Go on with a text, as it is drawn."),))
+ABOUT = TaskHelp(options=TEXT, order=2, verbs=(Verb("generate", "Continue a text, printing tokens as they are sampled."),))
 
 
 class LanguageTraining(AdamWTraining, ConsistentTraining):
-    """One training run of a language model."""
+    """Training settings of a language model."""
 
-    exits: AnyExits = Field(NoExits(), description="behind which blocks the model learns to answer")
+    exits: AnyExits = Field(NoExits(), description="blocks whose output is trained to predict tokens, for early exit")
     token_dropout: float = Field(
         0.0,
         ge=0,
         le=0.5,
-        description="share of the tokens read in training that [UNK] stands for (blank noising, Xie et al. 2017), drawn anew each time; it"
-        " is a mean: each window's own is anything from 0 to twice it. For little text, read many times",
+        description="mean fraction of the input tokens replaced by [UNK] in training (blank noising, Xie et al. 2017), resampled each time;"
+        " the fraction of each window is uniform from 0 to twice the mean. Useful for many epochs on little text",
     )
-    optimizer: Optimizer = Field(AdamW(beta2=0.95, eps=1e-8, weight_decay=0.1), description="the optimizer brick")
-    select_by: Literal["loss"] = Field("loss", description="validation figure that chooses the kept weights")
-    validate_samples: int = Field(3, ge=0, description="validation documents whose beginning is continued at a validation, to be shown")
+    optimizer: Optimizer = Field(AdamW(beta2=0.95, eps=1e-8, weight_decay=0.1), description="the optimizer")
+    select_by: Literal["loss"] = Field("loss", description="validation metric that selects the saved weights")
+    validate_samples: int = Field(
+        3, ge=0, description="number of validation documents whose beginning is continued and shown at each validation"
+    )
 
 
 @register_task
 class LanguageRecipe(TextRecipe):
-    """A language model: a decoder that learns to go on with plain text."""
+    """A language model: a decoder trained on plain text."""
 
     TASK: ClassVar[str] = "transom.tasks.language.task:LanguageTask"
     HELP: ClassVar[TaskHelp] = ABOUT
@@ -41,20 +43,20 @@ class LanguageRecipe(TextRecipe):
     VERB: ClassVar[str] = "generate"
     EXAMPLE: ClassVar[tuple[str, str]] = ('"The beginning of a text"', '["The beginning of a text"]')
 
-    task: Literal["language"] = Field("language", description="what the model learns to do")
-    data: TextData = Field(..., description="the examples")
-    tokenizer: Tokenizer = Field(Tokenizer(), description="text to tokens")
-    model: LanguageModel = Field(Decoder(), description="the network; preset = NAME starts from a published one")
-    training: LanguageTraining = Field(LanguageTraining(), description="the run")
-    decoding: Sampling = Field(Sampling(), description="how text is gone on with")
+    task: Literal["language"] = Field("language", description="the task")
+    data: TextData = Field(..., description="the data")
+    tokenizer: Tokenizer = Field(Tokenizer(), description="the tokenizer")
+    model: LanguageModel = Field(Decoder(), description="the network; preset = NAME loads the configuration of a published model")
+    training: LanguageTraining = Field(LanguageTraining(), description="training settings")
+    decoding: Sampling = Field(Sampling(), description="sampling settings")
 
     @model_validator(mode="after")
     def _exits_need_blocks_for_all(self) -> Self:
         early = self.training.exits.kind != "none" or self.decoding.exit_threshold < 1
         if early and not (isinstance(self.model, Decoder) and self.model.depth.kind == "full"):
             raise ValueError(
-                "training.exits and decoding.exit_threshold need model.kind = 'decoder' with model.depth = 'full'; change these, or set"
-                " exits = 'none' and exit_threshold = 1"
+                "training.exits and decoding.exit_threshold need model.kind = 'decoder' with"
+                " model.depth = 'full'; change these, or set exits = 'none' and exit_threshold = 1"
             )
         return self
 
@@ -62,7 +64,7 @@ class LanguageRecipe(TextRecipe):
     def _plain_text_has_no_prefix(self) -> Self:
         if isinstance(self.model, Decoder) and self.model.mask.kind == "prefix":
             raise ValueError(
-                "model.mask: expected 'causal' for task 'language', found 'prefix': plain text has none to learn from; task 'instruction'"
-                " has, also from a model that was trained so"
+                "model.mask: expected 'causal' for task 'language', found 'prefix': plain text has no prefix; set it to 'causal'"
+                " or use task 'instruction', which may start from a causal model"
             )
         return self

@@ -1,4 +1,4 @@
-"""Language modelling as a task: each token of a text is to be said from those before it."""
+"""Language modeling task: predict each token of a text from the previous ones."""
 
 import math
 from collections.abc import Callable
@@ -27,20 +27,20 @@ from transom.training.task import Answers, Reader
 from transom.training.validation import validation_loss
 
 PROMPT_TOKENS, ANSWER_TOKENS = 32, 96
-"""Tokens of a validation document that are shown to the model, and those that are shown of its own."""
+"""Number of tokens of a validation document used as prompt, and maximum tokens of its continuation."""
 
 
 class LanguageTask(TextTask[LanguageRecipe, WindowLoader, Documents]):
-    """Documents, ready to be learnt from."""
+    """Language modeling: tokenized documents."""
 
     PREDICTOR: ClassVar[type] = Generator
 
     @classmethod
     def read(cls, recipe: LanguageRecipe, reader: Reader) -> Self:
-        """Read the text, make or load the tokenizer, and examine all of it.
+        """Read the text, train or load the tokenizer, and build the data report.
 
         Raises:
-            TransomError: the text cannot be read, or does not fit the recipe.
+            TransomError: the text cannot be read or does not fit the recipe.
         """
         text = read_text(recipe, recipe.data, reader, recipe.training.token_dropout)
         recipe = recipe.with_fields("model", vocab_size=text.tokenizer.vocab_size)
@@ -56,17 +56,17 @@ class LanguageTask(TextTask[LanguageRecipe, WindowLoader, Documents]):
         )
 
     def objective(self, model: Network) -> Objective:
-        """Return the loss that a model is learned from."""
+        """Return the training loss of the task."""
         return with_exits(text_objective(self.recipe.training), model, self.recipe.training.exits)
 
     def flops(self, batch: LanguageBatch) -> float:
-        """Count the floating-point operations of learning from a batch, forward and backward, padding included."""
+        """Return the FLOPs of a training step on a batch: forward and backward pass, padding included."""
         flops = count_flops(self.recipe.model, len(batch.samples), 0, batch.target.tokens.shape[1])
         n_exits = len(self.recipe.training.exits.weights(sum(self.recipe.model.stacks)))
         return flops.training + 3 * (n_exits - 1) * flops.parts["unembedding"]
 
     def measure(self, model: Network, autocast: torch.autocast) -> dict[str, float]:
-        """Measure a model on the validation text, in bits per byte too."""
+        """Return validation loss, perplexity and bits per byte."""
         assert isinstance(model, LanguageNetwork)
         figures = validation_loss(model, self.valid_batches, autocast)
         n_tokens = sum(batch.n_target_tokens for batch in self.valid_batches)
@@ -74,7 +74,7 @@ class LanguageTask(TextTask[LanguageRecipe, WindowLoader, Documents]):
         return figures
 
     def answer(self, model: Network, autocast: torch.autocast, precision: Precision) -> Answers:
-        """Give the beginnings of a few validation texts with a model's continuations."""
+        """Generate continuations of the beginnings of a few validation documents."""
         assert isinstance(model, LanguageNetwork)
         texts = self.valid.texts[: self.recipe.training.validate_samples]
         rows = [self.tokenizer.encode(text[: 8 * PROMPT_TOKENS])[: PROMPT_TOKENS + ANSWER_TOKENS] for text in texts]
@@ -86,7 +86,7 @@ class LanguageTask(TextTask[LanguageRecipe, WindowLoader, Documents]):
 
     @classmethod
     def predictor(cls, run: LoadedRun) -> Generator:
-        """Return what answers with a run's model."""
+        """Return the predictor of a run."""
         assert isinstance(run.model, LanguageNetwork)
         exits_learned = run.recipe is None or run.recipe.training.exits.kind != "none"
         return Generator(
@@ -95,5 +95,5 @@ class LanguageTask(TextTask[LanguageRecipe, WindowLoader, Documents]):
 
     @classmethod
     def train_tokenizers(cls, recipe: LanguageRecipe, base: Path, tell: Callable[[str], None]) -> Tokenizers:
-        """Learn the symbols of a recipe's training data."""
+        """Train the tokenizers of a recipe on its training data."""
         return train_text_tokenizers(load_text(recipe.data, base).train.texts, recipe.tokenizer, tell)

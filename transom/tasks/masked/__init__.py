@@ -1,1 +1,1 @@
-"""Masked language models."""
+"""Masked language modeling."""

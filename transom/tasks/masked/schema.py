@@ -1,4 +1,4 @@
-"""The recipe of a masked language model, and what it alone has."""
+"""Recipe of the masked language modeling task."""
 
 from typing import ClassVar, Literal
 
@@ -12,19 +12,19 @@ from transom.config.recipe import TextRecipe
 from transom.config.registry import register_task
 from transom.config.training import EncoderTraining
 
-ABOUT = TaskHelp(options=TEXT, order=4, verbs=(Verb("fill", "Name the words behind the masks of a text."),))
+ABOUT = TaskHelp(options=TEXT, order=4, verbs=(Verb("fill", "Predict the masked words of a text."),))
 
 
 class MaskedTraining(EncoderTraining):
-    """One training run of an encoder that names masked tokens."""
+    """Training settings of a masked language model."""
 
-    mask_share: float = Field(0.15, gt=0, lt=1, description="share of the tokens that are to be named (Devlin et al. 2019, section 3.1)")
-    validate_samples: int = Field(3, ge=0, description="validation documents of which a token is filled in at a validation, to be shown")
+    mask_share: float = Field(0.15, gt=0, lt=1, description="fraction of the tokens to predict (Devlin et al. 2019, section 3.1)")
+    validate_samples: int = Field(3, ge=0, description="number of validation documents shown with a predicted token at each validation")
 
 
 @register_task
 class MaskedRecipe(TextRecipe):
-    """A masked language model: an encoder that learns to name the tokens behind masks."""
+    """A masked language model: an encoder trained to predict masked tokens."""
 
     TASK: ClassVar[str] = "transom.tasks.masked.task:MaskedTask"
     HELP: ClassVar[TaskHelp] = ABOUT
@@ -32,9 +32,9 @@ class MaskedRecipe(TextRecipe):
     VERB: ClassVar[str] = "fill"
     EXAMPLE: ClassVar[tuple[str, str]] = ('"A text with a [MASK] in it"', '["A text with a [MASK] in it"]')
 
-    task: Literal["masked"] = Field("masked", description="what the model learns to do")
-    data: TextData = Field(..., description="the examples")
-    tokenizer: Tokenizer = Field(Tokenizer(), description="text to tokens")
-    model: MaskedEncoder = Field(MaskedEncoder(), description="the network; preset = NAME starts from a published one")
-    training: MaskedTraining = Field(MaskedTraining(), description="the run")
-    decoding: Reading = Field(Reading(), description="how texts are read")
+    task: Literal["masked"] = Field("masked", description="the task")
+    data: TextData = Field(..., description="the data")
+    tokenizer: Tokenizer = Field(Tokenizer(), description="the tokenizer")
+    model: MaskedEncoder = Field(MaskedEncoder(), description="the network; preset = NAME loads the configuration of a published model")
+    training: MaskedTraining = Field(MaskedTraining(), description="training settings")
+    decoding: Reading = Field(Reading(), description="inference settings")

@@ -1,4 +1,4 @@
-"""Masked language modelling as a task: each hidden token of a text is to be named from all the others."""
+"""Masked language modeling task: predict masked tokens from all others."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -29,29 +29,29 @@ from transom.training.task import Answers, Reader
 from transom.training.validation import validation_accuracy, validation_loss
 
 VALIDATION = (0, 0)
-"""Key of the draws that hide validation tokens: the same in every run."""
+"""Random key of the masks of the validation text: the same in every run."""
 
 SHOWN_TOKENS = 24
-"""Tokens of a validation document that are shown with a gap in their middle."""
+"""Number of tokens of a validation document shown with a mask in the middle."""
 
 
 class MaskedTask(TextTask[MaskedRecipe, MaskedLoader, Documents]):
-    """Documents, ready to be learnt from."""
+    """Masked language modeling: tokenized documents."""
 
     PREDICTOR: ClassVar[type] = Filler
     VERBS: ClassVar[Mapping[str, Callable[[Any], Any]]] = {"embed": embedder_of}
 
     @classmethod
     def read(cls, recipe: MaskedRecipe, reader: Reader) -> Self:
-        """Read the text, make or load the tokenizer, and examine all of it.
+        """Read the text, train or load the tokenizer, and build the data report.
 
         Raises:
-            TransomError: the text cannot be read, or does not fit the recipe.
+            TransomError: the text cannot be read or does not fit the recipe.
         """
         if (symbol := recipe.model.mask_token_id) is not None:
             raise ConfigError(
-                f"model.mask_token_id: expected none, found {symbol}: no symbol of the tokenizer is a mask, which has a row of its own"
-                " behind them; leave it out"
+                f"model.mask_token_id: expected none, found {symbol}: the mask token is not part of the tokenizer's vocabulary, but"
+                " has an embedding row of its own after it; remove the field"
             )
         text = read_text(recipe, recipe.data, reader)
         recipe = recipe.with_fields("model", vocab_size=text.tokenizer.vocab_size)
@@ -68,18 +68,18 @@ class MaskedTask(TextTask[MaskedRecipe, MaskedLoader, Documents]):
         )
 
     def flops(self, batch: MaskedBatch) -> float:
-        """Count the floating-point operations of learning from a batch, forward and backward, padding included."""
+        """Return the FLOPs of a training step on a batch: forward and backward pass, padding included."""
         rows, length = batch.source.tokens.shape
         inside = count_flops(self.recipe.model, rows, length, 0)
         return inside.training + count_flops(self.recipe.model, 1, 0, batch.n_target_tokens).training
 
     def measure(self, model: Network, autocast: torch.autocast) -> dict[str, float]:
-        """Measure a model on the masked tokens of the validation text."""
+        """Return validation loss and accuracy over masked tokens."""
         assert isinstance(model, MaskedEncoderTransformer)
         return validation_loss(model, self.valid_batches, autocast) | validation_accuracy(model, self.valid_batches, autocast)
 
     def answer(self, model: Network, autocast: torch.autocast, precision: Precision) -> Answers:
-        """Give a few validation texts with a gap, and what a model fills in."""
+        """Predict a masked token in a few validation documents."""
         assert isinstance(model, MaskedEncoderTransformer)
         filler, samples = Filler(model, self.tokenizer, self.recipe.decoding), list[dict[str, str]]()
         for text in self.valid.texts[: self.recipe.training.validate_samples]:
@@ -93,18 +93,18 @@ class MaskedTask(TextTask[MaskedRecipe, MaskedLoader, Documents]):
 
     @classmethod
     def predictor(cls, run: LoadedRun) -> Filler:
-        """Return what answers with a run's model."""
+        """Return the predictor of a run."""
         assert isinstance(run.model, MaskedEncoderTransformer)
         return Filler(run.model, run.tokenizer, run.decoding or Reading(), run.precision, reader_of(run.model), run.origin)
 
     @classmethod
     def train_tokenizers(cls, recipe: MaskedRecipe, base: Path, tell: Callable[[str], None]) -> Tokenizers:
-        """Learn the symbols of a recipe's training data."""
+        """Train the tokenizers of a recipe on its training data."""
         return train_text_tokenizers(load_text(recipe.data, base).train.texts, recipe.tokenizer, tell)
 
 
 def _hidden(stream: Stream, max_seq_len: int, batch_tokens: int, share: float, mask: int) -> list[MaskedBatch]:
-    """Batch validation text with tokens hidden that hang on nothing but the text and its place."""
+    """Batch the validation text with masks that depend only on the text and its position."""
     batches, n = list[MaskedBatch](), 0
     for batch, *_ in scoring_batches(stream.rows, max_seq_len, 0, batch_tokens):
         numbered = replace(batch, samples=tuple(range(n, n := n + len(batch.samples))))

@@ -1,1 +1,1 @@
-"""Taggers of words."""
+"""Token tagging: part-of-speech tagging and named entity recognition."""

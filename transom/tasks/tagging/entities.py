@@ -1,4 +1,4 @@
-"""Entities as tags of words: IOB2 (B-PER, I-PER, O), IOBES (also S-PER for a single word and E-PER for the last one), and entity F1."""
+"""Entity tagging schemes, IOB2 (B-PER, I-PER, O) and IOBES (also S-PER for a single word and E-PER for the last one), and entity F1."""
 
 import re
 from collections import Counter
@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import Literal, NamedTuple
 
 Scheme = Literal["plain", "iob", "iobes"]
-"""How tags are read: each for itself, such as parts of speech, or several together as the label of an entity."""
+"""Tagging scheme: independent tags, such as parts of speech, or tags that together mark entities."""
 
 OUTSIDE = "O"
 _ENTITY_TAG = re.compile("[BIES]-.+")
@@ -56,14 +56,14 @@ def scheme_of(tags: Iterable[str]) -> Scheme:
 
 
 def unexpected_tag(tags: Iterable[str]) -> str | None:
-    """Return a plain tag that stands among B- tags, where none belongs; None if there is none."""
+    """Return a plain tag in a set with B- tags, where only entity tags are valid; None if there is none."""
     used = sorted(set(tags) - {OUTSIDE})
     plain = [tag for tag in used if not _ENTITY_TAG.fullmatch(tag)]
     return plain[0] if plain and any(tag.startswith("B-") for tag in used) else None
 
 
 def complete_tags(tags: Iterable[str], scheme: Scheme) -> tuple[str, ...]:
-    """Return all tags that a scheme has for the labels in use, sorted.
+    """Return all tags of a scheme for the labels in use, sorted.
 
     >>> complete_tags(["O", "B-PER"], "iob")
     ('B-PER', 'I-PER', 'O')
@@ -76,7 +76,7 @@ def complete_tags(tags: Iterable[str], scheme: Scheme) -> tuple[str, ...]:
 
 
 def entities_of(tags: Sequence[str]) -> list[Entity]:
-    """Read the entities of a sentence. Inconsistent tags are read too, as the scorer of CoNLL 2000 reads them.
+    """Return the entities of a sentence. Inconsistent tags are read as the CoNLL 2000 scorer does.
 
     An entity starts at B and S, after E, S and O, and where the label changes.
 
@@ -92,12 +92,12 @@ def entities_of(tags: Sequence[str]) -> list[Entity]:
 
 
 def starts_entity(before: str, tag: str) -> bool:
-    """Tell whether an entity starts at a tag, which is not O, given the tag before it."""
+    """Return whether an entity starts at ``tag``, which is not O, given the previous tag."""
     return tag[0] in "BS" or before[0] in "ESO" or before[2:] != tag[2:]
 
 
 def to_iob2(tags: Sequence[str]) -> list[str]:
-    """Convert IOB1 to IOB2, in which every entity starts with B; IOB2 stays as it is.
+    """Convert IOB1 to IOB2, in which every entity starts with B; IOB2 is returned unchanged.
 
     >>> to_iob2(["I-PER", "I-PER", "O", "I-LOC", "B-LOC"])
     ['B-PER', 'I-PER', 'O', 'B-LOC', 'B-LOC']
@@ -106,7 +106,7 @@ def to_iob2(tags: Sequence[str]) -> list[str]:
 
 
 def first_invalid(tags: Sequence[str]) -> int | None:
-    """Return the index of the first tag that breaks IOBES, the end of the sentence included; None for valid tags.
+    """Return the index of the first tag that violates IOBES, where an index after the last means an unfinished entity; None if valid.
 
     >>> first_invalid(["B-PER", "E-PER", "O", "S-LOC"]), first_invalid(["B-PER", "O"]), first_invalid(["I-PER", "E-PER"])
     (None, 1, 0)
@@ -119,13 +119,13 @@ def first_invalid(tags: Sequence[str]) -> int | None:
 
 
 def entity_scores(expected: Iterable[Sequence[str]], found: Iterable[Sequence[str]]) -> tuple[EntityScores, dict[str, EntityScores]]:
-    """Score entities, all labels together (micro-averaged) and per label. One is right if label, start and end agree.
+    """Score entities, micro-averaged over all labels and per label. An entity is correct if label, start and end match.
 
-    F1 = 2 P R / (P + R) with P = right / found and R = right / expected (Tjong Kim Sang & De Meulder 2003); a ratio of nothing is 0.
+    F1 = 2 P R / (P + R) with P = right / found and R = right / expected (Tjong Kim Sang & De Meulder 2003); 0 / 0 is 0.
 
     Args:
-        expected: tags of each sentence.
-        found: tags of the same sentences.
+        expected: reference tags of each sentence.
+        found: predicted tags of the same sentences.
     """
     n_expected, n_found, n_right = Counter[str](), Counter[str](), Counter[str]()
     for known, answered in zip(expected, found, strict=True):

@@ -1,4 +1,4 @@
-"""Tagged sentences as batches: each word split into tokens, of which the first has the word's tag as its label."""
+"""Batches of tagged sentences: words are split into tokens, and the first token of each word carries its label."""
 
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -16,13 +16,13 @@ from transom.tasks.tagging.tagged_files import Tagged, Words
 
 
 class Window(NamedTuple):
-    """Consecutive words of a sentence that the model reads at once: all of them, unless the sentence is too long.
+    """Consecutive words of a sentence that the model reads together: all of them, unless the sentence is too long.
 
     Attributes:
         sample: index of the sentence.
         start: index of the first word.
-        tokens: of the words, without special symbols.
-        first_tokens: of each word, the index of its first token.
+        tokens: token IDs of the words, without special tokens.
+        first_tokens: index of the first token of each word.
     """
 
     sample: int
@@ -32,15 +32,15 @@ class Window(NamedTuple):
 
 
 def windows(sentences: Sequence[Words], tokenizer: Tokenizer, max_tokens: int) -> list[Window]:
-    """Tokenize sentences and cut long ones between words. Every word has at least one token; a word of too many is truncated.
+    """Tokenize sentences and split long ones between words. Every word has at least one token; a word that is too long is truncated.
 
     Args:
-        sentences: their words.
-        tokenizer: of the words.
-        max_tokens: length of a window, without special symbols.
+        sentences: words of each sentence.
+        tokenizer: the tokenizer.
+        max_tokens: maximum length of a window, without special tokens.
     """
     known = list(dict.fromkeys(word for words in sentences for word in words))
-    space = " " if tokenizer.kind == "char" else ""  # the other kinds have it in their symbols
+    space = " " if tokenizer.kind == "char" else ""  # the tokens of other kinds contain the space
     rows = tokenizer.encode_batch([space + word for word in known])
     tokens_of = {word: row[:max_tokens] or [UNK] for word, row in zip(known, rows, strict=True)}
     found = list[Window]()
@@ -58,18 +58,18 @@ def windows(sentences: Sequence[Words], tokenizer: Tokenizer, max_tokens: int) -
 
 
 class TaggedBatch(MaskedBatch):
-    """Sentences in which the first token of each word has a label and counts in the loss."""
+    """Sentences in which the first token of each word has a label and contributes to the loss."""
 
 
 def tagged_batch(
     read: Sequence[Window], rows: Sequence[Sequence[int]], labels: Sequence[Sequence[int]], samples: Sequence[int]
 ) -> TaggedBatch:
-    """Make a batch of windows, each after its start symbol.
+    """Build a batch of windows, each preceded by a start token.
 
     Args:
         read: the windows.
-        rows: tokens of each window as the model reads them.
-        labels: of each window's words.
+        rows: input tokens of each window, such as after token dropout.
+        labels: labels of the words of each window.
         samples: indices of the windows.
     """
     source = Sequences.pad([[EOS, *row] for row in rows])
@@ -81,12 +81,12 @@ def tagged_batch(
 
 
 def labels_of(read: Sequence[Window], numbers: Sequence[Sequence[int]]) -> list[Sequence[int]]:
-    """Return the labels of each window's words, from those of the sentences' words."""
+    """Return the labels of the words of each window, from the labels of the sentences."""
     return [numbers[window.sample][window.start : window.start + len(window.first_tokens)] for window in read]
 
 
 def inference_batches(read: Sequence[Window], labels: Sequence[Sequence[int]] | None, batch_tokens: int) -> list[TaggedBatch]:
-    """Batch windows by length to read each once; ``labels`` as from ``labels_of``, or None for unknown ones."""
+    """Batch windows by length for one pass over them; ``labels`` as returned by ``labels_of``, or None if unknown."""
     if not read:
         return []
     lengths = lengths_of([window.tokens for window in read]) + 1
@@ -102,11 +102,11 @@ def inference_batches(read: Sequence[Window], labels: Sequence[Sequence[int]] | 
 class TaggedLoader:
     """Endless training batches, from any position.
 
-    A position is the number of windows read since the start of training, over all shards: the whole state of the loader.
+    A position is the number of windows read since the start of training, over all shards; it is the complete state of the loader.
 
     Attributes:
         texts: the sentences.
-        windows: of the sentences; these are the samples.
+        windows: windows of the sentences; these are the samples.
         n_samples: windows per epoch.
     """
 
@@ -125,17 +125,17 @@ class TaggedLoader:
         """Tokenize the sentences.
 
         Args:
-            texts: with their tags.
-            tokenizer: of the words.
+            texts: sentences with their tags.
+            tokenizer: the tokenizer.
             classes: the tags, in the order of their labels.
-            max_seq_len: maximum tokens of a window, its start symbol included.
+            max_seq_len: maximum tokens of a window, start token included.
             batch_tokens: maximum tokens of a batch, padding included, over all shards and slices.
-            seed: of the order and of token dropout.
+            seed: random seed of the order and of token dropout.
             token_dropout: mean fraction of tokens replaced by [UNK].
-            slicing: of every batch.
+            slicing: division of every batch among ranks and accumulation steps.
 
         Raises:
-            DataError: a tag is none of the classes.
+            DataError: a tag is not among the classes.
             ConfigError: a window is longer than a batch.
         """
         self.texts, self.windows = texts, windows(texts.words, tokenizer, max_seq_len - 1)
@@ -150,12 +150,12 @@ class TaggedLoader:
         self._batch_tokens, self._seed, self._token_dropout, self._slicing = batch_tokens, seed, token_dropout, slicing
 
     def batches_from(self, position: int) -> Iterator[tuple[int, list[TaggedBatch]]]:
-        """Yield each batch, as slices, with the position after it, which a checkpoint stores."""
+        """Yield each batch as slices with the position after it, which a checkpoint stores."""
         for end, epoch, batch in walk(position, self.n_samples, self._plan):
             yield end, [self._batch(epoch, part.tolist()) for part in self._slicing.of(batch)]
 
     def place(self, sample: int) -> str:
-        """Name the sentence of a window, for people."""
+        """Describe the sentence of a window, for messages."""
         return self.texts.place(self.windows[sample].sample)
 
     def _plan(self, epoch: int) -> list[Indices]:

@@ -1,4 +1,4 @@
-"""The network of the task: an encoder with a linear map from each token's vector to the tags."""
+"""Network of the tagging task: an encoder with a linear classifier per token."""
 
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -14,7 +14,7 @@ from transom.tasks.tagging.schema import TokenTaggerConfig
 class TokenTagger(EncoderTransformer):
     """p(tag_t | text) = softmax(dropout(h_t) W) for every token t (Devlin et al. 2019, section 5.3).
 
-    The first token of a word stands for the word; the batch says which tokens those are.
+    The tag of a word is predicted from its first token; the batch marks these tokens.
     """
 
     def __init__(self, config: TokenTaggerConfig) -> None:
@@ -26,5 +26,5 @@ class TokenTagger(EncoderTransformer):
         self.unembedding = nn.Linear(config.d_model, len(config.classes), config.head_bias)
 
     def hidden(self, batch: Batch, observer: ActivationRecorder | None = None) -> Float[Tensor, "batch source d_model"]:
-        """Return a vector per token, of which the logits are a linear map."""
+        """Return the last hidden state of each token after dropout, the input of the linear classifier."""
         return self.dropout(self.encode(batch.source, self.context(batch.source, observer)))

@@ -1,4 +1,4 @@
-"""Names, places, numbers, dates and times in the phrasebook's sentences, tagged by what the grammar can say."""
+"""Tags names, places, numbers, dates and times in phrasebook sentences, using the phrases of its grammar."""
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
@@ -17,7 +17,7 @@ WORDS = WORD_PATTERNS["punctuation"]
 
 
 class _Enumeration(Draw):
-    """Makes every sequence of choices once, in turn, instead of random ones."""
+    """Enumerates all sequences of choices instead of drawing random ones."""
 
     def __init__(self) -> None:
         self._made, self._sizes, self._next = list[int](), list[int](), 0
@@ -27,11 +27,11 @@ class _Enumeration(Draw):
         return self.between(0, 1) == 1
 
     def pick(self, items: Sequence[Item]) -> Item:
-        """Return each of the items."""
+        """Return each of the items in turn."""
         return items[self.between(0, len(items) - 1)]
 
     def between(self, least: int, most: int) -> int:
-        """Return each integer, both ends included."""
+        """Return each integer from ``least`` to ``most`` in turn."""
         if self._next == len(self._made):
             self._made.append(0)
             self._sizes.append(most - least + 1)
@@ -50,7 +50,7 @@ class _Enumeration(Draw):
 
 
 def enumerate_choices(make: Callable[[Draw], Made]) -> Iterator[Made]:
-    """Yield what a part of the grammar makes of every sequence of choices.
+    """Yield the result of a grammar rule for every sequence of choices.
 
     >>> list(enumerate_choices(lambda draw: (draw.chance(0.9), draw.pick("ab"))))
     [(False, 'a'), (False, 'b'), (True, 'a'), (True, 'b')]
@@ -63,7 +63,7 @@ def enumerate_choices(make: Callable[[Draw], Made]) -> Iterator[Made]:
 
 @cache
 def _entities() -> tuple[dict[tuple[str, ...], str], int]:
-    """Return the label of every entity that the grammar can say, by its words, and the number of words of the longest."""
+    """Return a mapping from the words of every entity of the grammar to its label, and the maximum number of words."""
     words = lexicon()
     days = [day for day, _ in words.phrases["weekdays"]]
     said: dict[str, list[str]] = {
@@ -83,7 +83,7 @@ def _entities() -> tuple[dict[tuple[str, ...], str], int]:
 
 
 def tagged_words(sentence: str) -> tuple[list[str], list[str]]:
-    """Return the words of an English sentence of the grammar and their tags in IOB2; of overlapping entities the longest counts.
+    """Return the words of an English sentence of the grammar and their IOB2 tags; of overlapping entities the longest is tagged.
 
     >>> list(zip(*tagged_words("Ana sleeps at half past one"), strict=True))[3:]
     [('half', 'B-TIME'), ('past', 'I-TIME'), ('one', 'I-TIME')]

@@ -1,4 +1,4 @@
-"""Predicts the tags of words, and the entities that they spell."""
+"""Predicts tags of words and the entities they form."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -20,7 +20,7 @@ from transom.tasks.tagging.schema import TagReading
 from transom.tasks.tagging.tagged_files import Tagged, Words, word_spans
 
 TooLong = Literal["window", "refuse"]
-"""Read a text that is longer than the model reads in windows, cut between words, or refuse it."""
+"""Treatment of a text longer than the context window: read it in windows, split between words, or raise an error."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Span(Record):
 
     Attributes:
         label: such as PER.
-        text: the part of the text.
+        text: the part of the text that it covers.
         start: index of its first character.
         end: index after its last character.
     """
@@ -49,11 +49,11 @@ class TaggedText(Record):
     """A text with the tags of its words.
 
     Attributes:
-        words: of the text.
-        tags: of each word, the most probable.
+        words: words of the text.
+        tags: most probable tag of each word.
         p: probability of each tag.
-        entities: spelled by the tags; none where tags are not of entities.
-        windows: number of windows that the text was read in.
+        entities: entities formed by the tags; empty if tags do not mark entities.
+        windows: number of windows the text was read in.
     """
 
     words: list[str]
@@ -78,11 +78,11 @@ class TagScores(NamedTuple):
     """Accuracy of tags and F1 of entities.
 
     Attributes:
-        accuracy: of the words, in percent.
+        accuracy: percentage of words with the correct tag.
         n: number of words.
-        entities: of all labels together, micro-averaged; None where tags are not of entities.
-        labels: of the entities of each label.
-        n_longer: sentences of more tokens than the model reads.
+        entities: scores over all labels, micro-averaged; None if tags do not mark entities.
+        labels: scores of each entity label.
+        n_longer: number of sentences longer than the context window.
     """
 
     accuracy: float
@@ -93,7 +93,7 @@ class TagScores(NamedTuple):
 
 
 class Prediction(NamedTuple):
-    """The most probable tag of each word of a sentence, their probabilities, and the number of windows that were read."""
+    """Most probable tag of each word of a sentence, their probabilities, and the number of windows."""
 
     tags: list[str]
     p: list[float]
@@ -102,13 +102,13 @@ class Prediction(NamedTuple):
 
 @dataclass(frozen=True, repr=False)
 class Tagger(EncoderPredictor[TokenTagger]):
-    """Predicts the tags of words; ``reading.words`` says how texts are split into them."""
+    """Predicts the tags of words; ``reading.words`` determines how texts are split into words."""
 
     reading: TagReading = field(default_factory=TagReading)
 
     @property
     def max_tokens(self) -> int:
-        """Tokens that the model reads at once, without special symbols."""
+        """Maximum tokens of a window, special tokens excluded."""
         return self.model.config.max_seq_len - 1
 
     def tag(self, texts: Sequence[str | Words], too_long: TooLong = "window", tell: Tell = unheard) -> Results[TaggedText]:
@@ -116,12 +116,12 @@ class Tagger(EncoderPredictor[TokenTagger]):
 
         Args:
             texts: each a string, or a list of words.
-            too_long: read longer texts in windows, or refuse them.
-            tell: is told how many windows are done.
+            too_long: for a text longer than the context window: read it in "window"s, or "refuse" it.
+            tell: progress callback, called with the number of windows done.
 
         Raises:
-            ConfigError: ``too_long`` has no such value.
-            DataError: ``texts`` is one text, or a text is too long.
+            ConfigError: ``too_long`` is invalid.
+            DataError: ``texts`` is a single text, or a text is too long and ``too_long`` is "refuse".
         """
         refuse_one(texts, "text")
         wholes = [text if isinstance(text, str) else " ".join(text) for text in texts]
@@ -136,7 +136,7 @@ class Tagger(EncoderPredictor[TokenTagger]):
 
     @torch.inference_mode()
     def predict(self, sentences: Sequence[Words], too_long: TooLong = "window", tell: Tell = unheard) -> list[Prediction]:
-        """Predict the tags of sentences that are split into words; arguments and errors as in ``tag``."""
+        """Predict the tags of sentences given as words; arguments and errors as in ``tag``."""
         check_too_long(too_long, "window", "refuse")
         read, classes = windows(sentences, self.tokenizer, self.max_tokens), self.model.config.classes
         if too_long == "refuse":
@@ -158,11 +158,11 @@ class Tagger(EncoderPredictor[TokenTagger]):
         return found
 
     def score(self, known: Tagged, too_long: TooLong = "window", tell: Tell = unheard) -> TagScores:
-        """Compare the predicted tags with those of tagged sentences.
+        """Compute tag accuracy and entity scores on tagged sentences.
 
         Raises:
-            ConfigError: ``too_long`` has no such value.
-            DataError: the model does not have a word's tag, or a sentence is too long.
+            ConfigError: ``too_long`` is invalid.
+            DataError: a tag is unknown to the model, or a sentence is too long and ``too_long`` is "refuse".
         """
         known.numbered(classes := self.model.config.classes)
         predicted = self.predict(known.words, too_long, tell)

@@ -1,4 +1,4 @@
-"""What is known of tagged sentences before step 1, and the section of the run's report that shows tagged ones."""
+"""Data report of tagged sentences, and the section of the run report that shows predicted tags."""
 
 from array import array
 from collections.abc import Mapping, Sequence
@@ -16,19 +16,19 @@ from transom.tasks.tagging.tagged_files import Tagged
 
 
 def report_tagged(splits: Splits[Tagged], classes: Sequence[str], tokenizer: Tokenizer, loader: TaggedLoader, max_tokens: int) -> Report:
-    """Examine the sentences of a run.
+    """Build the data report of tagged sentences.
 
     Args:
         splits: all sentences.
         classes: the tags, in the order of their labels.
-        tokenizer: of the words.
-        loader: of the training sentences.
-        max_tokens: tokens that the model reads at once, without special symbols.
+        tokenizer: the tokenizer.
+        loader: loader of the training sentences.
+        max_tokens: maximum tokens of a window, special tokens excluded.
 
     Returns:
         For each split its size, origin and duplicates (``sentences``), its words and converted IOB1 tags (``words``), the number of
         entities of each label, or of words of each tag (``classes``), and the distribution of lengths in tokens (``tokens``); for each
-        split but training, the symbols that training never shows (``unseen``).
+        split but training, the symbols that do not occur in training (``unseen``).
     """
     parts = splits.parts
     keys = {name: part.texts for name, part in parts.items()}
@@ -45,8 +45,7 @@ def report_tagged(splits: Splits[Tagged], classes: Sequence[str], tokenizer: Tok
     problems = [
         *findings.contradictions(keys["train"], tags_of_train, splits.train.place, "sentence", "tags than the same sentence before,"),
         *(
-            f"{name}: {findings.counted(n, 'further window')} for sentences longer than the {max_tokens + 1} tokens that the model reads"
-            " at once"
+            f"{name}: {findings.counted(n, 'further window')} for sentences longer than the context window of {max_tokens + 1} tokens"
             for name, n in n_cut.items()
             if n
         ),
@@ -73,9 +72,9 @@ def _labels(tags: Sequence[str], plain: bool) -> list[str]:
 
 
 def tagged_sentences(facts: Facts) -> list[Element]:
-    """Show validation sentences with the tags that the kept weights predict, and the expected ones where they differ."""
+    """Render validation sentences with the tags predicted by the saved weights, and the expected tags where they differ."""
     shown = [sample for sample in facts.samples if "tagged" in sample]
-    note = "Validation sentences with the tags that the kept weights predict; where another was expected, it follows."
+    note = "Validation sentences with the tags predicted by the saved weights; a different expected tag follows."
     return [node("p", note, class_="soft"), *(node("div", *_marked(sample), class_="sample") for sample in shown)] if shown else []
 
 

@@ -1,4 +1,4 @@
-"""The recipe of a tagger, its network, and what else it alone has."""
+"""Recipe of the tagging task, and the configuration of its network."""
 
 from typing import Annotated, ClassVar, Literal
 
@@ -16,11 +16,17 @@ from transom.config.training import ConsistentTraining, EncoderTraining
 
 ABOUT = TaskHelp(
     options=(
-        DataOption("--tagged", "FILE", "For a tagger: a word and its tag a line, an empty line between sentences.", "train", "file"),
+        DataOption(
+            "--tagged",
+            "FILE",
+            "Train a tagger on a file with a word and its tag per line, sentences separated by empty lines.",
+            "train",
+            "file",
+        ),
         DataOption(
             "--valid-tagged",
             "FILE",
-            "The same for validation; left out, 10 % is split off.",
+            "Validation sentences in the same format; default: 10 % of the training sentences.",
             "valid",
             "file",
             "--tagged",
@@ -28,16 +34,18 @@ ABOUT = TaskHelp(
         ),
     ),
     order=7,
-    verbs=(Verb("tag", "Tag each word of a text, and find the entities in it."),),
+    verbs=(Verb("tag", "Tag each word of a text and find its entities."),),
 )
 
 
 class TaggedFiles(Files):
-    """Sentences of tagged words, one word a line with its tag, an empty line after each sentence (``.gz`` too), as in CoNLL 2003."""
+    """Tagged sentences as in CoNLL 2003: a word and its tag per line, an empty line after each sentence; may be gzipped."""
 
     file: str = Field(..., description="the file")
     word_column: int = Field(0, description="column of the word, from 0; -1 is the last one")
-    tag_column: int = Field(-1, description="column of the tag, likewise; tags are IOB2, IOB1 or IOBES, or stand each for themselves")
+    tag_column: int = Field(
+        -1, description="column of the tag, from 0; -1 is the last one; tags are IOB2, IOB1 or IOBES, or independent of each other"
+    )
 
     @property
     def paths(self) -> list[str]:
@@ -46,21 +54,23 @@ class TaggedFiles(Files):
 
 
 class TaggedData(Data):
-    """Sentences whose words have a tag each."""
+    """Sentences with a tag per word."""
 
     OPTIONS: ClassVar[tuple[DataOption, ...]] = ABOUT.options
 
     train: TaggedFiles | None = Field(None, description="training sentences")
-    valid: TaggedFiles | None = Field(None, description="validation sentences; left out, 10 % of train is split off by hash")
-    test: TaggedFiles | None = Field(None, description="test sentences: only the data report reads them, to tell which stand in train")
+    valid: TaggedFiles | None = Field(None, description="validation sentences; default: 10 % of train, split off by hash")
+    test: TaggedFiles | None = Field(
+        None, description="test sentences; only the data report reads them, to find those that are also in train"
+    )
     generate: Phrasebook | None = Field(
         None,
-        description="English sentences of the built-in phrasebook: people, places, numbers, dates and times, as its grammar knows them",
+        description="English sentences of the built-in phrasebook: people, places, numbers, dates and times as entities",
     )
 
     @property
     def split_off(self) -> str:
-        """Say what is taken for validation where no data are named."""
+        """Description of the validation data if none are given."""
         return "10 % of the training sentences, split off by hash"
 
 
@@ -70,30 +80,30 @@ class TokenTaggerConfig(Encoder):
 
     IMPLEMENTED_IN: ClassVar[str] = "transom.tasks.tagging.model"
     FROM_DATA: ClassVar[tuple[str, ...]] = ("classes",)
-    FAMILY: ClassVar[str] = "an encoder-only Transformer for tags of words"
+    FAMILY: ClassVar[str] = "an encoder-only Transformer for token tagging"
 
     kind: Literal["token-tagger"] = "token-tagger"
     classes: tuple[Annotated[str, Field(min_length=1)], ...] = Field((), strict=False, description="the tags; set from the data")
-    classifier_dropout: Fraction = Field(0.1, description="on the vectors that the tags are predicted from")
+    classifier_dropout: Fraction = Field(0.1, description="dropout before the linear classifier")
 
 
 class TaggingTraining(EncoderTraining, ConsistentTraining):
-    """One training run of a tagger."""
+    """Training settings of a tagger."""
 
     token_dropout: float = Field(
         0.0,
         ge=0,
         lt=1,
-        description="mean fraction of the tokens replaced by [UNK], drawn anew each time (Xie et al. 2017); per sentence up to twice that",
+        description="mean fraction of the tokens replaced by [UNK], resampled each time (Xie et al. 2017); per sentence up to twice that",
     )
     select_by: Literal["loss", "accuracy", "f1"] = Field(  # type: ignore[assignment]
-        "loss", description="validation figure that chooses the kept weights; f1 is of whole entities"
+        "loss", description="validation metric that selects the saved weights; f1 is entity F1"
     )
-    validate_samples: int = Field(5, ge=0, description="validation sentences whose predicted tags the report shows")
+    validate_samples: int = Field(5, ge=0, description="number of validation sentences shown with predicted tags in the report")
 
 
 class TagReading(Reading):
-    """How texts are read before they are tagged."""
+    """Inference settings of a tagger."""
 
     words: Literal["punctuation", "spaces"] = Field(
         "punctuation", description="how a text is split into words, as in the data: at spaces and around punctuation, or at spaces alone"
@@ -102,7 +112,7 @@ class TagReading(Reading):
 
 @register_task
 class TaggingRecipe(TextRecipe):
-    """A tagger: an encoder that learns the tag of each word."""
+    """A tagger: an encoder that predicts the tag of each word."""
 
     TASK: ClassVar[str] = "transom.tasks.tagging.task:TaggingTask"
     HELP: ClassVar[TaskHelp] = ABOUT
@@ -111,9 +121,11 @@ class TaggingRecipe(TextRecipe):
     EXAMPLE: ClassVar[tuple[str, str]] = ('"A text"', '["A text"]')
     METRICS: ClassVar[tuple[Metric, ...]] = (Metric("f1", "entity F1", 2, "%"),)
 
-    task: Literal["tagging"] = Field("tagging", description="what the model learns to do")
-    data: TaggedData = Field(..., description="the examples")
-    tokenizer: Tokenizer = Field(Tokenizer(), description="text to tokens")
-    model: TokenTaggerConfig = Field(TokenTaggerConfig(), description="the network; preset = NAME starts from a published one")
-    training: TaggingTraining = Field(TaggingTraining(), description="the run")
-    decoding: TagReading = Field(TagReading(), description="how texts are read")
+    task: Literal["tagging"] = Field("tagging", description="the task")
+    data: TaggedData = Field(..., description="the data")
+    tokenizer: Tokenizer = Field(Tokenizer(), description="the tokenizer")
+    model: TokenTaggerConfig = Field(
+        TokenTaggerConfig(), description="the network; preset = NAME loads the configuration of a published model"
+    )
+    training: TaggingTraining = Field(TaggingTraining(), description="training settings")
+    decoding: TagReading = Field(TagReading(), description="inference settings")

@@ -1,4 +1,4 @@
-"""Sentences whose words have a tag each, read from files such as those of CoNLL 2003."""
+"""Tagged sentences, and their file format, as in CoNLL 2003."""
 
 import re
 import unicodedata
@@ -22,8 +22,8 @@ _MARK = "\u0300"
 _LETTERS = rf"\w[\w{_MARK}]*"
 
 WORD_PATTERNS = {"punctuation": re.compile(rf"{_LETTERS}(?:['’-]{_LETTERS})*|[^\w\s]{_MARK}*"), "spaces": re.compile(r"\S+")}
-"""What a word of a text is: letters and digits, joined by apostrophes and hyphens, or a single other character; or anything but spaces.
-Combining marks, such as the vowel signs of Hindi, belong to what is before them; they are given to a pattern as U+0300, all of them."""
+"""Patterns of a word. "punctuation": letters and digits joined by apostrophes and hyphens, or a single other character; "spaces": anything
+but whitespace. Combining marks, such as the vowel signs of Hindi, belong to the previous character; before matching, all become U+0300."""
 
 
 @dataclass(frozen=True)
@@ -31,11 +31,11 @@ class Tagged:
     """Sentences with their tags.
 
     Attributes:
-        words: of each sentence.
-        tags: of each word.
-        name: origin, for people.
+        words: words of each sentence.
+        tags: tags of these words.
+        name: origin, for messages.
         lines: line of each sentence's first word in its file, from 1; None for generated sentences.
-        n_converted: per sentence, how many IOB1 tags were read as IOB2; None where no tag was checked.
+        n_converted: number of IOB1 tags converted to IOB2 in each sentence; None if tags were not checked.
     """
 
     words: list[Words]
@@ -46,12 +46,12 @@ class Tagged:
 
     @classmethod
     def from_pairs(cls, sentences: Iterable[tuple[Words, Words]], name: str) -> "Tagged":
-        """Collect generated words and tags."""
+        """Build from generated (words, tags) pairs."""
         read = list(sentences)
         return cls([words for words, _ in read], [tags for _, tags in read], name)
 
     def __len__(self) -> int:
-        """Count the sentences."""
+        """Return the number of sentences."""
         return len(self.words)
 
     @property
@@ -60,11 +60,11 @@ class Tagged:
         return list(map(" ".join, self.words))
 
     def place(self, sample: int, word: int = 0) -> str:
-        """Name a word of a sentence by its line, for people."""
+        """Describe a word of a sentence by its line, for messages."""
         return f"{self.name}, sentence {sample + 1}" if self.lines is None else f"{self.name}:{self.lines[sample] + word}"
 
     def take(self, samples: list[int], name: str) -> "Tagged":
-        """Return some of the sentences."""
+        """Return a subset of the sentences."""
         lines, n_converted = (None if each is None else [each[i] for i in samples] for each in (self.lines, self.n_converted))
         return Tagged([self.words[i] for i in samples], [self.tags[i] for i in samples], name, lines, n_converted)
 
@@ -72,7 +72,7 @@ class Tagged:
         """Return the index of each word's tag among the classes.
 
         Raises:
-            DataError: a tag is none of the classes.
+            DataError: a tag is not among the classes.
         """
         numbers = {label: number for number, label in enumerate(classes)}
         for sample, tags in enumerate(self.tags):
@@ -87,8 +87,8 @@ def word_spans(text: str, split: str) -> list[tuple[int, int]]:
     """Return the start and end of each word of a text.
 
     Args:
-        text: to be split.
-        split: one of ``WORD_PATTERNS``.
+        text: any text.
+        split: a key of ``WORD_PATTERNS``.
     """
     if not text.isascii():
         text = "".join(_MARK if unicodedata.category(character).startswith("M") else character for character in text)
@@ -96,7 +96,7 @@ def word_spans(text: str, split: str) -> list[tuple[int, int]]:
 
 
 def fingerprint(*parts: Tagged) -> str:
-    """Hash words and tags in their order, so that a resumed run can tell whether its data are the same."""
+    """Return a hash of words and tags in order, by which a resumed run detects changed data."""
     total = blake2b(digest_size=16)
     for part in parts:
         for words, tags in zip(part.words, part.tags, strict=True):
@@ -108,21 +108,21 @@ def fingerprint(*parts: Tagged) -> str:
 def read_tagged(path: Path, word_column: int = 0, tag_column: int = -1) -> Tagged:
     """Read a file with a word and its tag per line and an empty line after each sentence; it may be gzipped.
 
-    Columns are separated by tabs if the first line has one, else by spaces; all lines have as many. Lines that begin with ``-DOCSTART-``
-    end a sentence and are left out, whatever columns they have. Tags of entities are checked: IOB1 is converted to IOB2, and IOBES must be
-    consistent.
+    Columns are separated by tabs if the first line contains one, otherwise by spaces. All lines have the same number of columns, except
+    lines that start with ``-DOCSTART-``, which end a sentence and are skipped. Entity tags are checked: IOB1 is converted to IOB2, and
+    IOBES must be consistent.
 
     Args:
         path: a UTF-8 file.
         word_column: from 0, or negative from the last one, -1.
-        tag_column: likewise.
+        tag_column: from 0, or negative from the last one, -1.
 
     Raises:
         DataError: the file cannot be read, has no sentence, or has a malformed line.
     """
     blocks = [list(block) for is_sentence, block in groupby(_rows(path, word_column, tag_column), bool) if is_sentence]
     if not blocks:
-        raise DataError(f"{path}: expected words with their tags, one a line, found none")
+        raise DataError(f"{path}: expected a word and its tag per line, found none")
     read = [[row for row in block if row is not None] for block in blocks]
     words: list[Words] = [[row.word for row in block] for block in read]
     return _checked(Tagged(words, [[row.tag for row in block] for block in read], str(path), [block[0].line for block in read]))

@@ -1,4 +1,4 @@
-"""Tagging as a task: predict the tag of each word of a sentence, such as its part of speech or its place in an entity."""
+"""Tagging task: predict the tag of each word of a sentence, such as its part of speech or its position in an entity."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -39,7 +39,7 @@ from transom.training.validation import validation_loss
 
 
 class TaggingTask(TextTask[TaggingRecipe, TaggedLoader, Tagged]):
-    """Sentences with their tags, ready to be learnt from."""
+    """Tagging: tokenized sentences with their tags."""
 
     PREDICTOR: ClassVar[type] = Tagger
     VERBS: ClassVar[Mapping[str, Callable[[Any], Any]]] = {"embed": embedder_of}
@@ -50,7 +50,7 @@ class TaggingTask(TextTask[TaggingRecipe, TaggedLoader, Tagged]):
         """Read or generate the sentences.
 
         Raises:
-            DataError: a file cannot be read, or there is too little to split.
+            DataError: a file cannot be read, or there are too few sentences to split.
         """
         data, root = recipe.data, base / expanded(recipe.data.root)
         if isinstance(data.generate, Phrasebook):
@@ -64,18 +64,18 @@ class TaggingTask(TextTask[TaggingRecipe, TaggedLoader, Tagged]):
 
     @classmethod
     def read(cls, recipe: TaggingRecipe, reader: Reader) -> Self:
-        """Read the sentences, make or load the tokenizer, and examine all of it.
+        """Read the sentences, train or load the tokenizer, and build the data report.
 
         Raises:
-            TransomError: the sentences cannot be read, or do not fit the recipe.
+            TransomError: the sentences cannot be read or do not fit the recipe.
         """
         reader.tell("reading the sentences")
         splits = cls.load(recipe, reader.base)
         classes = recipe.model.classes or _classes_of(splits, recipe)
         if recipe.training.select_by == "f1" and scheme_of(classes) == "plain":
             raise ConfigError(
-                f"training.select_by: 'f1' is of entities, whose tags are B-LABEL, I-LABEL and O, found tags such as {classes[0]!r}; take"
-                " 'accuracy'"
+                f"training.select_by: expected entity tags B-LABEL, I-LABEL and O for 'f1',"
+                f" found tags such as {classes[0]!r}; set it to 'accuracy'"
             )
         tokenizer = tokenizer_of(splits.train.texts, recipe, reader)
         recipe = recipe.with_fields("model", vocab_size=tokenizer.vocab_size, classes=classes)
@@ -102,32 +102,32 @@ class TaggingTask(TextTask[TaggingRecipe, TaggedLoader, Tagged]):
         )
 
     def objective(self, model: Network) -> Objective:
-        """Return the loss that a model is learned from."""
+        """Return the training loss of the task."""
         return text_objective(self.recipe.training)
 
     def flops(self, batch: TaggedBatch) -> float:
-        """Count the floating-point operations of learning from a batch, forward and backward, padding included."""
+        """Return the FLOPs of a training step on a batch: forward and backward pass, padding included."""
         rows, length = batch.source.tokens.shape
         inside = count_flops(self.recipe.model, rows, length, 0)
         return inside.training + count_flops(self.recipe.model, 1, 0, batch.n_target_tokens).training
 
     def measure(self, model: Network, autocast: torch.autocast) -> dict[str, float]:
-        """Measure a model on the validation sentences: of words the loss and accuracy, of entities the micro-averaged F1."""
+        """Return validation loss, tag accuracy and micro-averaged entity F1."""
         figures = validation_loss(model, self.valid_batches, autocast)
-        del figures["perplexity"]  # of tags it says nothing
+        del figures["perplexity"]  # perplexity is not meaningful for tags
         with autocast:
             scores = self._tagger(model).score(self.valid)
         f1 = {} if scores.entities is None else {"f1": 100 * scores.entities.f1}
         return figures | {"accuracy": scores.accuracy} | f1
 
     def answer(self, model: Network, autocast: torch.autocast, precision: Precision) -> Answers:
-        """Return a few validation sentences with the tags that a model predicts."""
+        """Predict the tags of a few validation sentences."""
         shown = self.valid.take(list(range(min(len(self.valid), self.recipe.training.validate_samples))), self.valid.name)
         with autocast:
             predicted = self._tagger(model).predict(shown.words)
         rows = zip(shown.words, shown.tags, predicted, strict=True)
         samples = ({"words": words, "expected": tags, "tagged": found.tags} for words, tags, found in rows)
-        return {}, tuple({name: "\n".join(column) for name, column in sample.items()} for sample in samples)  # no word has a line's end
+        return {}, tuple({name: "\n".join(column) for name, column in sample.items()} for sample in samples)  # no word has a line break
 
     def _tagger(self, model: Network) -> Tagger:
         assert isinstance(model, TokenTagger)
@@ -135,13 +135,13 @@ class TaggingTask(TextTask[TaggingRecipe, TaggedLoader, Tagged]):
 
     @classmethod
     def predictor(cls, run: LoadedRun) -> Tagger:
-        """Return what answers with a run's model."""
+        """Return the predictor of a run."""
         assert isinstance(run.model, TokenTagger)
         return Tagger(run.model, run.tokenizer, run.decoding or TagReading(), run.precision, reader_of(run.model), run.origin)
 
     @classmethod
     def train_tokenizers(cls, recipe: TaggingRecipe, base: Path, tell: Callable[[str], None]) -> Tokenizers:
-        """Learn the symbols of a recipe's training data."""
+        """Train the tokenizers of a recipe on its training data."""
         return train_text_tokenizers(cls.load(recipe, base).train.texts, recipe.tokenizer, tell)
 
 
@@ -149,15 +149,14 @@ def _classes_of(splits: Splits[Tagged], recipe: TaggingRecipe) -> tuple[str, ...
     """Return the tags of the training sentences, those split off for validation included, sorted.
 
     Raises:
-        DataError: there is one only, or so many that they must be something else.
+        DataError: there is only one tag, or more than ``MAX_CLASSES``.
     """
     parts = [splits.train, *([splits.valid] if recipe.data.valid is None else [])]
     used = {tag for part in parts for tags in part.tags for tag in tags}
     classes = complete_tags(used, scheme_of(used))
     if not 2 <= len(classes) <= MAX_CLASSES:
         raise DataError(
-            f"{splits.train.name}: expected 2 to {MAX_CLASSES:,} tags, found {len(classes):,} ({classes[0][:50]!r}); is that the column of"
-            " tags?"
+            f"{splits.train.name}: expected 2 to {MAX_CLASSES:,} tags, found {len(classes):,} ({classes[0][:50]!r}); check tag_column"
         )
     refuse_long_names(classes, splits.train.name, "tags")
     return classes

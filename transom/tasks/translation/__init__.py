@@ -1,1 +1,1 @@
-"""The translation of sentences."""
+"""Translation."""

@@ -1,4 +1,4 @@
-"""The recipe of a translator, and what it alone has."""
+"""Recipe of the translation task."""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, Self
@@ -18,50 +18,50 @@ ABOUT = TaskHelp(
     order=1,
     verbs=(
         Verb("translate", "Translate a sentence, a file or standard input."),
-        Verb("evaluate", "Translate a test set and score it: BLEU and chrF."),
+        Verb("evaluate", "Translate a test set and compute BLEU and chrF."),
     ),
 )
 
 
 class TranslationData(PairData):
-    """Sentence pairs into one language, or into several."""
+    """Sentence pairs with one or several target languages."""
 
     ORIGINS: ClassVar[tuple[str, ...]] = ("train", "generate", "languages")
 
-    languages: tuple[Language, ...] = Field((), strict=False, description="pairs into several target languages, each with its tag")
+    languages: tuple[Language, ...] = Field((), strict=False, description="sentence pairs of several target languages, each with its tag")
     temperature: float = Field(
         5.0,
         ge=1,
-        description="of n_l pairs into a language, training sees a share in proportion to n_l^(1 / temperature) (Arivazhagan et al. 2019):"
-        " 1 as they are, more for rare languages the higher it is",
+        description="sampling temperature of the languages: a language with n_l pairs is sampled in proportion to n_l^(1 / temperature)"
+        " (Arivazhagan et al. 2019); 1 samples proportionally, higher values favor rare languages",
     )
 
     @model_validator(mode="after")
     def _tags_differ(self) -> "TranslationData":
         tags = [language.tag for language in self.languages]
         if twice := next((tag for tag in tags if tags.count(tag) > 1), None):
-            raise ValueError(f"data.languages: expected different tags, found {twice!r} twice; change one of them")
+            raise ValueError(f"data.languages: expected distinct tags, found {twice!r} twice; change one of them")
         return self
 
     @property
     def test_parts(self) -> list[Files]:
-        """Files of test pairs, of all languages."""
+        """Files of the test pairs of all languages."""
         return [part for part in (self.test, *(language.test for language in self.languages)) if part is not None]
 
     @property
     def parts(self) -> list[Files]:
-        """Files of all pairs, of all languages."""
+        """Files of all pairs of all languages."""
         own = (part for language in self.languages for part in (language.train, language.valid) if part is not None)
         return [*super().parts, *own]
 
 
 class TranslationTraining(ConsistentTraining):
-    """One training run of a translator."""
+    """Training settings of a translator."""
 
     validate_bleu: int = Field(
-        200, ge=0, description="validation sentences, into each language, that are translated for BLEU and chrF at a validation; 0 for none"
+        200, ge=0, description="number of validation sentences per language translated for BLEU and chrF at each validation; 0 disables"
     )
-    select_by: Literal["loss", "bleu"] = Field("loss", description="validation figure that chooses the kept weights")
+    select_by: Literal["loss", "bleu"] = Field("loss", description="validation metric that selects the saved weights")
 
     @model_validator(mode="after")
     def _selectable(self) -> "TranslationTraining":
@@ -72,7 +72,7 @@ class TranslationTraining(ConsistentTraining):
 
 @register_task
 class TranslationRecipe(PairRecipe):
-    """A translator: an encoder-decoder that learns from sentence pairs."""
+    """A translator: an encoder-decoder trained on sentence pairs."""
 
     TASK: ClassVar[str] = "transom.tasks.translation.task:TranslationTask"
     HELP: ClassVar[TaskHelp] = ABOUT
@@ -80,12 +80,12 @@ class TranslationRecipe(PairRecipe):
     VERB: ClassVar[str] = "translate"
     EXAMPLE: ClassVar[tuple[str, str]] = ('"A sentence in the source language."', '["A sentence in the source language."]')
 
-    task: Literal["translation"] = Field("translation", description="what the model learns to do")
-    data: TranslationData = Field(..., description="the examples")
-    tokenizer: PairTokenizer = Field(PairTokenizer(), description="text to tokens")
-    model: PairModel = Field(Seq2Seq(), description="the network; preset = NAME starts from a published one")
-    training: TranslationTraining = Field(TranslationTraining(), description="the run")
-    decoding: Decoding = Field(Decoding(), description="the search for translations")
+    task: Literal["translation"] = Field("translation", description="the task")
+    data: TranslationData = Field(..., description="the data")
+    tokenizer: PairTokenizer = Field(PairTokenizer(), description="the tokenizer")
+    model: PairModel = Field(Seq2Seq(), description="the network; preset = NAME loads the configuration of a published model")
+    training: TranslationTraining = Field(TranslationTraining(), description="training settings")
+    decoding: Decoding = Field(Decoding(), description="beam search settings")
 
     @model_validator(mode="after")
     def _one_table_needs_one_vocabulary(self) -> Self:
@@ -95,7 +95,7 @@ class TranslationRecipe(PairRecipe):
 
     @property
     def example(self) -> tuple[str, str]:
-        """As of any translator; of one into several languages, with the tag of the first."""
+        """Example arguments and call, with the tag of the first language of a multilingual model."""
         arguments, call = self.EXAMPLE
         if not self.data.languages:
             return arguments, call
@@ -103,9 +103,9 @@ class TranslationRecipe(PairRecipe):
         return f"--to {tag} {arguments}", f'{call}, to="{tag}"'
 
     def measured_on(self, figures: Mapping[str, Any]) -> str:
-        """Say how many pairs BLEU and chrF are of, where they were measured."""
+        """Describe the pairs on which BLEU and chrF were measured; empty if they were not."""
         if "bleu" not in figures:
             return ""
-        case = ", upper and lower case aside" if self.tokenizer.lowercase else ""
+        case = ", case-insensitive" if self.tokenizer.lowercase else ""
         each = " of each language" if self.data.languages else ""
-        return f" (BLEU and chrF on its first {self.training.validate_bleu:,} pairs{each} at most{case})"
+        return f" (BLEU and chrF on at most its first {self.training.validate_bleu:,} pairs{each}{case})"

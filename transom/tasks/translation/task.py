@@ -1,4 +1,4 @@
-"""Translation as a task: what the training loop learns from, and what a validation measures."""
+"""Translation task: training data, loss, and validation by loss, BLEU and chrF."""
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -32,16 +32,16 @@ from transom.training.validation import validation_losses, validation_scores
 
 
 class TranslationTask(TextTask[TranslationRecipe, Loader | LanguageMixture, Mapping[str | None, Pairs]]):
-    """Sentence pairs, ready to be learnt from."""
+    """Translation: tokenized sentence pairs."""
 
     PREDICTOR: ClassVar[type] = Translator
 
     @classmethod
     def read(cls, recipe: TranslationRecipe, reader: Reader) -> Self:
-        """Read the data, make or load the tokenizers, and examine all of it.
+        """Read the pairs, train or load the tokenizers, and build the data report.
 
         Raises:
-            TransomError: the data cannot be read, or do not fit the recipe.
+            TransomError: the data cannot be read or do not fit the recipe.
         """
         text = read_pairs(recipe, reader, translation_batch, recipe.data.languages)
         splits, tokenizers, loaders = text.splits, text.tokenizers, text.loaders
@@ -64,24 +64,23 @@ class TranslationTask(TextTask[TranslationRecipe, Loader | LanguageMixture, Mapp
         )
 
     def objective(self, model: Network) -> Objective:
-        """Return the loss that a model is learned from."""
+        """Return the training loss of the task."""
         return text_objective(self.recipe.training)
 
     def flops(self, batch: TranslationBatch) -> float:
-        """Count the floating-point operations of learning from a batch, forward and backward, padding included."""
+        """Return the FLOPs of a training step on a batch: forward and backward pass, padding included."""
         return count_flops(self.recipe.model, len(batch.samples), batch.source.tokens.shape[1], batch.target.tokens.shape[1]).training
 
     def measure(self, model: Network, autocast: torch.autocast) -> dict[str, float]:
-        """Measure a model on the validation pairs.
+        """Return the validation loss.
 
-        Where there are several languages, the figures are of all of their sentences together, and with a language's tag, as in
-        ``loss/de``, of its own.
+        With several languages, each metric is computed over all sentences, and per language under a key with its tag, such as ``loss/de``.
         """
         assert isinstance(model, Seq2SeqNetwork)
         return validation_losses(model, self.valid_batches, autocast)
 
     def answer(self, model: Network, autocast: torch.autocast, precision: Precision) -> Answers:
-        """Return BLEU and chrF of a model's translations of validation pairs, likewise, and a few of the translations."""
+        """Return BLEU and chrF of the translations of validation pairs, with keys as in ``measure``, and a few translations."""
         assert isinstance(model, Seq2SeqNetwork)
         n_sentences = self.recipe.training.validate_bleu
         if not n_sentences:
@@ -90,18 +89,18 @@ class TranslationTask(TextTask[TranslationRecipe, Loader | LanguageMixture, Mapp
 
     @classmethod
     def predictor(cls, run: LoadedRun) -> Translator:
-        """Return what answers with a run's model."""
+        """Return the predictor of a run."""
         assert isinstance(run.model, Seq2SeqNetwork) and run.tokenizers is not None
         languages = None if run.recipe is None else languages_of(run.recipe.data)
         return Translator(run.model, run.tokenizers, run.decoding, run.precision, run.searcher, languages, run.origin)
 
     @classmethod
     def train_tokenizers(cls, recipe: TranslationRecipe, base: Path, tell: Callable[[str], None]) -> Tokenizers:
-        """Learn the symbols of a recipe's training data."""
+        """Train the tokenizers of a recipe on its training data."""
         return train_pair_tokenizers(recipe, base, tell, recipe.data.languages)
 
     def alignments(self, model: Network, samples: Iterable[Mapping[str, str]]) -> Iterator[Alignment]:
-        """Align the translations that are not empty; what was translated in pieces is too long to be aligned as a whole."""
+        """Yield alignments of the non-empty translations; translations that exceed the context window are skipped."""
         if not (isinstance(model, Seq2SeqNetwork) and cross_attentions(model)):
             return
         for sample in samples:
