@@ -10,7 +10,7 @@ model as the bytes of a run folder's files (safetensors, JSON, TOML).
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Self
@@ -145,7 +145,7 @@ class TextClassifier(ClassifierMixin, _TextEstimator):  # type: ignore[misc]
         self.progress = progress
         self.random_state = random_state
 
-    def fit(self, X: Sequence[str], y: ArrayLike) -> Self:
+    def fit(self, X: Iterable[str], y: ArrayLike) -> Self:
         """Train on texts and their classes.
 
         Raises:
@@ -173,13 +173,13 @@ class TextClassifier(ClassifierMixin, _TextEstimator):  # type: ignore[misc]
             self._train(arguments, seed)
         return self
 
-    def predict(self, X: Sequence[str]) -> NDArray[Any]:
+    def predict(self, X: Iterable[str]) -> NDArray[Any]:
         """Return the most probable class of each text."""
         probabilities = self.predict_proba(X)
         predicted: NDArray[Any] = self.classes_[probabilities.argmax(1)]
         return predicted
 
-    def predict_proba(self, X: Sequence[str]) -> NDArray[np.float64]:
+    def predict_proba(self, X: Iterable[str]) -> NDArray[np.float64]:
         """Return the probability of each class, (texts, classes); columns as in ``classes_``."""
         model = self._model
         found: NDArray[np.float64] = model.predict_proba(check_texts(X))
@@ -229,7 +229,7 @@ class TextEmbedder(TransformerMixin, _TextEstimator):  # type: ignore[misc]
         self.progress = progress
         self.random_state = random_state
 
-    def fit(self, X: Sequence[str], y: object = None) -> Self:
+    def fit(self, X: Iterable[str], y: object = None) -> Self:
         """Train a masked language model on the texts, or take the run that was named.
 
         Raises:
@@ -250,7 +250,7 @@ class TextEmbedder(TransformerMixin, _TextEstimator):  # type: ignore[misc]
             self._train(arguments, seed, **{"data.train.document": "line", "data.valid.document": "line"})
         return self
 
-    def transform(self, X: Sequence[str]) -> NDArray[np.float32]:
+    def transform(self, X: Iterable[str]) -> NDArray[np.float32]:
         """Return the vector of each text, (texts, d_model)."""
         found: NDArray[np.float32] = self._model.embed(check_texts(X), self.normalise)
         return found
