@@ -92,7 +92,7 @@ def test_an_embedder_trains_or_takes_a_run(classifier: TextClassifier, tmp_path:
     ("use", "message"),
     [
         (lambda: TextClassifier().fit("one text", ["a"]), "X: expected a list of texts, found one text"),
-        (lambda: TextClassifier().fit(np.array([0.5]), ["a"]), "X: expected texts, found float64 in row 0"),
+        (lambda: TextClassifier().fit(iter([0.5]), ["a"]), "X: expected texts, found float in row 0"),
         (lambda: TextClassifier().fit([], []), "X: expected at least one text"),
         (lambda: TextClassifier().fit(["a", "b"], ["x"]), "y: expected a class for each of 2 texts, found 1"),
         (lambda: TextClassifier().fit(["a", "b"], ["x", "x"]), "y: expected at least 2 classes, found 1"),
