@@ -63,7 +63,7 @@ def of_a_step(folder: Path) -> set[str]:
 
     stepper.step = profiled
     try:
-        transom.train("copy", out=folder, overrides=["training.max_steps=3", "data.generate.n_train=500"])
+        transom.train("copy", out=folder, set=["training.max_steps=3", "data.generate.n_train=500"])
     finally:
         stepper.step = plain
     return found

@@ -58,7 +58,7 @@ def one_seed(target: str, root: Path, seed: int, out: Path, overrides: list[str]
     run = transom.train(
         f"multi30k-en-{target}",
         out=folder,
-        overrides=[f"data.root={root}", f"training.seed={seed}", *overrides],
+        set=[f"data.root={root}", f"training.seed={seed}", *overrides],
         overwrite=True,
         observers=[marks],
     )

@@ -190,7 +190,7 @@ def test_python_names_plugins_likewise(tmp_path: Path) -> None:
 import transom
 
 overrides = OVERRIDES
-transom.train("copy", out="run", overrides=overrides, plugins=["halved.py"])
+transom.train("copy", out="run", set=overrides, plugins=["halved.py"])
 assert transom.load("run").translate(["a b"]) == transom.load("run", plugins=["halved.py"]).translate(["a b"])
 with open("halved.py", "a") as file:
     file.write("#")
@@ -219,7 +219,7 @@ from transom.config.plugins import import_plugins
 
 assert {plugin.home for plugin in import_plugins(["mine", "mine.parts"])} == {os.getcwd()}
 overrides = [*OVERRIDES, "training.processes=2", "model.feed_forward=halves"]
-assert transom.train("copy", out="run", overrides=overrides, plugins=["mine.parts"]).step == 4
+assert transom.train("copy", out="run", set=overrides, plugins=["mine.parts"]).step == 4
 """
     command = [sys.executable, "-c", script.replace("OVERRIDES", repr(TINY[1::2]))]
     environment = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Call, Trained
-from transom.cli import progress
+from transom.tasks import progress
 from transom.tasks.train import Stop
 from transom.training.events import Foreseen, Started, Stepped
 

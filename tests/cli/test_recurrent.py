@@ -80,7 +80,7 @@ def test_a_language_model_is_trained_asked_and_scored(transom: Call, tmp_path: P
 @pytest.mark.long
 def test_it_learns_to_reverse(tmp_path: Path) -> None:
     model = "model={ kind = 'recurrent-seq2seq', d_model = 64, max_seq_len = 32, attention = 'additive' }"
-    run = package.train("reverse", tmp_path / "run", overrides=[model, "training.max_steps=600"])
+    run = package.train("reverse", tmp_path / "run", set=[model, "training.max_steps=600"])
     recipe, base = package.config.recipe.load_recipe("reverse")
     test = load_data(recipe.data, base).test
     assert run.step == 600 and test is not None

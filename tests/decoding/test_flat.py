@@ -1,6 +1,7 @@
 """Fused inference gives the outputs of the model, alone and in a search."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
@@ -123,7 +124,7 @@ def test_a_translator_answers_the_same_with_a_searcher() -> None:
     texts = ["a", "bad cab", "", "fed. abc!", "had a cab"]
     plain = Translator(model, tokenizers).n_best(texts, 3, beam_size=4, max_length=9)
     assert Translator(model, tokenizers, searcher=FlatSeq2Seq(model)).n_best(texts, 3, beam_size=4, max_length=9) == [
-        [t._replace(score=pytest.approx(t.score), log_p=pytest.approx(t.log_p)) for t in of_text] for of_text in plain
+        [replace(t, score=pytest.approx(t.score), log_p=pytest.approx(t.log_p)) for t in of_text] for of_text in plain
     ]
     assert len({t.text for of_text in plain for t in of_text}) > 6
 

@@ -9,7 +9,7 @@ import torch
 
 from transom.config.data import PairFiles
 from transom.config.model import Seq2Seq
-from transom.inspection.alignment import Alignment
+from transom.decoding.predictors.results import Alignment
 from transom.inspection.facts import Facts, Score
 from transom.tasks.translation.schema import TranslationData, TranslationRecipe, TranslationTraining
 

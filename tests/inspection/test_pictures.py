@@ -4,7 +4,7 @@ from xml.etree.ElementTree import Element
 
 import torch
 
-from transom.inspection.alignment import Alignment
+from transom.decoding.predictors.results import Alignment
 from transom.inspection.markup import to_svg
 from transom.inspection.pictures import alignment_picture, alignment_text
 

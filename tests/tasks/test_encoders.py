@@ -115,7 +115,7 @@ def test_vectors_of_pairs_come_near(pairs: EmbeddingRecipe, tmp_path: Path) -> N
     left, right = embedder.embed(["3 dog", "4 cat"]), embedder.embed(["perro 3", "gato 4", "gato 3"])
     assert (left @ right.T).argmax(1).tolist() == [0, 1]
     expected = embedder.model.vectors(Sequences.pad([[EOS, *embedder.tokenizer.encode("3 dog")]]))[0]  # type: ignore[attr-defined]
-    assert torch.allclose(left[0], expected.float(), atol=1e-5)
+    assert torch.allclose(torch.from_numpy(left[0]), expected.float(), atol=1e-5)
 
 
 def test_the_loss_of_pairs_is_that_of_the_paper(pairs: EmbeddingRecipe) -> None:

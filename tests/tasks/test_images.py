@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -37,6 +38,12 @@ def test_it_learns_and_answers(recipe: ImageRecipe, photos: Path, tmp_path: Path
     found = classifier.classify(pair, lambda done, total: told.append((done, total)))
     assert told == [(2, 2)] and [each.label for each in found] == ["lying", "standing"] and all(each.p > 0.5 for each in found)
     assert sum(found[0].probabilities.values()) == pytest.approx(1.0)
+    probabilities, vectors = classifier.predict_proba(pair), classifier.embed(pair)
+    assert classifier.classes_.tolist() == ["lying", "standing"] and np.allclose(probabilities.sum(1), 1)
+    assert probabilities[0].tolist() == pytest.approx([found[0].probabilities[label] for label in ("lying", "standing")])
+    assert vectors.shape == (2, classifier.model.config.d_model) and np.allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-5)
+    assert classifier.predict_proba([]).shape == (0, 2) and classifier.embed([]).shape == (0, vectors.shape[1])
+    assert "<ImageClassifier: 2 classes (lying, standing), " in repr(classifier)
     record = RunFolder.open(tmp_path / "run").metrics.read()[-1]
     assert {"picture", "text", "class", "found"} == set(record["samples"][0])
     assert record["samples"][0]["picture"].startswith("data:image/png;base64,")

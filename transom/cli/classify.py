@@ -53,8 +53,8 @@ def classify(
     if sum(bool(each) for each in (given, input_file, labelled)) != 1:
         raise ConfigError("expected one of TEXT_OR_FILE, --input and --labelled, found none or several; give one of them")
     with lasting_imports():
-        from transom.cli.progress import counting
         from transom.tasks.load import load_for
+        from transom.tasks.progress import counting
 
     classifier: Classifying = load_for("classify", run, precision)
     fate, noun, cuts = too_long or "truncate", classifier.NOUN, classifier.max_tokens is not None
@@ -101,4 +101,4 @@ def _items(given: Sequence[str] | None, input_file: Path | None) -> list[str]:
 
 def _record_of(found: "Classified", cuts: bool) -> dict[str, Any]:
     """Return the answer as plain data; what became of long ones only where anything is ever cut."""
-    return found._asdict() if cuts else {"label": found.label, "p": found.p, "probabilities": found.probabilities}
+    return found.to_json() if cuts else {"label": found.label, "p": found.p, "probabilities": found.probabilities}

@@ -58,13 +58,13 @@ def compare_attention(
     if (text is None) == (input_file is None):
         raise ConfigError("expected --text or --input, found both or neither; give one of them")
     with lasting_imports():
-        from transom.cli.progress import counting
         from transom.files.durable import write_file
         from transom.inspection.comparison import Settings, compare
         from transom.inspection.comparison_page import comparison_page
         from transom.inspection.given import ReadsFiles, given
         from transom.planning.precision import choose_threads, using_threads
         from transom.tasks.load import load
+        from transom.tasks.progress import counting
 
     refuse_output(out, [run, input_file])
     loaded, threads = load(run, precision), choose_threads()

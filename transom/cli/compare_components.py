@@ -7,7 +7,8 @@ from typing import Annotated, Any
 import typer
 
 from transom.cli.answers import Json, answer, table
-from transom.cli.options import Files, RecipeName, Set, WithDataOptions, of_own_files
+from transom.cli.options import RecipeName, Set, WithDataOptions
+from transom.config.arguments import Files, file_overrides
 from transom.tasks.imports import signals_held
 
 EXAMPLES = """
@@ -42,10 +43,10 @@ def compare_components(
     Loss is that of the validation data after the last step, with the sample standard deviation over the seeds; speed that of training.
     """
     with signals_held():
-        from transom.cli.progress import counting
         from transom.tasks.compare_components import CURVE, Comparison, variants_of
+        from transom.tasks.progress import counting
 
-    sets = [*of_own_files(recipe, overrides or [], files), *(overrides or [])]
+    sets = [*file_overrides(recipe, overrides or [], files), *(overrides or [])]
     folder = out or Path("runs") / f"compare-{Path(recipe).stem}"
     comparison = Comparison(recipe, sets, variants_of(recipe, sets, wanted), steps, seeds, folder)
     with counting("steps", quiet=as_json) as tell:

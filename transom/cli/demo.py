@@ -29,19 +29,19 @@ def demo(
 ) -> int:
     """Train it (or go on with it), translate held-out sentences, show what cross-attention learned, and write a report."""
     with signals_held():
-        from transom.cli.progress import TrainingProgress
         from transom.config.recipe import load_recipe
         from transom.data.pairs.datasets import load_data
         from transom.data.pairs.nearest import nearest_baseline
         from transom.decoding.predictors.translator import Translator
         from transom.tasks.load import load_as
+        from transom.tasks.progress import TrainingProgress
         from transom.tasks.train import run_training
         from transom.tasks.translation.schema import TranslationRecipe
         from transom.training.evaluation import exact_match
 
     recipe, base = load_recipe("phrasebook", overrides or [])
     with TrainingProgress() as progress:
-        quiet: dict[str, Any] = {} if as_json else {"observers": [progress], "tell": lambda doing: progress.tell(f"{doing} ...")}
+        quiet: dict[str, Any] = {} if as_json else {"observers": [progress], "tell": progress.doing}
         sitting = run_training(recipe, base, out, resume=True, **quiet)
     if sitting.stopped_by:
         answer(sitting.to_json(), as_json, [f"stopped at step {sitting.step:,}; saved in {out}; the same command goes on"])

@@ -41,9 +41,9 @@ def embed(
     if input_file is not None and output is None and not as_json:
         raise ConfigError("expected --output FILE or --json with --input: vectors are not for reading; give one of them")
     with lasting_imports():
-        from transom.cli.progress import counting
         from transom.data.text.text import check_text, read_lines
         from transom.tasks.load import load_embedder
+        from transom.tasks.progress import counting
 
     refuse_output(output, [run, input_file])
     embedder = load_embedder(run, precision)

@@ -33,23 +33,23 @@ def fill(
     if (text is None) == (input_file is None):
         raise ConfigError("expected a TEXT or --input, found both or neither; give one of them")
     with lasting_imports():
-        from transom.cli.progress import counting
         from transom.data.text.text import check_text, read_lines
         from transom.decoding.predictors.filler import Filler
         from transom.tasks.load import load_as
+        from transom.tasks.progress import counting
 
     texts = [check_text(text, "TEXT")] if text is not None else read_lines(input_file or Path())
     filler = load_as(Filler, run, precision)
     with counting("texts", quiet=as_json or input_file is None) as tell:
         found = filler.filled(texts, top, too_long, tell)
     records = [
-        {"text": text, "gaps": [[each._asdict() for each in gap] for gap in filled.gaps], "n_left_out": filled.n_left_out}
+        {"text": text, "gaps": [[each.to_json() for each in gap] for gap in filled.gaps], "n_left_out": filled.n_left_out}
         for text, filled in zip(texts, found, strict=True)
     ]
     lines = []
-    for each, (gaps, _) in zip(texts, found, strict=True):
+    for each, filled in zip(texts, found, strict=True):
         lines += [each] * (len(texts) > 1)
-        lines += ["  ".join(f"{guess.text} {guess.p:.1%}" for guess in gap) for gap in gaps]
+        lines += str(filled).split("\n")
     answer(records, as_json, lines)
     if not as_json:
         n_left_out = [filled.n_left_out for filled in found]

@@ -69,10 +69,10 @@ def generate(
     if prompt is not None and input_file is not None:
         raise ConfigError("expected a PROMPT or --input, found both; remove one")
     with lasting_imports():
-        from transom.cli.progress import counting
         from transom.data.text.text import check_text, read_lines
         from transom.decoding.predictors.generator import Generator, Options
         from transom.tasks.load import load_as
+        from transom.tasks.progress import counting
 
     prompts = read_lines(input_file) if input_file is not None else [check_text(prompt or "", "PROMPT")]
     stops = None if stop is None else [text.replace("\\n", "\n") for text in stop]
@@ -105,7 +105,7 @@ def _undrawn(generator: Any, options: dict[str, Any], samples: int) -> None:
 def _told(prompts: Sequence[str], found: Sequence[Sequence[Any]], generator: Any, as_json: bool) -> None:
     """Print the texts of each prompt."""
     records = [
-        {"prompt": text, "continuations": [each._asdict() for each in of_prompt]} for text, of_prompt in zip(prompts, found, strict=True)
+        {"prompt": text, "continuations": [each.to_json() for each in of_prompt]} for text, of_prompt in zip(prompts, found, strict=True)
     ]
     shown = [""] * len(prompts) if generator.answering else prompts
     lines = [line for text, of_prompt in zip(shown, found, strict=True) for each in of_prompt for line in (f"{text}{each.text}", "---")]

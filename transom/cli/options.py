@@ -1,6 +1,6 @@
 """Options that several verbs share."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import update_wrapper
 from inspect import Parameter, Signature, signature
 from pathlib import Path
@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from transom.config.options import DataOption, flags
-from transom.config.registry import task_helps
+from transom.config.arguments import data_arguments
+from transom.config.options import DataOption
 from transom.errors import ConfigError
 
 RecipeName = Annotated[str, typer.Argument(metavar="NAME_OR_FILE", help="A packaged recipe (see transom recipes) or a TOML file.")]
@@ -85,10 +85,6 @@ def refuse_with(given: Mapping[str, object], needed: str, found: str) -> None:
             raise ConfigError(f"expected {flag} with {needed}, found it with {found}; leave it out")
 
 
-Files = Mapping[DataOption, Any]
-"""The options that name a person's own files, as they were given; None where they were not."""
-
-
 class WithDataOptions:
     """A verb with the options by which the registered tasks name a person's own files; they reach it as its argument ``files``.
 
@@ -103,8 +99,7 @@ class WithDataOptions:
     @property
     def options(self) -> dict[str, DataOption]:
         """The options by the names that their values are passed under."""
-        every = (option for told in task_helps() for option in told.options if self._wanted(option))
-        return {option.flag.removeprefix("--").replace("-", "_"): option for option in every}
+        return data_arguments(self._wanted)
 
     @property
     def __signature__(self) -> Signature:
@@ -130,70 +125,3 @@ def _own(option: DataOption) -> Any:
     kind: Any = Path if option.is_path else str
     flag = typer.Option(option.flag, metavar=option.metavar, help=option.help, rich_help_panel="Your own files, in place of the recipe's")
     return Annotated[(list[kind] if option.repeated else kind) | None, flag]
-
-
-def of_own_files(recipe: str, overrides: Sequence[str], files: Files) -> list[str]:
-    """Return the overrides of the one kind of files that was named, if any, and that the recipe learns from.
-
-    Args:
-        recipe: name or file.
-        overrides: what ``--set`` changes, the task perhaps.
-        files: the options, as they were given.
-
-    Raises:
-        ConfigError: files of several kinds were named, or of a kind that the recipe does not know, or an option is missing.
-    """
-    from transom.config.recipe import flags_of
-
-    kinds = dict.fromkeys(told.options for told in task_helps())
-    given = {flags(kind): sets for kind in kinds if (sets := _overrides(kind, files))}
-    if len(given) > 1:
-        raise ConfigError(f"expected files of one kind, found {' beside '.join(given)}; remove all but one")
-    for named, sets in given.items():
-        if named != (wanted := flags_of(recipe, overrides)):
-            raise ConfigError(
-                f"{recipe} learns from {wanted}, found {named}; name such files, or choose another recipe (transom recipes lists them)"
-            )
-        return sets
-    return []
-
-
-def _overrides(kind: tuple[DataOption, ...], files: Files) -> list[str]:
-    """Turn one kind of options into overrides; paths on the command line start from the current folder, whatever data.root says.
-
-    Where training files are named, all data that the recipe itself names are left out.
-    """
-    given = {option: value for option in kind if (value := files.get(option))}
-    for option in given:
-        if option.needs and option.needs not in {each.flag for each in given}:
-            raise ConfigError(f"{option.flag} needs {option.needs} beside it: {option.why}")
-    parts = dict[str, str]()
-    for part in dict.fromkeys(option.part for option in given if option.part):
-        fields = [f"{option.field} = {_spelled(option, value)}" for option, value in given.items() if option.part in (part, "")]
-        parts[part] = f"data.{part}={{ {', '.join(fields)} }}"
-    cleared = [f"data.{part}=none" for part in ("valid", "test", "generate")] if "train" in parts else []
-    return [*cleared, *parts.values()]
-
-
-def _spelled(option: DataOption, value: Any) -> str:
-    """Write the value of an option as TOML."""
-    spelled = [quoted(each) if option.is_path else _toml(each) for each in (value if option.repeated else [value])]
-    return f"[{', '.join(spelled)}]" if option.repeated else spelled[0]
-
-
-def quoted(path: Path) -> str:
-    """Spell a path, absolute, as TOML.
-
-    Raises:
-        ConfigError: its name is not UTF-8, so no recipe can hold it.
-    """
-    text = str(path.absolute())
-    if any("\ud800" <= letter <= "\udfff" for letter in text):
-        raise ConfigError(f"{text!a}: expected a name in UTF-8, as a recipe is written in, found other bytes; rename it")
-    return _toml(text)
-
-
-def _toml(text: str) -> str:
-    import tomli_w
-
-    return tomli_w.dumps({"": text}).split("=", 1)[1].strip()

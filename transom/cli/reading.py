@@ -7,11 +7,11 @@ from typing import NamedTuple, Unpack
 from transom.checkpoints.run_folder import RunFolder
 from transom.cli.answers import note_longer
 from transom.cli.options import SPLIT
-from transom.cli.progress import counting
 from transom.config.data import PairFiles
 from transom.data.pairs.pairs import Pairs, load_pairs
 from transom.decoding.predictors.translator import Options, Translator
 from transom.errors import DataError
+from transom.tasks.progress import counting
 
 
 def read_test_set(runs: Iterable[Path], source: Path, target: Path, verb: str) -> Pairs:

@@ -54,10 +54,10 @@ def score(
         of_text = {"--suffix": suffix, "--document": document, "--start": start, "--overlap": overlap, "--too-long": too_long}
         refuse_with(of_text, "--text", "--source and --target")
     with lasting_imports():
-        from transom.cli.progress import counting
         from transom.decoding.predictors.generator import Generator
         from transom.decoding.predictors.translator import Translator
         from transom.tasks.load import load_as
+        from transom.tasks.progress import counting
 
     if text is None:
         if source is None or target is None:
@@ -81,15 +81,15 @@ def score(
 
 
 def _pairs(translator: Any, run: Path, source: Path, target: Path, to: str | None, as_json: bool) -> None:
-    from transom.cli.progress import counting
     from transom.cli.reading import read_test_set
     from transom.decoding.predictors.scores import perplexity
+    from transom.tasks.progress import counting
 
     translator.tokenizers.source.prefix(to)  # before the reading is noted
     pairs = read_test_set([run], source, target, "score")
     with counting("pairs", quiet=as_json) as tell:
         scores: list[Any] = translator.score(pairs.source, pairs.target, name=pairs.name, to=to, tell=tell)
-    value = {"pairs": [each._asdict() for each in scores], "perplexity": perplexity(scores)}
+    value = {"pairs": [each.to_json() for each in scores], "perplexity": perplexity(scores)}
     n_tokens = sum(each.n_tokens for each in scores)
     lines = [f"{each.log_p:.4f}" for each in scores]
     answer(value, as_json, [*lines, f"perplexity {perplexity(scores):.4f} over {n_tokens:,} tokens of {len(scores):,} pairs"])
@@ -101,7 +101,7 @@ def _texts(scores: list[Any], places: list[str], most: int, as_json: bool) -> No
     n_tokens, n_bytes = sum(each.n_tokens for each in scores), sum(each.n_bytes for each in scores)
     loss = -sum(each.log_p for each in scores) / n_tokens
     figures = {"loss": loss, "perplexity": perplexity(scores), "bits_per_byte": bits_per_byte(scores)}
-    texts = [{"text": place, **each._asdict()} for place, each in zip(places, scores, strict=True)]
+    texts = [{"text": place, **each.to_json()} for place, each in zip(places, scores, strict=True)]
     lines = [f"{each.log_p:.4f} {place}" for place, each in zip(places, scores, strict=True)]
     total = (
         f"loss {loss:.4f} nats a token, perplexity {figures['perplexity']:.4f} over {n_tokens:,} tokens;"

@@ -50,9 +50,9 @@ def tag(
         raise ConfigError("expected one of TEXT, --input and --tagged, found none or several; give one of them")
     with lasting_imports():
         from transom.checkpoints.run_folder import RunFolder
-        from transom.cli.progress import counting
         from transom.data.text.text import check_text, read_lines
         from transom.tasks.load import load_as
+        from transom.tasks.progress import counting
         from transom.tasks.tagging.predictor import Tagger
         from transom.tasks.tagging.tagged_files import read_tagged
 
@@ -71,10 +71,7 @@ def tag(
         rows = read_lines(input_file, empty=True) if input_file is not None else [check_text(text, "TEXT") for text in texts or []]
         with counting("windows", quiet=as_json or input_file is None) as tell:
             found = tagger.tag(rows, too_long, tell)
-        records = [
-            {"text": text, **each._asdict(), "entities": [span._asdict() for span in each.entities]}
-            for text, each in zip(rows, found, strict=True)
-        ]
+        records = [{"text": text, **each.to_json()} for text, each in zip(rows, found, strict=True)]
         answer(records, as_json, (line for each in found for line in _lines(each)))
         n_longer, n, noun = sum(each.windows > 1 for each in found), len(found), "texts"
     if not as_json:

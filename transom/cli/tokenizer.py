@@ -8,7 +8,8 @@ import typer
 
 from transom.checkpoints.outputs import data_paths, refuse_output
 from transom.cli.answers import Json, answer, note
-from transom.cli.options import Files, RecipeName, Set, WithDataOptions, of_own_files
+from transom.cli.options import RecipeName, Set, WithDataOptions
+from transom.config.arguments import Files, file_overrides
 from transom.errors import ConfigError
 from transom.tasks.imports import signals_held
 
@@ -42,7 +43,7 @@ def train(
         if not as_json:
             note(line)
 
-    read, base = load_recipe(recipe, [*of_own_files(recipe, overrides or [], files), *(overrides or [])])
+    read, base = load_recipe(recipe, [*file_overrides(recipe, overrides or [], files), *(overrides or [])])
     task = task_of(read)
     if not isinstance(task, LearnsSymbols):
         raise ConfigError(f"{recipe}: expected a recipe of texts, found task = {read.task!r}, which has no tokenizer; take another recipe")

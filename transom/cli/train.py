@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from transom.cli.answers import Json, answer, note, table
-from transom.cli.options import Files, RecipeName, Set, WithDataOptions, of_own_files, quoted
+from transom.cli.options import RecipeName, Set, WithDataOptions
+from transom.config.arguments import Files, training_overrides
 from transom.tasks.imports import signals_held
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ app = typer.Typer(add_completion=False)
 EXAMPLES = """
 transom train phrasebook
 transom train translation --source train.en --target train.de --out runs/mine
+transom train translation --source train.en --target train.de --minutes 10 --out runs/short
 transom train multi30k-en-de --set data.root=data/multi30k --out runs/en-de
 transom train python-stdlib
 transom train text-bpe --text notes --suffix .md --out runs/notes
@@ -48,6 +50,9 @@ def train(
         typer.Option("--from", metavar="RUN", help="Fine-tune a run: its tokenizer, shape and weights; --set changes what these allow."),
     ] = None,
     overrides: Set = None,
+    minutes: Annotated[
+        float | None, typer.Option("--minutes", min=0, metavar="N", help="Stop training after N minutes and keep the best weights.")
+    ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out, if there is one.")] = False,
     seeds: Annotated[int | None, typer.Option("--seeds", min=1, metavar="N", help="Train with seeds 1 to N; mean and spread.")] = None,
     as_json: Json = False,
@@ -57,8 +62,7 @@ def train(
         from transom.config.finetune import load_training
         from transom.tasks.train import default_folder
 
-    start = [] if origin is None else [f"training.start_from={quoted(origin)}"]
-    sets = [*of_own_files(recipe, overrides or [], files), *start, *(overrides or [])]
+    sets = training_overrides(recipe, files, overrides or [], origin, minutes)
     folder = out or default_folder(recipe)
     if seeds is None:
         sitting = _one(*load_training(recipe, sets), folder, resume, as_json)
@@ -79,14 +83,14 @@ def train(
 
 
 def _one(recipe: "Recipe", base: Path, asked: "Asked", folder: Path, resume: bool, quiet: bool) -> "Sitting":
-    from transom.cli.progress import TrainingProgress
+    from transom.tasks.progress import TrainingProgress
     from transom.tasks.train import run_training
 
     overwrite = not resume and not quiet and _asked_to_overwrite(folder)
     if quiet:
         return run_training(recipe, base, folder, resume, overwrite, asked=asked)
     with TrainingProgress() as progress:
-        return run_training(recipe, base, folder, resume, overwrite, [progress], lambda doing: progress.tell(f"{doing} ..."), asked)
+        return run_training(recipe, base, folder, resume, overwrite, [progress], progress.doing, asked)
 
 
 def _asked_to_overwrite(folder: Path) -> bool:

@@ -48,15 +48,15 @@ def translate(
     texts, name = _texts(sentence, input_file)
 
     with lasting_imports():
-        from transom.cli.progress import counting
         from transom.decoding.predictors.translator import Options, Translator
         from transom.tasks.load import load_as
+        from transom.tasks.progress import counting
 
     refuse_output(output_file, [run, input_file])
     translator = load_as(Translator, run, precision)
     with counting("sentences", quiet=as_json or sentence is not None) as tell:
         found = translator.n_best(texts, n_best, **options_of(parameters, Options), name=name, tell=tell)
-    records = [{"source": text, "translations": [best._asdict() for best in of_text]} for text, of_text in zip(texts, found, strict=True)]
+    records = [{"source": text, "translations": [best.to_json() for best in of_text]} for text, of_text in zip(texts, found, strict=True)]
     n_longer = sum(of_text[0].pieces > 1 for of_text in found if of_text)
     _give(records, n_best, n_longer, output_file, as_json)
     if not as_json:

@@ -4,7 +4,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
+from threading import Lock
+from typing import Generic, TypeVar
 
 import torch
 from torch import nn
@@ -20,6 +21,22 @@ Result = TypeVar("Result")
 
 Tell = Callable[[int, int], None]
 """Progress callback, called after every batch with (done, total)."""
+
+
+class Deferred(Generic[Result]):
+    """A value that is made on first use; threads that ask for it at the same time get the same one."""
+
+    def __init__(self, make: Callable[[], Result]) -> None:
+        """Hold the function that makes it."""
+        self._make, self._lock, self._made = make, Lock(), list[Result]()
+
+    @property
+    def value(self) -> Result:
+        """Return the value, making it where that was not done yet."""
+        with self._lock:
+            if not self._made:
+                self._made.append(self._make())
+            return self._made[0]
 
 
 def unheard(done: int, total: int) -> None:

@@ -1,7 +1,6 @@
 """Alignments: which source symbols each target symbol attended to."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import accumulate
 
 import torch
@@ -12,30 +11,13 @@ from transom.config.architecture import Transformer
 from transom.data.batch import TranslationBatch, translation_batch
 from transom.data.tokenizer.special import EOS
 from transom.data.tokenizer.tokenizer import Tokenizer, Tokenizers
+from transom.decoding.predictors.results import Alignment
 from transom.errors import ConfigError, DataError
 from transom.inspection.recompute import attention_pattern
 from transom.layers.attention import Attends
 from transom.layers.depth import DepthRouter
 from transom.layers.observe import ActivationRecorder
 from transom.models.network import Seq2SeqNetwork
-
-
-@dataclass(frozen=True)
-class Alignment:
-    """Weights of a decoder's attention over the source for one sentence pair.
-
-    Attributes:
-        source: the source's symbols, the end symbol among them unless it was left out.
-        target: the target's symbols; a row's weights are those with which its symbol was predicted.
-        weights: attention from each target symbol to each source symbol; a full row sums to 1, or to 0 where the
-            symbol's token passed the block by.
-        origin: where the weights come from, in words.
-    """
-
-    source: tuple[str, ...]
-    target: tuple[str, ...]
-    weights: Float[Tensor, "target source"]
-    origin: str
 
 
 def cross_attentions(model: Seq2SeqNetwork) -> list[str]:

@@ -8,7 +8,7 @@ from statistics import median
 from typing import Any
 
 from transom.config.recipe import Recipe
-from transom.inspection.alignment import Alignment
+from transom.decoding.predictors.results import Alignment
 
 Record = Mapping[str, Any]
 """A line of ``metrics.jsonl``."""

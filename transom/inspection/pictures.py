@@ -4,7 +4,7 @@ import unicodedata
 from collections.abc import Sequence
 from xml.etree.ElementTree import Element
 
-from transom.inspection.alignment import Alignment
+from transom.decoding.predictors.results import Alignment
 from transom.inspection.figures import percent
 from transom.inspection.markup import node, visible
 

@@ -67,7 +67,7 @@ def _load(folder: str | Path, precision: PrecisionName) -> tuple[Any, type[Recip
         raise CheckpointError(
             f"{run.path / RECIPE}: expected the recipe of a {config.kind} model as in {CONFIG}; the files are from different runs"
         )
-    return task_of(schema).predictor(LoadedRun(model, tokenizers, recipe, chosen, eight_bits)), schema
+    return task_of(schema).predictor(LoadedRun(model, tokenizers, recipe, chosen, eight_bits, str(folder))), schema
 
 
 def _may_have(recipe: type[Recipe], config: Architecture) -> bool:

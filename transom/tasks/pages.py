@@ -5,7 +5,7 @@ from dataclasses import replace
 from itertools import islice
 
 from transom.checkpoints.run_files import CARD, REPORT
-from transom.inspection.alignment import Alignment
+from transom.decoding.predictors.results import Alignment
 from transom.inspection.card import card
 from transom.inspection.facts import gather
 from transom.inspection.report import report

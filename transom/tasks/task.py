@@ -10,7 +10,7 @@ from transom.config.finetune import NOTHING_ASKED, Asked
 from transom.config.recipe import Recipe
 from transom.data.tokenizer.tokenizer import Tokenizer, Tokenizers
 from transom.decoding.backends.searcher import searcher_of
-from transom.decoding.inference import Tell
+from transom.decoding.inference import Deferred, Tell
 from transom.decoding.predictors.classifier import Classified, Scores
 from transom.decoding.predictors.long_texts import TooLong
 from transom.models.network import Network
@@ -28,6 +28,7 @@ class LoadedRun(NamedTuple):
         recipe: the recipe of the run, of this task; None if the folder has none.
         precision: dtype of the matrix products with the reason for the choice.
         eight_bits: use int8 weights in the decoding steps.
+        origin: the run folder, for display.
     """
 
     model: Network
@@ -35,6 +36,7 @@ class LoadedRun(NamedTuple):
     recipe: Any
     precision: Precision
     eight_bits: bool
+    origin: str | None = None
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -49,8 +51,14 @@ class LoadedRun(NamedTuple):
 
     @property
     def searcher(self) -> Any:
-        """The fastest implementation of the model's decoding steps."""
-        return searcher_of(self.model, eight_bits=self.eight_bits)
+        """The fastest implementation of the model's decoding steps; ``Deferred``, because making it may compile C++ for seconds.
+
+        Raises:
+            ConfigError: ``eight_bits`` is set, and the model or the machine does not support it.
+        """
+        if self.eight_bits:
+            return searcher_of(self.model, eight_bits=True)
+        return Deferred(lambda: searcher_of(self.model))
 
 
 @runtime_checkable

@@ -2,19 +2,24 @@
 
 import signal
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 from transom.checkpoints.outputs import refuse_training_onto_its_inputs
+from transom.config.arguments import as_overrides, data_arguments, errors_for_python, training_overrides
 from transom.config.finetune import NOTHING_ASKED, Asked, load_training
+from transom.config.names import nearest
 from transom.config.plugins import import_plugins
 from transom.config.recipe import Recipe
 from transom.errors import ConfigError
+from transom.inspection.figures import duration
 from transom.tasks.imports import signals_held
 from transom.training.events import Event, Finished, Observer, Reason, Stepped, Validated
+from transom.training.figures import spelled
 
 
 @dataclass(frozen=True)
@@ -31,6 +36,8 @@ class Sitting:
         example: a command that uses the model.
         weights: "raw" or "averaged", whichever were saved; None if the run does not average weights.
         problems: warnings about the training, one sentence each.
+        model: task, architecture and size, in words.
+        call: a method of the loaded model, with an example of its arguments.
     """
 
     folder: Path
@@ -42,6 +49,53 @@ class Sitting:
     example: str
     weights: str | None = None
     problems: Sequence[str] = ()
+    model: str = ""
+    call: str = ""
+
+    def load(self) -> Any:
+        """Load the trained model; see ``transom.load``."""
+        from transom.tasks.load import load
+
+        return load(self.folder)
+
+    def __repr__(self) -> str:
+        """Return one line."""
+        ended = f"stopped at step {self.step:,}" if self.stopped_by else f"{self.step:,} steps"
+        figures = "".join(f", {figure}" for figure in spelled(self.best)[:1])
+        return f"<run {self.folder}: {self.model}{', ' if self.model else ''}{ended}{figures}>"
+
+    def __str__(self) -> str:
+        """Return what was trained, how well it validates, how long it took, where it is, and what to do next; a line each."""
+        return "\n".join(f"{name}: {value}" if name else value for name, value in self.summary)
+
+    def _repr_html_(self) -> str:
+        """Return the same as a table for notebooks."""
+        from transom.inspection.notebook import facts, framed
+
+        return framed([facts((name or "trained", value) for name, value in self.summary)])
+
+    @property
+    def summary(self) -> list[tuple[str, str]]:
+        """Return what a person wants to know of the run, as names and values; the first has no name."""
+        took = f"{self.step:,} steps in {duration(self.seconds)}"
+        if self.stopped_by:
+            return [
+                ("", self.model),
+                ("stopped", took),
+                ("saved in", str(self.folder)),
+                ("next", "the same call with resume=True continues"),
+            ]
+        best = ", ".join([*spelled(self.best), *([] if self.weights is None else [f"{self.weights} weights"])])
+        validated = f"{best}, at step {self.best['step']:,.0f}" if self.best else "none"
+        return [
+            ("", self.model),
+            ("best validation", validated),
+            ("training time", f"{took}; {ENDS[self.reason]}"),
+            *(("check", problem) for problem in self.problems),
+            ("model in", str(self.folder)),
+            ("report", str(self.folder / "report.html")),
+            ("next", f"transom.load({str(self.folder)!r}).{self.call}   or   {self.example}"),
+        ]
 
     @property
     def exit_code(self) -> int:
@@ -52,6 +106,15 @@ class Sitting:
         """Return the result as JSON-serializable data."""
         plain = {"folder": str(self.folder), "step": self.step, "reason": self.reason, "seconds": self.seconds, "best": self.best}
         return plain | ({} if self.weights is None else {"weights": self.weights}) | {"problems": list(self.problems)}
+
+
+ENDS: Mapping[Reason, str] = {
+    "max_steps": "all steps are done",
+    "max_minutes": "the time limit is reached",
+    "patience": "validation no longer improves",
+    "stopped": "stopped on request",
+}
+"""Why a training ended, in words."""
 
 
 class Stop:
@@ -110,7 +173,8 @@ def run_training(
     """
     with signals_held():
         from transom.checkpoints.run_folder import RunFolder
-        from transom.inspection.describe import use
+        from transom.inspection.describe import family, use
+        from transom.inspection.figures import parameters
         from transom.planning.process import training_process
         from transom.tasks.pages import write_pages
         from transom.tasks.task import set_up
@@ -124,41 +188,119 @@ def run_training(
             finished = train(parts, [*boards, *observers], stop.wanted)
             stopped = finished.reason == "stopped"
             problems = [] if stopped else write_pages(parts, finished)
-    example = use(parts.recipe, str(out))[0]
-    told = (dict(finished.best), finished.seconds, stop.signal if stopped else 0, example, finished.weights, problems)
-    return Sitting(out, finished.step, finished.reason, *told)
+    size = parameters(parts.facts["parameters"], parts.facts["active_parameters"])
+    return Sitting(
+        folder=out,
+        step=finished.step,
+        reason=finished.reason,
+        best=dict(finished.best),
+        seconds=finished.seconds,
+        stopped_by=stop.signal if stopped else 0,
+        example=use(parts.recipe, str(out))[0],
+        weights=finished.weights,
+        problems=problems,
+        model=f"{parts.recipe.task} model: {family(parts.recipe)}, {size}",
+        call=f"{parts.recipe.VERB}({parts.recipe.example[1]})",
+    )
+
+
+class DataArguments(TypedDict, total=False):
+    """A person's own files, in place of a recipe's data: the options of ``transom train``, by the same names.
+
+    Paths start from the current folder. Validation files may be left out: a part of the training data is then held out.
+
+    Attributes:
+        source, target, valid_source, valid_target: files of sentences and of their translations, line by line.
+        text, valid_text: text files or folders, one or several.
+        suffix: endings of the files to take out of folders, such as ".py".
+        instructions, valid_instructions: prompts with answers, as .tsv, .csv or .jsonl.
+        labelled, valid_labelled: texts with classes, as .tsv, .csv or .jsonl.
+        images, valid_images: a folder or .zip of CLASS/NAME.jpg.
+        tagged, valid_tagged: words with tags, one word per line.
+        audio, valid_audio: a folder of CLASS/NAME.wav.
+    """
+
+    source: str | Path
+    target: str | Path
+    valid_source: str | Path
+    valid_target: str | Path
+    text: str | Path | Sequence[str | Path]
+    valid_text: str | Path | Sequence[str | Path]
+    suffix: str | Sequence[str]
+    instructions: str | Path
+    valid_instructions: str | Path
+    labelled: str | Path
+    valid_labelled: str | Path
+    images: str | Path
+    valid_images: str | Path
+    tagged: str | Path
+    valid_tagged: str | Path
+    audio: str | Path
+    valid_audio: str | Path
 
 
 def train(
     recipe: str | Path,
     out: str | Path | None = None,
-    overrides: Sequence[str] = (),
+    set: Mapping[str, Any] | Sequence[str] = (),
+    *,
+    minutes: float | None = None,
+    from_: str | Path | None = None,
     resume: bool = False,
     overwrite: bool = False,
+    progress: bool = True,
     observers: Sequence[Observer] = (),
     plugins: Sequence[str | Path] = (),
+    **data: Unpack[DataArguments],
 ) -> Sitting:
     """Train a recipe and save the model, its metrics and a report in a run folder; this is ``transom.train``.
 
     The caller's random state, thread count, environment variables and signal handlers are restored on return or error. For the C
-    library's allocator and oneDNN see ``planning.process.training_process``.
+    library's allocator and oneDNN see ``planning.process.training_process``. Ctrl-C finishes the step, saves and returns.
 
     Args:
         recipe: name of a packaged recipe, or path of a TOML file.
         out: the run folder; defaults to ``runs/NAME``.
-        overrides: changes to the recipe, such as ``"training.max_steps=300"``.
+        set: changes to the recipe's fields: ``{"training.max_steps": 300, "model.norm": "rmsnorm"}``, ``{"model": {"d_model": 128}}``, or
+            strings as ``--set`` takes them.
+        minutes: limit of the training time.
+        from_: run folder to fine-tune.
         resume: resume the run in ``out``, if there is one.
         overwrite: start a new run even if ``out`` contains one.
+        progress: show progress: a bar in a terminal, a table in a notebook, otherwise a line now and then on standard error.
         observers: called with each event of ``training.events``.
         plugins: files and modules to import first, whose components and tasks the recipe may use.
+        **data: your own files, in place of the recipe's data; see ``DataArguments``.
 
     Raises:
         TransomError: recipe, data and folder are inconsistent, or the run cannot be resumed.
     """
-    import_plugins(plugins)
-    loaded, base, asked = load_training(recipe, overrides)
-    folder = default_folder(recipe) if out is None else Path(out)
-    return run_training(loaded, base, folder, resume, overwrite, observers, asked=asked)
+    with errors_for_python():
+        import_plugins(plugins)
+        known, given = data_arguments(), dict[str, Any](data)
+        if unknown := [name for name in given if name not in known]:
+            raise ConfigError(f"train: expected an argument, found {unknown[0]!r}; {nearest(unknown[0], list(known))}")
+        files = {known[name]: value for name, value in given.items()}
+        start_from = None if from_ is None else Path(from_)
+        loaded, base, asked = load_training(recipe, training_overrides(recipe, files, as_overrides(set), start_from, minutes))
+        folder = default_folder(recipe) if out is None else Path(out)
+        with _shown(progress) as shown:
+            tell, watching = (_unheard, observers) if shown is None else (shown.doing, [shown, *observers])
+            return run_training(loaded, base, folder, resume, overwrite, watching, tell, asked)
+
+
+def _unheard(doing: str) -> None:
+    """Show nothing."""
+
+
+def _shown(wanted: bool) -> AbstractContextManager[Any]:
+    """Return what shows the progress of a training: a context manager whose value is a callback; None where nothing is shown."""
+    from transom.tasks.notebook_progress import NotebookProgress, in_notebook
+    from transom.tasks.progress import TrainingProgress
+
+    if not wanted:
+        return nullcontext()
+    return NotebookProgress() if in_notebook() else TrainingProgress()
 
 
 def default_folder(recipe: str | Path) -> Path:

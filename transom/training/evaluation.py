@@ -3,12 +3,10 @@
 import importlib.util
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from sacrebleu.metrics.bleu import BLEU
-from sacrebleu.metrics.chrf import CHRF
 
 from transom.errors import ConfigError, DataError
 
@@ -85,6 +83,8 @@ def bleu(translations: Sequence[str], references: Sequence[str], lowercase: bool
         DataError: the two differ in number, or are empty.
     """
     _check(translations, references)
+    from sacrebleu.metrics.bleu import BLEU
+
     metric = BLEU(lowercase=lowercase)
     return Figure(metric.corpus_score(translations, [references]).score, metric.get_signature().format())
 
@@ -92,6 +92,8 @@ def bleu(translations: Sequence[str], references: Sequence[str], lowercase: bool
 def chrf(translations: Sequence[str], references: Sequence[str], lowercase: bool = False) -> Figure:
     """Compute corpus chrF2 (Popovic 2015) by sacreBLEU; arguments as in ``bleu``."""
     _check(translations, references)
+    from sacrebleu.metrics.chrf import CHRF
+
     metric = CHRF(lowercase=lowercase)
     return Figure(metric.corpus_score(translations, [references]).score, metric.get_signature().format())
 
@@ -125,6 +127,8 @@ def wu2021_bleu(translations: Sequence[str], references: Sequence[str], language
     """
     _check(translations, references)
     prepare = moses_lowercased(language)
+    from sacrebleu.metrics.bleu import BLEU
+
     metric = BLEU(tokenize="none", smooth_method="none", force=True)
     score = metric.corpus_score([prepare(line) for line in translations], [[prepare(line) for line in references]])
     return Figure(score.score, f"{metric.get_signature().format()}|prep:moses-{language}-lc.norm.tok")
@@ -184,6 +188,8 @@ def compare(
     """
     _check(a, references)
     _check(b, references)
+    from sacrebleu.metrics.bleu import BLEU
+
     metric = BLEU(lowercase=lowercase, effective_order=True)
     draws = np.random.default_rng(seed).choice(len(references), size=(n_samples, len(references)), replace=True)
     facts = [_counts(metric, system, references) for system in (a, b)]
@@ -205,8 +211,8 @@ def compare(
     )
 
 
-def _counts(metric: BLEU, translations: Sequence[str], references: Sequence[str]) -> NDArray[np.int64]:
-    """Count, for each sentence, the two lengths, the matching n-grams and all n-grams: what BLEU is made of."""
+def _counts(metric: Any, translations: Sequence[str], references: Sequence[str]) -> NDArray[np.int64]:
+    """Return the sufficient statistics of a ``BLEU`` metric per sentence: both lengths, matching n-grams and all n-grams."""
     scores = [metric.sentence_score(t, [r]) for t, r in zip(translations, references, strict=True)]
     return np.array([[score.sys_len, score.ref_len, *score.counts, *score.totals] for score in scores])
 
@@ -214,6 +220,8 @@ def _counts(metric: BLEU, translations: Sequence[str], references: Sequence[str]
 def _bleu_of(counts: NDArray[np.int64]) -> float:
     sys_len, ref_len, *ngrams = counts.tolist()
     half = len(ngrams) // 2
+    from sacrebleu.metrics.bleu import BLEU
+
     return float(BLEU.compute_bleu(ngrams[:half], ngrams[half:], sys_len, ref_len, smooth_method="exp").score)
 
 

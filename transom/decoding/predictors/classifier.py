@@ -2,21 +2,26 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from jaxtyping import Float
+from numpy.typing import NDArray
 from torch import Tensor
 
 from transom.data.labeled.classes import Samples, numbered
 from transom.decoding.inference import Tell, unheard
 from transom.decoding.predictors.encoder_predictor import EncoderPredictor
-from transom.decoding.predictors.long_texts import TooLong
+from transom.decoding.predictors.long_texts import TooLong, Windows
+from transom.decoding.predictors.results import Record, Results
 from transom.decoding.search.loop import log_probabilities
 from transom.models.encoder import TextClassifierTransformer
 
 
-class Classified(NamedTuple):
+@dataclass(frozen=True)
+class Classified(Record):
     """Predicted class of a text.
 
     Attributes:
@@ -38,6 +43,10 @@ class Classified(NamedTuple):
         """Whether the text was longer than the context window."""
         return self.n_left_out > 0 or self.windows > 1
 
+    def __str__(self) -> str:
+        """Return the class and its probability."""
+        return f"{self.label} ({self.p:.1%})"
+
 
 def ranked(classes: Sequence[str], log_p: Float[Tensor, "classes"]) -> Classified:
     """Sort the classes by decreasing probability."""
@@ -49,7 +58,18 @@ def ranked(classes: Sequence[str], log_p: Float[Tensor, "classes"]) -> Classifie
 class Classifier(EncoderPredictor[TextClassifierTransformer]):
     """Predicts the classes of texts."""
 
-    def classify(self, texts: Sequence[str], too_long: TooLong = "truncate", tell: Tell = unheard) -> list[Classified]:
+    @property
+    def classes_(self) -> NDArray[Any]:
+        """The classes, in the order of the columns of ``predict_proba``."""
+        return np.array(self.model.config.classes)
+
+    def predict_proba(self, texts: Sequence[str], too_long: TooLong = "truncate", tell: Tell = unheard) -> NDArray[np.float64]:
+        """Return the probability of each class, (texts, classes); columns as in ``classes_``; arguments and errors as of ``classify``."""
+        log_p = self._log_probabilities(self.windows(texts, too_long), tell)
+        probabilities: NDArray[np.float64] = torch.stack(log_p).exp().numpy() if log_p else np.empty((0, len(self.classes_)))
+        return probabilities
+
+    def classify(self, texts: Sequence[str], too_long: TooLong = "truncate", tell: Tell = unheard) -> Results[Classified]:
         """Predict the class of each text.
 
         Args:
@@ -62,12 +82,16 @@ class Classifier(EncoderPredictor[TextClassifierTransformer]):
             DataError: a text is too long and ``too_long`` is "refuse".
         """
         read, classes = self.windows(texts, too_long), self.model.config.classes
-        result = torch.empty(len(read.rows), len(classes), dtype=torch.float64)
+        return Results(
+            replace(ranked(classes, log_p), n_left_out=left_out, windows=count)
+            for log_p, left_out, count in zip(self._log_probabilities(read, tell), read.n_left_out, read.counts, strict=True)
+        )
+
+    def _log_probabilities(self, read: Windows, tell: Tell) -> list[Float[Tensor, "classes"]]:
+        """Return log p of the classes of each text, the mean over its windows, normalized."""
+        result = torch.empty(len(read.rows), len(self.model.config.classes), dtype=torch.float64)
         of_texts = self.read(read.rows, result, lambda model, batch: log_probabilities(model(batch)), tell).split(read.counts)
-        return [
-            ranked(classes, log_probabilities(log_p.mean(0)))._replace(n_left_out=left_out, windows=count)
-            for log_p, left_out, count in zip(of_texts, read.n_left_out, read.counts, strict=True)
-        ]
+        return [log_probabilities(log_p.mean(0)) for log_p in of_texts]
 
 
 class OfClass(NamedTuple):

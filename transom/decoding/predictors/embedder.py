@@ -37,12 +37,6 @@ class Embedded(NamedTuple):
 class Embedder(EncoderPredictor[EncoderTransformer]):
     """Embeds texts."""
 
-    def embed(
-        self, texts: Sequence[str], normalise: bool = True, too_long: TooLong = "truncate", tell: Tell = unheard
-    ) -> Float[Tensor, "texts d_model"]:
-        """Embed each text; ``embedded`` also returns the number of windows and truncated tokens."""
-        return self.embedded(texts, normalise, too_long, tell).vectors
-
     def embedded(self, texts: Sequence[str], normalise: bool = True, too_long: TooLong = "truncate", tell: Tell = unheard) -> Embedded:
         """Embed each text: mean pooling over the last hidden states of its tokens (Reimers & Gurevych 2019, section 3).
 

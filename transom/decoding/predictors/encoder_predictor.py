@@ -4,23 +4,26 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
+import numpy as np
 import torch
 from jaxtyping import Float
+from numpy.typing import NDArray
 from torch import Tensor
 
 from transom.config.decoding import Reading
 from transom.data.batch import LabelledBatch
 from transom.data.labeled.labelled import label_batch, text_batches
 from transom.data.tokenizer.tokenizer import Tokenizer
-from transom.decoding.inference import Tell, evaluating, refuse_one
+from transom.decoding.inference import Tell, evaluating, refuse_one, unheard
 from transom.decoding.predictors.long_texts import TooLong, Windows, windows_of
+from transom.decoding.predictors.results import described
 from transom.models.encoder import EncoderTransformer
 from transom.planning.precision import Precision
 
 Encoder = TypeVar("Encoder", bound=EncoderTransformer)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class EncoderPredictor(Generic[Encoder]):
     """Base class of predictors that use an encoder.
 
@@ -30,6 +33,7 @@ class EncoderPredictor(Generic[Encoder]):
         reading: inference settings of the recipe.
         precision: dtype of the matrix products with the reason for the choice; None if none was chosen.
         reader: a faster implementation of the same encoder; None runs the model itself.
+        origin: folder it was loaded from; None if it was not loaded.
     """
 
     model: Encoder
@@ -37,6 +41,25 @@ class EncoderPredictor(Generic[Encoder]):
     reading: Reading = field(default_factory=Reading)
     precision: Precision | None = None
     reader: Encoder | None = None
+    origin: str | None = None
+
+    def __repr__(self) -> str:
+        """Return classes, size, precision and origin on one line."""
+        n_parameters = sum(each.numel() for each in self.model.parameters())
+        precision = None if self.precision is None else self.precision.name
+        return described(
+            type(self).__name__, classes_in_short(getattr(self.model.config, "classes", ())), n_parameters, precision, self.origin
+        )
+
+    def embed(
+        self, texts: Sequence[str], normalise: bool = True, too_long: TooLong = "truncate", tell: Tell = unheard
+    ) -> NDArray[np.float32]:
+        """Embed texts: the mean of the encoder's last vectors, (texts, d_model); arguments and errors as of ``Embedder.embedded``."""
+        from transom.decoding.predictors.embedder import Embedder
+
+        embedder = Embedder(self.model, self.tokenizer, self.reading, self.precision, self.reader)
+        vectors: NDArray[np.float32] = embedder.embedded(texts, normalise, too_long, tell).vectors.numpy()
+        return vectors
 
     def windows(self, texts: Sequence[str], too_long: TooLong) -> Windows:
         """Tokenize texts and split those longer than the context window.
@@ -79,3 +102,13 @@ class EncoderPredictor(Generic[Encoder]):
                 n_done += len(batch.samples)
                 tell(n_done, len(rows))
         return result
+
+
+def classes_in_short(classes: Sequence[str], most: int = 5) -> list[str]:
+    """Name the number of classes and the first of them, for ``repr``; nothing where there are none.
+
+    >>> classes_in_short(["cat", "dog"]), classes_in_short("abcdef")
+    (['2 classes (cat, dog)'], ['6 classes (a, b, c, d, e, ...)'])
+    """
+    rest = ["..."] if len(classes) > most else []
+    return [f"{len(classes)} classes ({', '.join([*classes[:most], *rest])})"] if classes else []

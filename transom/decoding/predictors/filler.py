@@ -1,7 +1,8 @@
 """Mask filling: predicts the masked tokens of a text with a masked language model."""
 
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from dataclasses import dataclass
+from typing import Literal
 
 import torch
 
@@ -10,6 +11,7 @@ from transom.data.tokenizer.special import EOS, UNK
 from transom.decoding.inference import Tell, evaluating, unheard
 from transom.decoding.predictors.encoder_predictor import EncoderPredictor
 from transom.decoding.predictors.long_texts import check_too_long
+from transom.decoding.predictors.results import Record, Results
 from transom.decoding.search.loop import log_probabilities
 from transom.errors import DataError
 from transom.models.encoder import MaskedEncoderTransformer
@@ -18,7 +20,8 @@ MASK = "[MASK]"
 """Marks a token to predict in a text."""
 
 
-class Guess(NamedTuple):
+@dataclass(frozen=True)
+class Guess(Record):
     """A predicted token for one mask.
 
     Attributes:
@@ -29,8 +32,13 @@ class Guess(NamedTuple):
     text: str
     p: float
 
+    def __str__(self) -> str:
+        """Return the token and its probability."""
+        return f"{self.text} {self.p:.1%}"
 
-class Filled(NamedTuple):
+
+@dataclass(frozen=True)
+class Filled(Record):
     """Predictions for all masks of a text.
 
     Attributes:
@@ -40,6 +48,10 @@ class Filled(NamedTuple):
 
     gaps: list[list[Guess]]
     n_left_out: int
+
+    def __str__(self) -> str:
+        """Return the tokens of each mask on one line."""
+        return "\n".join("  ".join(map(str, gap)) for gap in self.gaps)
 
 
 class Filler(EncoderPredictor[MaskedEncoderTransformer]):
@@ -53,7 +65,7 @@ class Filler(EncoderPredictor[MaskedEncoderTransformer]):
 
     def filled(
         self, texts: Sequence[str], top: int = 5, too_long: Literal["window", "refuse"] = "window", tell: Tell = unheard
-    ) -> list[Filled]:
+    ) -> Results[Filled]:
         """Predict the masked tokens of texts.
 
         Args:
@@ -67,7 +79,7 @@ class Filler(EncoderPredictor[MaskedEncoderTransformer]):
             DataError: a text contains no mask or is too long.
         """
         check_too_long(too_long, "window", "refuse")
-        found = list[Filled]()
+        found = Results[Filled]()
         for text in texts:
             found.append(self.fill_tokens(self._pieces(text), top, too_long))
             tell(len(found), len(texts))

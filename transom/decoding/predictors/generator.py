@@ -1,9 +1,10 @@
 """Text generation: continues prompts by sampling, in batches or streamed, and scores given texts."""
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import Any, Literal, NamedTuple, TypedDict, Unpack
+from typing import Any, Literal, TypedDict, Unpack
 
 import torch
 
@@ -14,8 +15,9 @@ from transom.data.text.windows import scoring_batches
 from transom.data.tokenizer.special import EOS, PAD, SOS, UNK
 from transom.data.tokenizer.tokenizer import Tokenizer
 from transom.decoding.backends.compiled import CompiledLanguageModel
-from transom.decoding.inference import Tell, deal_out, evaluating, refuse_one, settled, unheard
+from transom.decoding.inference import Deferred, Tell, deal_out, evaluating, refuse_one, settled, unheard
 from transom.decoding.predictors.long_texts import check_too_long
+from transom.decoding.predictors.results import Record, Results, described
 from transom.decoding.predictors.scores import TextScore
 from transom.decoding.search.exits import EarlyExits
 from transom.decoding.search.loop import Forbid, Search, search, search_steps, summed_log_p
@@ -30,7 +32,8 @@ TooLong = Literal["window", "refuse"]
 Ending = Literal["end", "stop", "length"]
 
 
-class Continuation(NamedTuple):
+@dataclass(frozen=True)
+class Continuation(Record):
     """A generated continuation of a prompt.
 
     Attributes:
@@ -38,15 +41,23 @@ class Continuation(NamedTuple):
         n_tokens: number of sampled tokens.
         ended: "end" for the model's end token, "stop" for a stop string, "length" for ``max_new_tokens``.
         windows: number of times the context was full and generation continued from its last half.
+        tokens: the text of each sampled token.
+        probabilities: p(token | prompt, previous tokens) of the model, before temperature, truncation and penalties; one per token.
     """
 
     text: str
     n_tokens: int
     ended: Ending
     windows: int
+    tokens: tuple[str, ...] = field(default=(), repr=False, compare=False)
+    probabilities: tuple[float, ...] = field(default=(), repr=False, compare=False)
+
+    def __str__(self) -> str:
+        """Return the text."""
+        return self.text
 
 
-class Continuations(list[list[Continuation]]):
+class Continuations(Results[list[Continuation]]):
     """Continuations of each prompt.
 
     Attributes:
@@ -104,6 +115,7 @@ class _Text:
     new: list[int] = field(default_factory=list)
     windows: int = 0
     ended: Ending | None = None
+    log_p: list[float] = field(default_factory=list)
 
     def context(self, most: int) -> list[int]:
         """Return the tokens to continue from: all of them, or the last half of the context window if they fill it."""
@@ -145,9 +157,10 @@ class Generator:
         tokenizer: Tokenizer,
         sampling: Sampling | None = None,
         precision: Precision | None = None,
-        searcher: StepModel[Any, Any] | None = None,
+        searcher: StepModel[Any, Any] | Deferred[StepModel[Any, Any]] | None = None,
         answering: bool = False,
         exits_learned: bool = True,
+        origin: str | None = None,
     ) -> None:
         """Build a generator.
 
@@ -156,14 +169,26 @@ class Generator:
             tokenizer: the tokenizer of the model.
             sampling: default sampling settings.
             precision: dtype of the matrix products with the reason for the choice, for display.
-            searcher: a faster implementation of the decoding steps; defaults to the model itself, which may still be in training.
+            searcher: a faster implementation of the decoding steps, perhaps made on first use; defaults to the model itself, which may
+                still be in training.
             answering: append the answer token to each prompt, and decode the answer as a text of its own.
             exits_learned: earlier blocks were trained to predict tokens, or this is unknown.
+            origin: folder it was loaded from, for ``repr``.
         """
         self.answering, self.exits_learned = answering, exits_learned
-        self._searcher: StepModel[Any, Any] = searcher or model
+        self._given: StepModel[Any, Any] | Deferred[StepModel[Any, Any]] = searcher or model
         self.model, self.tokenizer, self.precision = model, tokenizer, precision
-        self.sampling = sampling or Sampling()
+        self.sampling, self.origin = sampling or Sampling(), origin
+
+    def __repr__(self) -> str:
+        """Return vocabulary, context window, size, precision and origin on one line."""
+        window, n_parameters = self.model.config.max_seq_len, sum(each.numel() for each in self.model.parameters())
+        parts = [f"{self.tokenizer.vocab_size:,} {self.tokenizer.kind} tokens", f"context window {window:,}"]
+        return described("Generator", parts, n_parameters, None if self.precision is None else self.precision.name, self.origin)
+
+    @property
+    def _searcher(self) -> StepModel[Any, Any]:
+        return self._given.value if isinstance(self._given, Deferred) else self._given
 
     def encode(self, text: str) -> list[int]:
         """Return the token IDs of a text, without special tokens."""
@@ -194,13 +219,14 @@ class Generator:
         """
         refuse_one(prompts, "text")
         settings, exits = self._settings(n, options)
+        searcher = exits or self._searcher  # made before workers, which have one thread each, need it
         rows = self._prompts(prompts, settings, options)
         texts = [self._text(prompt, row, k) for prompt, row in zip(prompts, rows, strict=True) for k in range(n)]
         tell, n_workers = options.get("tell") or unheard, torch.get_num_threads() if self.model.device.type == "cpu" else 1
         with evaluating(self.model):
             while pending := [text for text in texts if text.ended is None]:
                 batches = self._batches(pending, options.get("batch_rows") or 32, n_workers)
-                for _ in deal_out(lambda batch: self._extend(batch, settings, exits), batches, n_workers):
+                for _ in deal_out(lambda batch: self._extend(searcher, batch, settings), batches, n_workers):
                     tell(sum(text.ended is not None for text in texts), len(texts))
         answers = [self._answer(text, settings) for text in texts]
         return Continuations((answers[i : i + n] for i in range(0, len(answers), n)), exits)
@@ -331,10 +357,11 @@ class Generator:
         groups = (list(group) for _, group in groupby(sorted(texts, key=place), key=place))
         return [group[i : i + rows] for group in groups for i in range(0, len(group), rows)]
 
-    def _extend(self, texts: list[_Text], settings: Sampling, exits: EarlyExits | None) -> None:
+    def _extend(self, searcher: StepModel[Any, Any], texts: list[_Text], settings: Sampling) -> None:
         """Continue texts of equal length until they end or the context is full."""
         asked = self._search(texts, settings)
-        for text, (hypothesis, *_) in zip(texts, search(exits or self._searcher, asked), strict=True):
+        for text, (hypothesis, *_) in zip(texts, search(searcher, asked), strict=True):
+            text.log_p += hypothesis.token_log_p
             self._grown(text, list(hypothesis.tokens), asked.limits.last_must_end_at - 1, settings)
 
     def _steps(self, text: _Text, settings: Sampling, exits: EarlyExits | None) -> Iterator[list[int]]:
@@ -384,7 +411,12 @@ class Generator:
     def _answer(self, text: _Text, settings: Sampling) -> Continuation:
         assert text.ended is not None
         said = self._said(text)
-        return Continuation(said[: first_stop(said, settings.stop)], len(text.new), text.ended, text.windows)
+        tokens = tuple(symbol.replace("▁", " ") for symbol in self.tokenizer.symbols(text.new))
+        if self.tokenizer.kind == "whitespace":
+            tokens = tuple(f" {token}" for token in tokens)
+        probabilities = tuple(map(math.exp, text.log_p)) if len(text.log_p) == len(text.new) else ()
+        shown = said[: first_stop(said, settings.stop)]
+        return Continuation(shown, len(text.new), text.ended, text.windows, tokens, probabilities)
 
 
 def _sure(text: str, stops: Sequence[str]) -> int:

@@ -2,12 +2,14 @@
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
 
+from transom.decoding.predictors.results import Record
 from transom.errors import DataError
 
 
-class PairScore(NamedTuple):
+@dataclass(frozen=True)
+class PairScore(Record):
     """Log-likelihood of a given translation.
 
     Attributes:
@@ -18,8 +20,13 @@ class PairScore(NamedTuple):
     log_p: float
     n_tokens: int
 
+    def __str__(self) -> str:
+        """Return the log-probability on one line."""
+        return f"log-probability {self.log_p:.4f} nats over {self.n_tokens:,} tokens"
 
-class TextScore(NamedTuple):
+
+@dataclass(frozen=True)
+class TextScore(Record):
     """Log-likelihood of a given text under a language model.
 
     Attributes:
@@ -37,6 +44,10 @@ class TextScore(NamedTuple):
     windows: int
     n_left_out: int = 0
     n_unknown: int = 0
+
+    def __str__(self) -> str:
+        """Return the log-probability on one line."""
+        return f"log-probability {self.log_p:.4f} nats over {self.n_tokens:,} tokens"
 
 
 def bits_per_byte(scores: Sequence[TextScore]) -> float:

@@ -1,7 +1,8 @@
 """Translation: beam search over sentences, n-best lists and scores of given translations."""
 
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple, TypedDict, Unpack
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, TypedDict, Unpack
 
 import numpy as np
 import torch
@@ -12,8 +13,9 @@ from transom.data.pairs.loader import ordered_batches
 from transom.data.pairs.pairs import Pairs
 from transom.data.tokenizer.special import EOS, PAD, SOS
 from transom.data.tokenizer.tokenizer import Tokenizers
-from transom.decoding.inference import Tell, deal_out, evaluating, refuse_one, settled, unheard
+from transom.decoding.inference import Deferred, Tell, deal_out, evaluating, refuse_one, settled, unheard
 from transom.decoding.predictors.long_texts import check_too_long
+from transom.decoding.predictors.results import Alignment, Record, Results, described, inspection
 from transom.decoding.predictors.scores import PairScore
 from transom.decoding.predictors.sentences import split_text
 from transom.decoding.search.beam import Beam
@@ -25,7 +27,8 @@ from transom.models.network import Seq2SeqNetwork
 from transom.planning.precision import Precision
 
 
-class Translation(NamedTuple):
+@dataclass(frozen=True)
+class Translation(Record):
     """A translation with its score.
 
     Attributes:
@@ -33,12 +36,20 @@ class Translation(NamedTuple):
         score: log p divided by the length penalty, summed over pieces.
         log_p: natural logarithm of p(translation | source), summed over pieces.
         pieces: number of pieces of the source translated separately: 1 if it fits the context window, 0 for a blank text.
+        tokens: the translation's tokens, with ``▁`` for a space.
+        alignment: cross-attention weights from the translation to its source; None unless requested.
     """
 
     text: str
     score: float
     log_p: float
     pieces: int = 1
+    tokens: tuple[str, ...] = field(default=(), repr=False, compare=False)
+    alignment: Alignment | None = field(default=None, repr=False, compare=False)
+
+    def __str__(self) -> str:
+        """Return the text."""
+        return self.text
 
 
 class Options(TypedDict, total=False):
@@ -76,7 +87,9 @@ class Translator:
         tokenizers: Tokenizers,
         decoding: Decoding | None = None,
         precision: Precision | None = None,
-        searcher: StepModel[Any, Any] | None = None,
+        searcher: StepModel[Any, Any] | Deferred[StepModel[Any, Any]] | None = None,
+        languages: str | None = None,
+        origin: str | None = None,
     ) -> None:
         """Build a translator.
 
@@ -85,11 +98,25 @@ class Translator:
             tokenizers: tokenizers of the source and target.
             decoding: default search settings.
             precision: dtype of the matrix products with the reason for the choice, for display.
-            searcher: a faster implementation of the decoding steps; defaults to the model itself, which may still be in training.
+            searcher: a faster implementation of the decoding steps, perhaps made on first use; defaults to the model itself, which may
+                still be in training.
+            languages: such as "en to de", for ``repr``.
+            origin: folder it was loaded from, for ``repr``.
         """
-        self._searcher: StepModel[Any, Any] = searcher or model
+        self._given: StepModel[Any, Any] | Deferred[StepModel[Any, Any]] = searcher or model
         self.model, self.tokenizers, self.precision = model, tokenizers, precision
-        self.decoding = decoding or Decoding()
+        self.decoding, self.languages, self.origin = decoding or Decoding(), languages, origin
+
+    def __repr__(self) -> str:
+        """Return languages, size, precision and origin on one line."""
+        tags = self.tokenizers.source.tags
+        parts = [f"to {', '.join(tags)}"] if tags else [] if self.languages is None else [self.languages]
+        n_parameters = sum(each.numel() for each in self.model.parameters())
+        return described("Translator", parts, n_parameters, None if self.precision is None else self.precision.name, self.origin)
+
+    @property
+    def _searcher(self) -> StepModel[Any, Any]:
+        return self._given.value if isinstance(self._given, Deferred) else self._given
 
     def encode(self, text: str) -> list[int]:
         """Return the token IDs of a source text, without special tokens."""
@@ -110,7 +137,47 @@ class Translator:
         """
         return [best[0].text if best else "" for best in self.n_best(texts, 1, **options)]
 
-    def n_best(self, texts: Sequence[str], n: int, **options: Unpack[Options]) -> list[list[Translation]]:
+    def translations(self, texts: Sequence[str], alignments: bool = True, **options: Unpack[Options]) -> Results[Translation]:
+        """Translate each text; return text, score, tokens and, by default, the alignment with the source.
+
+        Args:
+            texts: source texts.
+            alignments: align each translation with its source, where the model attends to its source. This takes one more forward pass per
+                text; a text that was translated in pieces is not aligned.
+            **options: as for ``translate``.
+
+        Raises:
+            ConfigError: an option has no such value, or ``to`` is missing.
+            DataError: a text is too long and ``too_long`` is "refuse".
+        """
+        found = [best[0] if best else Translation("", 0.0, 0.0, 0) for best in self.n_best(texts, 1, **options)]
+        if not (alignments and inspection("alignment").cross_attentions(self.model)):
+            return Results(found)
+        return Results(self._aligned(text, each, options.get("to")) for text, each in zip(texts, found, strict=True))
+
+    def _aligned(self, source: str, found: Translation, to: str | None) -> Translation:
+        too_long = len(self.tokenizers.target.encode(found.text)) >= self.model.config.max_seq_len
+        return found if found.pieces != 1 or too_long else replace(found, alignment=self.align(source, found.text, to=to))
+
+    def align(self, source: str, target: str, layer: int | None = None, words: bool = True, to: str | None = None) -> Alignment:
+        """Align a sentence with its translation by cross-attention, averaged over the heads of one layer.
+
+        Args:
+            source: the source sentence.
+            target: its translation, by the model or by anyone else.
+            layer: the decoder's layer, from 0; default: the layer whose weights are sharpest, see ``inspection.alignment.clearest_layer``.
+            words: merge sub-words into words.
+            to: tag of the target language, where the model has several.
+
+        Raises:
+            ConfigError: there is no such layer, the model has no cross-attention, or ``to`` is missing.
+            DataError: a sentence has more tokens than the context window.
+        """
+        with evaluating(self.model):
+            found: Alignment = inspection("alignment").align(self.model, self.tokenizers, source, target, layer, words, to)
+        return found
+
+    def n_best(self, texts: Sequence[str], n: int, **options: Unpack[Options]) -> Results[list[Translation]]:
         """Return up to ``n`` translations of each text, in decreasing order of score.
 
         Raises:
@@ -123,7 +190,7 @@ class Translator:
         pieces = self._pieces(texts, prefix, options.get("too_long") or "split", options.get("name") or "text")
         sources = [piece for of_text in pieces for piece in of_text]
         found = iter(self._search_all(sources, decoding, n, options.get("batch_tokens") or 1024, options.get("tell") or unheard))
-        return [joined([self._translations(next(found)) for _ in of_text]) for of_text in pieces]
+        return Results(joined([self._translations(next(found)) for _ in of_text]) for of_text in pieces)
 
     @torch.inference_mode()
     def score(
@@ -224,6 +291,7 @@ class Translator:
         n_workers = torch.get_num_threads() if self.model.device.type == "cpu" else 1
         batch_tokens = min(batch_tokens, -(-int(lengths.sum()) // n_workers))
         batches = [batch.tolist() for batch in cut_batches(np.argsort(-lengths, kind="stable"), lengths, batch_tokens)]
+        _ = self._searcher  # made now, not by workers, which have one thread each
         with evaluating(self.model):
             for batch, hypotheses in deal_out(lambda rows: self._search([sources[i] for i in rows], decoding, n), batches, n_workers):
                 for place, of_source in zip(batch, hypotheses, strict=True):
@@ -241,7 +309,10 @@ class Translator:
         return search(self._searcher, Search(rows, strategy, limits, SOS, EOS, [Forbid(torch.tensor(never, device=device))]))
 
     def _translations(self, hypotheses: list[Hypothesis]) -> list[Translation]:
-        return [Translation(one_line(self.tokenizers.target.decode(h.tokens)), h.score, h.log_p) for h in hypotheses]
+        target = self.tokenizers.target
+        return [
+            Translation(one_line(target.decode(h.tokens)), h.score, h.log_p, tokens=tuple(target.symbols(h.tokens))) for h in hypotheses
+        ]
 
 
 def joined(pieces: list[list[Translation]]) -> list[Translation]:
@@ -250,7 +321,11 @@ def joined(pieces: list[list[Translation]]) -> list[Translation]:
         return [Translation("", 0.0, 0.0, 0)]
     return [
         Translation(
-            " ".join(part.text for part in parts if part.text), sum(p.score for p in parts), sum(p.log_p for p in parts), len(parts)
+            " ".join(part.text for part in parts if part.text),
+            sum(part.score for part in parts),
+            sum(part.log_p for part in parts),
+            len(parts),
+            tuple(token for part in parts for token in part.tokens),
         )
         for parts in zip(*pieces, strict=False)
     ]

@@ -6,7 +6,7 @@ The loop depends on these interfaces only, so a new strategy or constraint is a 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple, Protocol, TypeVar, runtime_checkable
 
@@ -29,11 +29,13 @@ class Hypothesis:
         tokens: without start and end tokens.
         log_p: natural logarithm of the probability of the tokens and the end token, given the source.
         score: ``log_p`` divided by the length penalty.
+        token_log_p: log p of each token given those before it; empty if the strategy does not record it.
     """
 
     tokens: tuple[int, ...]
     log_p: float
     score: float
+    token_log_p: tuple[float, ...] = field(default=(), compare=False)
 
 
 def length_penalty(length: int, alpha: float) -> float:

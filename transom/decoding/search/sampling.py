@@ -66,6 +66,7 @@ class SampleSelection:
         self._seen = strategy.seen
         self._log_p = torch.zeros(len(noise), device=device)
         self._done = torch.zeros_like(limits.longest, dtype=torch.bool)
+        self._token_log_p = list[Tensor]()  # one (rows,) per step
 
     def advance(self, log_p: Float[Tensor, "rows vocab"], progress: Progress) -> Move:
         """Sample one token per row. Finished rows emit padding; a row with no finite logit finishes."""
@@ -78,7 +79,8 @@ class SampleSelection:
             tokens = draw(reshaped, self._noise[:, progress.length])
         alive = reshaped.gather(1, tokens[:, None])[:, 0] > NEVER  # also false for NaN
         tokens = tokens.masked_fill(~alive, end)
-        self._log_p = self._log_p + log_p.gather(1, tokens[:, None])[:, 0].masked_fill(self._done, 0.0)
+        self._token_log_p.append(log_p.gather(1, tokens[:, None])[:, 0].masked_fill(self._done, 0.0))
+        self._log_p = self._log_p + self._token_log_p[-1]
         tokens = tokens.masked_fill(self._done, PAD)
         self._done = self._done | (tokens == end)
         return Move(tokens, None, self._done)
@@ -95,12 +97,18 @@ class SampleSelection:
 
     def harvest(self, places: list[int], progress: Progress) -> list[list[Hypothesis]]:
         """Return the single hypothesis of each source; its log p and score are those of the model, before any rule."""
-        rows = zip(progress.prefixes[places, 1:].tolist(), self._log_p[places].tolist(), strict=True)
-        return [[Hypothesis(tuple(tokens[: tokens.index(self._strategy.end)]), log_p, log_p)] for tokens, log_p in rows]
+        by_token = torch.stack(self._token_log_p, 1)[places].tolist()
+        rows = zip(progress.prefixes[places, 1:].tolist(), self._log_p[places].tolist(), by_token, strict=True)
+        return [[self._hypothesis(*row)] for row in rows]
+
+    def _hypothesis(self, tokens: list[int], log_p: float, by_token: list[float]) -> Hypothesis:
+        length = tokens.index(self._strategy.end)
+        return Hypothesis(tuple(tokens[:length]), log_p, log_p, tuple(by_token[:length]))
 
     def keep(self, places: Int[Tensor, "kept"]) -> None:
         """Drop all sources except those at these indices."""
         self._noise, self._log_p, self._done = self._noise[places], self._log_p[places], self._done[places]
+        self._token_log_p = list(torch.stack(self._token_log_p, 1)[places].unbind(1))
         self._seen = None if self._seen is None else self._seen[places]
 
 

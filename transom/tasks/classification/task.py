@@ -144,7 +144,7 @@ class ClassificationTask(TextTask[ClassificationRecipe, LabelledLoader, Pairs]):
     def predictor(cls, run: LoadedRun) -> Classifier:
         """Return the predictor of a run."""
         assert isinstance(run.model, TextClassifierTransformer)
-        return Classifier(run.model, run.tokenizer, run.decoding or Reading(), run.precision, reader_of(run.model))
+        return Classifier(run.model, run.tokenizer, run.decoding or Reading(), run.precision, reader_of(run.model), run.origin)
 
     @classmethod
     def train_tokenizers(cls, recipe: ClassificationRecipe, base: Path, tell: Callable[[str], None]) -> Tokenizers:

@@ -73,7 +73,7 @@ class EmbeddingTask(TextTask[EmbeddingRecipe, Loader, Pairs]):
         embedder = Embedder(model, self.tokenizers.source, self.recipe.decoding)
         left, right = self.valid.source[:SEARCHED], self.valid.target[:SEARCHED]
         with autocast:
-            cosines = embedder.embed(left) @ embedder.embed(right).T
+            cosines = embedder.embedded(left).vectors @ embedder.embedded(right).vectors.T
         nearest = cosines.argmax(1).tolist()
         accuracy = 100 * sum(right[found] == own for found, own in zip(nearest, right, strict=True)) / len(right)
         shown = range(min(self.recipe.training.validate_samples, len(left)))
@@ -83,7 +83,7 @@ class EmbeddingTask(TextTask[EmbeddingRecipe, Loader, Pairs]):
     def predictor(cls, run: LoadedRun) -> Embedder:
         """Return the predictor of a run."""
         assert isinstance(run.model, TextEmbedderTransformer)
-        return Embedder(run.model, run.tokenizer, run.decoding or Reading(), run.precision, reader_of(run.model))
+        return Embedder(run.model, run.tokenizer, run.decoding or Reading(), run.precision, reader_of(run.model), run.origin)
 
     @classmethod
     def train_tokenizers(cls, recipe: EmbeddingRecipe, base: Path, tell: Callable[[str], None]) -> Tokenizers:

@@ -201,7 +201,7 @@ class ImageTask:
     def predictor(cls, run: LoadedRun) -> ImageClassifier:
         """Return the predictor of a run."""
         assert isinstance(run.model, VisionTransformer | ConvolutionalNetwork)
-        return cls.PREDICTOR(run.model, run.decoding or ImageReading(), run.precision, reader_of(run.model))
+        return cls.PREDICTOR(run.model, run.decoding or ImageReading(), run.precision, reader_of(run.model), run.origin)
 
 
 def data_address(png: bytes) -> str:

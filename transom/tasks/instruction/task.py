@@ -86,7 +86,9 @@ class InstructionTask(TextTask[InstructionRecipe, InstructionLoader, Pairs]):
     def predictor(cls, run: LoadedRun) -> Generator:
         """Return the predictor of a run."""
         assert isinstance(run.model, LanguageNetwork)
-        return Generator(run.model, run.tokenizer, run.decoding, run.precision, run.searcher, answering=True, exits_learned=False)
+        return Generator(
+            run.model, run.tokenizer, run.decoding, run.precision, run.searcher, answering=True, exits_learned=False, origin=run.origin
+        )
 
     @classmethod
     def train_tokenizers(cls, recipe: InstructionRecipe, base: Path, tell: Callable[[str], None]) -> Tokenizers:

@@ -89,7 +89,9 @@ class LanguageTask(TextTask[LanguageRecipe, WindowLoader, Documents]):
         """Return the predictor of a run."""
         assert isinstance(run.model, LanguageNetwork)
         exits_learned = run.recipe is None or run.recipe.training.exits.kind != "none"
-        return Generator(run.model, run.tokenizer, run.decoding, run.precision, run.searcher, exits_learned=exits_learned)
+        return Generator(
+            run.model, run.tokenizer, run.decoding, run.precision, run.searcher, exits_learned=exits_learned, origin=run.origin
+        )
 
     @classmethod
     def train_tokenizers(cls, recipe: LanguageRecipe, base: Path, tell: Callable[[str], None]) -> Tokenizers:

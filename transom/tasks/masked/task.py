@@ -95,7 +95,7 @@ class MaskedTask(TextTask[MaskedRecipe, MaskedLoader, Documents]):
     def predictor(cls, run: LoadedRun) -> Filler:
         """Return the predictor of a run."""
         assert isinstance(run.model, MaskedEncoderTransformer)
-        return Filler(run.model, run.tokenizer, run.decoding or Reading(), run.precision, reader_of(run.model))
+        return Filler(run.model, run.tokenizer, run.decoding or Reading(), run.precision, reader_of(run.model), run.origin)
 
     @classmethod
     def train_tokenizers(cls, recipe: MaskedRecipe, base: Path, tell: Callable[[str], None]) -> Tokenizers:

@@ -4,12 +4,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Literal, NamedTuple
+from xml.etree.ElementTree import Element
 
 import torch
 
 from transom.decoding.inference import Tell, evaluating, refuse_one, unheard
 from transom.decoding.predictors.encoder_predictor import EncoderPredictor
 from transom.decoding.predictors.long_texts import check_too_long
+from transom.decoding.predictors.results import Record, Results
 from transom.decoding.search.loop import log_probabilities
 from transom.tasks.tagging.entities import Entity, EntityScores, entities_of, entity_scores, scheme_of
 from transom.tasks.tagging.loader import inference_batches, windows
@@ -21,7 +23,8 @@ TooLong = Literal["window", "refuse"]
 """Treatment of a text longer than the context window: read it in windows, split between words, or raise an error."""
 
 
-class Span(NamedTuple):
+@dataclass(frozen=True)
+class Span(Record):
     """An entity in a text.
 
     Attributes:
@@ -36,8 +39,13 @@ class Span(NamedTuple):
     start: int
     end: int
 
+    def __str__(self) -> str:
+        """Return the text and its label."""
+        return f"{self.text} ({self.label})"
 
-class TaggedText(NamedTuple):
+
+@dataclass(frozen=True)
+class TaggedText(Record):
     """A text with the tags of its words.
 
     Attributes:
@@ -53,6 +61,17 @@ class TaggedText(NamedTuple):
     p: list[float]
     entities: list[Span]
     windows: int
+
+    def __str__(self) -> str:
+        """Return the words, each with its tag."""
+        return " ".join(f"{word}/{tag}" for word, tag in zip(self.words, self.tags, strict=True))
+
+    def elements(self) -> list[Element]:
+        """Return HTML elements for notebooks: the words, those with a tag other than O highlighted."""
+        from transom.inspection.notebook import tagged
+
+        rows = zip(self.words, self.tags, self.p, strict=True)
+        return [tagged((word, None if tag == "O" else tag, f"{tag} {p:.1%}") for word, tag, p in rows)]
 
 
 class TagScores(NamedTuple):
@@ -81,7 +100,7 @@ class Prediction(NamedTuple):
     windows: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Tagger(EncoderPredictor[TokenTagger]):
     """Predicts the tags of words; ``reading.words`` determines how texts are split into words."""
 
@@ -92,7 +111,7 @@ class Tagger(EncoderPredictor[TokenTagger]):
         """Maximum tokens of a window, special tokens excluded."""
         return self.model.config.max_seq_len - 1
 
-    def tag(self, texts: Sequence[str | Words], too_long: TooLong = "window", tell: Tell = unheard) -> list[TaggedText]:
+    def tag(self, texts: Sequence[str | Words], too_long: TooLong = "window", tell: Tell = unheard) -> Results[TaggedText]:
         """Tag the words of texts.
 
         Args:
@@ -110,10 +129,10 @@ class Tagger(EncoderPredictor[TokenTagger]):
         sentences = [[whole[start:end] for start, end in of_text] for whole, of_text in zip(wholes, offsets, strict=True)]
         predicted = self.predict(sentences, too_long, tell)
         plain = scheme_of(self.model.config.classes) == "plain"
-        return [
+        return Results(
             TaggedText(words, tags, p, [] if plain else [_span(whole, of_text, each) for each in entities_of(tags)], n)
             for whole, words, of_text, (tags, p, n) in zip(wholes, sentences, offsets, predicted, strict=True)
-        ]
+        )
 
     @torch.inference_mode()
     def predict(self, sentences: Sequence[Words], too_long: TooLong = "window", tell: Tell = unheard) -> list[Prediction]:

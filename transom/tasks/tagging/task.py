@@ -137,7 +137,7 @@ class TaggingTask(TextTask[TaggingRecipe, TaggedLoader, Tagged]):
     def predictor(cls, run: LoadedRun) -> Tagger:
         """Return the predictor of a run."""
         assert isinstance(run.model, TokenTagger)
-        return Tagger(run.model, run.tokenizer, run.decoding or TagReading(), run.precision, reader_of(run.model))
+        return Tagger(run.model, run.tokenizer, run.decoding or TagReading(), run.precision, reader_of(run.model), run.origin)
 
     @classmethod
     def train_tokenizers(cls, recipe: TaggingRecipe, base: Path, tell: Callable[[str], None]) -> Tokenizers:

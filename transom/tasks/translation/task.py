@@ -1,27 +1,30 @@
 """Translation task: training data, loss, and validation by loss, BLEU and chrF."""
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import ClassVar, Self
 
 import torch
 
+from transom.config.data import Phrasebook
 from transom.data.batch import TranslationBatch, translation_batch
 from transom.data.pairs.loader import Loader, ordered_batches
 from transom.data.pairs.mixture import LanguageMixture
 from transom.data.pairs.pairs import Pairs, fingerprint
 from transom.data.reports.pairs import report_languages
 from transom.data.tokenizer.tokenizer import Tokenizers
+from transom.decoding.predictors.results import Alignment
 from transom.decoding.predictors.translator import Translator
 from transom.errors import DataError
-from transom.inspection.alignment import Alignment, align, cross_attentions
+from transom.inspection.alignment import align, cross_attentions
 from transom.models.network import Network, Seq2SeqNetwork
 from transom.planning.flops import count_flops
 from transom.planning.precision import Precision
 from transom.tasks.pairs import read_pairs, train_pair_tokenizers
 from transom.tasks.task import LoadedRun
 from transom.tasks.text import TextTask
-from transom.tasks.translation.schema import TranslationRecipe
+from transom.tasks.translation.schema import TranslationData, TranslationRecipe
 from transom.training.objectives.objective import Objective
 from transom.training.objectives.r_drop import text_objective
 from transom.training.task import Answers, Reader
@@ -88,7 +91,8 @@ class TranslationTask(TextTask[TranslationRecipe, Loader | LanguageMixture, Mapp
     def predictor(cls, run: LoadedRun) -> Translator:
         """Return the predictor of a run."""
         assert isinstance(run.model, Seq2SeqNetwork) and run.tokenizers is not None
-        return Translator(run.model, run.tokenizers, run.decoding, run.precision, run.searcher)
+        languages = None if run.recipe is None else languages_of(run.recipe.data)
+        return Translator(run.model, run.tokenizers, run.decoding, run.precision, run.searcher, languages, run.origin)
 
     @classmethod
     def train_tokenizers(cls, recipe: TranslationRecipe, base: Path, tell: Callable[[str], None]) -> Tokenizers:
@@ -105,3 +109,14 @@ class TranslationTask(TextTask[TranslationRecipe, Loader | LanguageMixture, Mapp
                     yield align(model, self.tokenizers, sample["source"], sample["translation"], to=sample.get("to"))
                 except DataError:
                     continue
+
+
+def languages_of(data: TranslationData) -> str | None:
+    """Return source and target language as "en to de", if the data name them: by endings such as ``.en`` and ``.de.gz``, or built in."""
+    if isinstance(data.generate, Phrasebook):
+        return "en to es"
+    if data.train is None or data.train.source is None or data.train.target is None:
+        return None
+    endings = [re.search(r"\.([a-z]{2,3})(\.gz)?$", name) for name in (data.train.source, data.train.target)]
+    codes = [found[1] for found in endings if found is not None and found[1] != "txt"]
+    return " to ".join(codes) if len(codes) == 2 else None

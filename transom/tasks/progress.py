@@ -7,7 +7,6 @@ from contextlib import AbstractContextManager, contextmanager
 from types import TracebackType
 from typing import Any
 
-from transom.cli.answers import note
 from transom.inspection.figures import compact, duration, parameters, percent, whole
 from transom.training.events import Event, Finished, Foreseen, Started, Stepped, Validated
 from transom.training.figures import spelled
@@ -17,8 +16,15 @@ SECONDS_BETWEEN_LINES = 10.0
 
 
 def live() -> bool:
-    """Tell whether a person watches."""
-    return sys.stderr.isatty()
+    """Return whether standard error is a terminal."""
+    return sys.stderr is not None and sys.stderr.isatty()
+
+
+def note(line: str) -> None:
+    """Write a line to standard error."""
+    if sys.stderr is not None:
+        sys.stderr.write(f"{line}\n")
+        sys.stderr.flush()
 
 
 class TrainingProgress(AbstractContextManager["TrainingProgress"]):
@@ -51,10 +57,10 @@ class TrainingProgress(AbstractContextManager["TrainingProgress"]):
                 for line in event.notes:
                     self.tell(line)
             case Validated():
-                self.tell(_validation(event))
+                self.tell(validation_line(event))
             case Finished():
                 self._stop()
-                self.tell(f"{_ENDS[event.reason]} at step {whole(event.step)} after {duration(event.seconds)} of training")
+                self.tell(f"{ENDED[event.reason]} at step {whole(event.step)} after {duration(event.seconds)} of training")
 
     def tell(self, line: str) -> None:
         """Print a line, above the bar where there is one."""
@@ -62,6 +68,10 @@ class TrainingProgress(AbstractContextManager["TrainingProgress"]):
             note(line)
         else:
             self._bar.console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    def doing(self, what: str) -> None:
+        """Show what is done before the first step."""
+        self.tell(f"{what} ...")
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         """Take the bar away."""
@@ -95,7 +105,7 @@ class TrainingProgress(AbstractContextManager["TrainingProgress"]):
             note(f"step {whole(event.step)}/{whole(self._max_steps)}  {figures}")
 
 
-_ENDS = {
+ENDED = {
     "max_steps": "all steps done: ended",
     "max_minutes": "the time is over: ended",
     "patience": "validation improves no more: ended",
@@ -111,7 +121,8 @@ def _load(measured: Mapping[str, float]) -> str:
     return f"  busiest expert {measured['expert_load']:.2f} x mean{dropped}"
 
 
-def _validation(event: Validated) -> str:
+def validation_line(event: Validated) -> str:
+    """Return the figures of a validation on one line."""
     figures = [*spelled(event.figures), *([] if event.weights is None else [f"{event.weights} weights"])]
     return f"step {whole(event.step)}: validation {', '.join(figures)}{' (best so far)' if event.best else ''}"
 

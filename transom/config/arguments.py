@@ -1,0 +1,179 @@
+"""Arguments of a training as overrides of its recipe: the same for ``transom train`` and for ``transom.train``."""
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from transom.config.options import DataOption, flags
+from transom.config.registry import task_helps
+from transom.errors import ConfigError, TransomError
+
+Files = Mapping[DataOption, Any]
+"""Values of the options that name a person's own files; None for those that were not given."""
+
+
+def data_arguments(wanted: Callable[[DataOption], bool] = lambda _: True) -> dict[str, DataOption]:
+    """Return the options of all registered tasks that name a person's own files, by their names as Python arguments."""
+    every = (option for told in task_helps() for option in told.options if wanted(option))
+    return {option.flag.removeprefix("--").replace("-", "_"): option for option in every}
+
+
+def training_overrides(
+    recipe: str | Path,
+    files: Files,
+    overrides: Sequence[str] = (),
+    start_from: Path | None = None,
+    minutes: float | None = None,
+) -> list[str]:
+    """Return all overrides of a training's recipe; later ones win.
+
+    Args:
+        recipe: name of a packaged recipe, or path of a TOML file.
+        files: a person's own files, in place of the recipe's data.
+        overrides: such as ``"training.max_steps=300"``.
+        start_from: run folder to fine-tune.
+        minutes: limit of the training time.
+
+    Raises:
+        ConfigError: the files are of several kinds or of one that the recipe does not train on, or an option is missing.
+    """
+    start = [] if start_from is None else [f"training.start_from={quoted(start_from)}"]
+    limit = [] if minutes is None else [f"training.max_minutes={minutes}"]
+    return [*file_overrides(recipe, overrides, files), *start, *overrides, *limit]
+
+
+def file_overrides(recipe: str | Path, overrides: Sequence[str], files: Files) -> list[str]:
+    """Return the overrides that put a person's own files in place of the recipe's data; none where no files were given.
+
+    Args:
+        recipe: name of a packaged recipe, or path of a TOML file.
+        overrides: further overrides, which may change the task.
+        files: the options with their values.
+
+    Raises:
+        ConfigError: the files are of several kinds or of one that the recipe does not train on, or an option is missing.
+    """
+    from transom.config.recipe import flags_of
+
+    kinds = dict.fromkeys(told.options for told in task_helps())
+    given = {flags(kind): sets for kind in kinds if (sets := _overrides(kind, files))}
+    if len(given) > 1:
+        raise ConfigError(f"expected files of one kind, found {' beside '.join(given)}; remove all but one")
+    for named, sets in given.items():
+        if named != (wanted := flags_of(recipe, overrides)):
+            raise ConfigError(
+                f"{recipe} learns from {wanted}, found {named}; name such files, or choose another recipe (transom recipes lists them)"
+            )
+        return sets
+    return []
+
+
+def _overrides(kind: tuple[DataOption, ...], files: Files) -> list[str]:
+    """Return the overrides of one kind of files; paths start from the current folder, whatever ``data.root`` is.
+
+    Where training files are named, the recipe's own data are left out.
+    """
+    given = {option: value for option in kind if (value := files.get(option))}
+    for option in given:
+        if option.needs and option.needs not in {each.flag for each in given}:
+            raise ConfigError(f"{option.flag} needs {option.needs} beside it: {option.why}")
+    parts = dict[str, str]()
+    for part in dict.fromkeys(option.part for option in given if option.part):
+        fields = [f"{option.field} = {_file_value(option, value)}" for option, value in given.items() if option.part in (part, "")]
+        parts[part] = f"data.{part}={{ {', '.join(fields)} }}"
+    cleared = [f"data.{part}=none" for part in ("valid", "test", "generate")] if "train" in parts else []
+    return [*cleared, *parts.values()]
+
+
+def _file_value(option: DataOption, value: Any) -> str:
+    """Return the value of an option as TOML; an option that may be repeated takes one value or several."""
+    several = [value] if isinstance(value, str | Path) else list(value)
+    written = [quoted(Path(each)) if option.is_path else toml_value(each) for each in several]
+    return f"[{', '.join(written)}]" if option.repeated else written[0]
+
+
+def quoted(path: Path) -> str:
+    """Return a path, made absolute, as a TOML string.
+
+    Raises:
+        ConfigError: its name is not UTF-8, so no recipe can hold it.
+    """
+    text = str(path.absolute())
+    if any("\ud800" <= letter <= "\udfff" for letter in text):
+        raise ConfigError(f"{text!a}: expected a name in UTF-8, as a recipe is written in, found other bytes; rename it")
+    return toml_value(text)
+
+
+def toml_value(value: Any) -> str:
+    """Return a value as TOML on one line; None is written as recipes write it, "none".
+
+    >>> toml_value({"kind": "rope", "base": 1e4, "tied": True, "sizes": (1, 2), "cap": None})
+    '{ "kind" = "rope", "base" = 10000.0, "tied" = true, "sizes" = [1, 2], "cap" = "none" }'
+
+    Raises:
+        ConfigError: TOML has no such value.
+    """
+    import tomli_w
+
+    match value:
+        case None:
+            return '"none"'
+        case Mapping():
+            return f"{{ {', '.join(f'{toml_value(str(name))} = {toml_value(each)}' for name, each in value.items())} }}"
+        case list() | tuple():
+            return f"[{', '.join(map(toml_value, value))}]"
+        case Path():
+            return quoted(value)
+        case bool() | int() | float() | str():
+            return tomli_w.dumps({"": value}).split("=", 1)[1].strip()
+    raise ConfigError(f"set: expected text, numbers, booleans, lists and mappings, found {value!r} of type {type(value).__name__}")
+
+
+def as_overrides(fields: Mapping[str, Any] | Sequence[str]) -> list[str]:
+    """Return changes of a recipe's fields as overrides.
+
+    >>> as_overrides({"training.max_steps": 300, "model.norm": "rmsnorm", "model": {"d_model": 64, "position": {"kind": "rope"}}})
+    ['training.max_steps=300', 'model.norm="rmsnorm"', 'model.d_model=64', 'model.position={ "kind" = "rope" }']
+
+    Args:
+        fields: values by dotted name, where a mapping replaces a component; or mappings by the name of a whole table, of which only the
+            fields named there change. A list of overrides is returned as it is.
+
+    Raises:
+        ConfigError: one string was given in place of a sequence, or TOML has no such value.
+    """
+    if isinstance(fields, str):
+        raise ConfigError(f"set: expected a mapping such as {{'training.max_steps': 300}}, or a list of such texts, found {fields!r}")
+    if not isinstance(fields, Mapping):
+        return list(fields)
+    overrides = list[str]()
+    for name, value in fields.items():
+        if isinstance(value, Mapping) and "." not in name:
+            overrides += [f"{name}.{below}={toml_value(each)}" for below, each in value.items()]
+        else:
+            overrides.append(f"{name}={toml_value(value)}")
+    return overrides
+
+
+@contextmanager
+def errors_for_python() -> Iterator[None]:
+    """Name the arguments of Python, not options of the command line, in errors that are raised here.
+
+    >>> with errors_for_python():
+    ...     raise ConfigError("--valid-source needs --valid-target beside it")
+    Traceback (most recent call last):
+    transom.errors.ConfigError: valid_source needs valid_target beside it
+    """
+    try:
+        yield
+    except TransomError as error:
+        if error.args and isinstance(error.args[0], str):
+            error.args = (_arguments_for_options(error.args[0]), *error.args[1:])
+        raise
+
+
+def _arguments_for_options(message: str) -> str:
+    message = re.sub(r"(?<![\w-])--set (?=\S)", "set: ", message)
+    return re.sub(r"(?<![\w-])--([a-z]+(?:-[a-z]+)*)", lambda found: "from_" if found[1] == "from" else found[1].replace("-", "_"), message)

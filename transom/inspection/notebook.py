@@ -1,0 +1,194 @@
+"""Results as HTML for notebooks: fragments without scripts, whose styles apply to nothing outside of them."""
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import singledispatch
+from importlib import resources
+from typing import Any
+from xml.etree.ElementTree import Element
+
+from transom.decoding.predictors.classifier import Classified
+from transom.decoding.predictors.filler import Filled
+from transom.decoding.predictors.generator import Continuation
+from transom.decoding.predictors.results import Alignment, Results
+from transom.decoding.predictors.translator import Translation
+from transom.inspection.figures import percent, whole
+from transom.inspection.markup import Child, node, to_html, visible
+from transom.inspection.pictures import alignment_picture, alignment_text
+from transom.training.figures import metrics, tags
+
+__all__ = ["alignment_text", "bars", "draw", "facts", "framed", "progress_bar", "tagged", "to_notebook", "validation_table"]
+
+MAX_CLASSES = 10
+"""Classes whose probability is drawn; the others are counted."""
+
+FILLS = {"cell": "#0b4f8a", "field": "#f4f2ec"}
+"""Colors by class, for viewers of notebooks that drop style sheets; a style sheet wins over them."""
+
+MAX_RESULTS = 25
+"""Results of a list that are drawn; the others are counted."""
+
+
+def to_notebook(result: object) -> str:
+    """Draw a result as an HTML fragment."""
+    return framed(draw(result))
+
+
+@singledispatch
+def draw(result: object) -> list[Element]:
+    """Return the elements that show a result: registered here per type, or by the method ``elements`` of types in packages above."""
+    elements: Callable[[], list[Element]] | None = getattr(result, "elements", None)
+    return [node("p", str(result), class_="text")] if elements is None else elements()
+
+
+@draw.register(Results)
+def _(result: Results[Any]) -> list[Element]:
+    drawn = [part for number, each in enumerate(result[:MAX_RESULTS]) for part in ([node("hr")] * bool(number) + draw(each))]
+    rest = len(result) - MAX_RESULTS
+    return [*drawn, node("p", f"and {whole(rest)} more", class_="soft")] if rest > 0 else drawn
+
+
+@draw.register(list)
+def _(result: list[Any]) -> list[Element]:
+    return [part for each in result for part in draw(each)]
+
+
+@draw.register
+def _(result: Alignment) -> list[Element]:
+    picture = alignment_picture(result)
+    for element in picture.iter():
+        if (fill := FILLS.get(element.get("class", ""))) is not None:
+            element.set("fill", fill)
+    return [picture, node("p", f"attention weights of {result.origin}", class_="soft")]
+
+
+@draw.register
+def _(result: Translation) -> list[Element]:
+    score = f"log-probability {result.log_p:.2f} nats, score {result.score:.2f}"
+    pieces = f"; translated in {result.pieces} pieces" if result.pieces > 1 else ""
+    picture = [] if result.alignment is None else draw(result.alignment)
+    return [node("p", result.text, class_="lead text", dir="auto"), node("p", f"{score}{pieces}", class_="soft"), *picture]
+
+
+@draw.register
+def _(result: Classified) -> list[Element]:
+    rest, dropped = len(result.probabilities) - MAX_CLASSES, result.n_left_out
+    notes = [f"and {whole(rest)} less probable classes"] if rest > 0 else []
+    notes += [f"mean over {whole(result.windows)} windows"] if result.windows > 1 else []
+    notes += [f"{whole(dropped)} tokens beyond the context window were not read"] if dropped else []
+    return [bars(list(result.probabilities.items())[:MAX_CLASSES]), *(node("p", note, class_="soft") for note in notes)]
+
+
+@draw.register
+def _(result: Filled) -> list[Element]:
+    drawn = list[Element]()
+    for number, gap in enumerate(result.gaps, 1):
+        title = [node("p", f"mask {number}", class_="soft")] if len(result.gaps) > 1 else []
+        drawn += [*title, bars([(guess.text, guess.p) for guess in gap])]
+    return drawn
+
+
+@draw.register
+def _(result: Continuation) -> list[Element]:
+    details = f"{whole(result.n_tokens)} tokens, ended by {ENDINGS[result.ended]}"
+    if not result.probabilities:
+        return [node("p", result.text, class_="text", dir="auto"), node("p", details, class_="soft")]
+    tokens = [_token(text, p) for text, p in zip(result.tokens, result.probabilities, strict=True)]
+    key = [node("span", class_="token key", style=_shade(p)) for p in (0.1, 0.4, 0.7, 1.0)]
+    legend = node("p", f"{details}; probability 0 ", *key, " 1", class_="soft")
+    return [node("p", *tokens, class_="text", dir="auto"), legend]
+
+
+ENDINGS = {"end": "the model", "stop": "a stop text", "length": "the limit of new tokens"}
+"""What ended a generated text, in words."""
+
+
+def _token(text: str, p: float) -> Element:
+    element = node("span", title=f"{text}: {percent(p, 1)}", class_="token", style=_shade(p))
+    element.text = "\n".join(map(visible, text.split("\n")))
+    return element
+
+
+def _shade(p: float) -> str:
+    """Return the background of a token of probability ``p``: a blue that is legible on light and on dark pages."""
+    return f"background: rgba(64, 132, 200, {0.55 * min(max(p, 0.0), 1.0):.3f})"
+
+
+def bars(rows: Sequence[tuple[str, float]]) -> Element:
+    """Draw probabilities as horizontal bars, one row each."""
+    return node(
+        "table",
+        *(
+            node(
+                "tr",
+                node("td", name, class_="lead" if number == 0 else None, dir="auto"),
+                node("td", node("span", node("span", class_="fill", style=f"width:{100 * p:.1f}%"), class_="track")),
+                node("td", percent(p, 1), class_="number"),
+            )
+            for number, (name, p) in enumerate(rows)
+        ),
+    )
+
+
+def tagged(words: Iterable[tuple[str, str | None, str]]) -> Element:
+    """Draw words in order, those with a tag highlighted.
+
+    Args:
+        words: each with its tag, None for no highlight, and a tooltip.
+    """
+    parts = list[Child]()
+    for word, tag, title in words:
+        label = None if tag is None else node("span", tag, class_="soft")
+        parts += [node("span", word, label, title=title, class_=None if tag is None else "entity"), " "]
+    return node("p", *parts, dir="auto", class_="text")
+
+
+def facts(rows: Iterable[tuple[str, str]]) -> Element:
+    """Return a table of names and values."""
+    return node("table", *(node("tr", node("th", name), node("td", value, class_="text", dir="auto")) for name, value in rows))
+
+
+def progress_bar(fraction: float) -> Element:
+    """Return a bar that is filled by a fraction from 0 to 1."""
+    return node("span", node("span", class_="fill", style=f"width:{100 * fraction:.1f}%"), class_="track wide")
+
+
+def validation_table(rows: Sequence[tuple[int, Mapping[str, float], bool]]) -> list[Element]:
+    """Return a table of validations: step, figures, and whether it was the best so far; nothing where there are none."""
+    if not rows:
+        return []
+    keys = {key for _, figures, _ in rows for key in figures}
+    endings = ["", *(f"/{tag}" for tag in tags(dict.fromkeys(keys)))]
+    columns = [(metric, ending) for ending in endings for metric in metrics() if metric.key + ending in keys]
+    titles = [f"{metric.name}{ending.replace('/', ' ')}{f' ({metric.unit})' if metric.unit else ''}" for metric, ending in columns]
+    best = max((number for number, row in enumerate(rows) if row[2]), default=-1)
+    head = node("tr", *(node("th", title, class_="number") for title in ("step", *titles)))
+    body = [
+        node(
+            "tr",
+            node("td", whole(step), class_="number"),
+            *(
+                node("td", f"{value:.{metric.digits}f}" if (value := figures.get(metric.key + ending)) is not None else "", class_="number")
+                for metric, ending in columns
+            ),
+            class_="best" if number == best else None,
+        )
+        for number, (step, figures, _) in enumerate(rows)
+    ]
+    return [node("table", head, *body), node("p", "validation; the best so far is bold", class_="soft")]
+
+
+def framed(content: Iterable[Child], notes: Iterable[str] = ()) -> str:
+    """Return elements as one HTML fragment with its styles; notes are small print below them."""
+    return to_html(node("div", scoped_style(), *content, *(node("p", line, class_="soft") for line in notes), class_="transom"))
+
+
+def scoped_style() -> Element:
+    """Return the style sheets of colors, pictures and notebooks; no rule applies outside of ``div.transom``."""
+    colors, pictures, own = (
+        (resources.files(__package__) / f"{name}.css").read_text("utf-8") for name in ("colors", "pictures", "notebook")
+    )
+    scoped = re.sub(r"([^{}]+)\{", lambda rule: f"\n{', '.join(f'div.transom {part.strip()}' for part in rule[1].split(','))} {{", pictures)
+    element = Element("style")
+    element.text = f"{colors.replace(':root', 'div.transom')}{scoped}\n{own}"
+    return element

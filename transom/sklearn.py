@@ -1,0 +1,314 @@
+"""Estimators with the interface of scikit-learn: a classifier of texts and an embedder of texts, trained by ``transom.train``.
+
+    from transom.sklearn import TextClassifier
+
+    classifier = TextClassifier(minutes=5).fit(texts, labels)
+    classifier.predict_proba(["A film to remember."])
+
+Their input is a list of strings. They work in ``Pipeline``, ``GridSearchCV`` and ``cross_val_score``; a fitted one can be pickled, with its
+model as the bytes of a run folder's files (safetensors, JSON, TOML).
+"""
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from transom.checkpoints.run_files import ADAPTER, BASE, CONFIG, RECIPE, TOKENIZER, WEIGHTS
+from transom.errors import ConfigError, DataError
+from transom.tasks.load import load, load_embedder
+from transom.tasks.train import train
+
+try:
+    from sklearn.base import BaseEstimator, ClassifierMixin, TransformerMixin
+    from sklearn.utils import check_random_state
+    from sklearn.utils.multiclass import check_classification_targets
+    from sklearn.utils.validation import check_is_fitted, column_or_1d
+except ImportError:
+    raise ConfigError("transom.sklearn needs scikit-learn: pip install 'transom[sklearn]'") from None
+
+MODEL_FILES = (CONFIG, RECIPE, TOKENIZER, WEIGHTS, BASE, ADAPTER)
+"""Files of a run folder that a fitted estimator keeps."""
+
+
+class _TextEstimator(BaseEstimator):  # type: ignore[misc]
+    """What both estimators share: a run that is trained, kept as bytes, and loaded when it is first used.
+
+    Attributes:
+        run_files_: content of the run's files, by name.
+    """
+
+    recipe: str | Path
+    set: Mapping[str, Any] | None
+    minutes: float | None
+    out: str | Path | None
+    progress: bool
+    random_state: int | np.random.RandomState | None
+
+    def _train(self, arguments: Mapping[str, Any], seed: int, **fields: object) -> None:
+        """Train the recipe and keep its files."""
+        fields = {"training.seed": seed, **fields, **(self.set or {})}
+        with TemporaryDirectory(prefix="transom-") as scratch:
+            out = Path(scratch) / "run" if self.out is None else Path(self.out)
+            result = train(self.recipe, out, fields, minutes=self.minutes, overwrite=True, progress=self.progress, **arguments)
+            self._keep(out)
+        self.n_iter_, self.validation_ = result.step, dict(result.best)
+
+    def _keep(self, folder: Path) -> None:
+        """Keep the model's files, and load it."""
+        self.run_files_ = {name: (folder / name).read_bytes() for name in MODEL_FILES if (folder / name).is_file()}
+        self._loaded: Any = self._load(folder)
+
+    def _load(self, folder: Path) -> Any:
+        return load(folder)
+
+    @property
+    def _model(self) -> Any:
+        """The fitted model; one that was pickled is loaded from its files when it is first used.
+
+        Raises:
+            NotFittedError: ``fit`` was not called.
+        """
+        check_is_fitted(self)
+        if self._loaded is None:
+            with TemporaryDirectory(prefix="transom-") as scratch:
+                for name, content in self.run_files_.items():
+                    (Path(scratch) / name).write_bytes(content)
+                self._loaded = self._load(Path(scratch))
+        return self._loaded
+
+    def __sklearn_is_fitted__(self) -> bool:
+        """Return whether ``fit`` was called."""
+        return hasattr(self, "run_files_")
+
+    def _seed(self) -> int:
+        if self.random_state is None:
+            return 1
+        if isinstance(self.random_state, int):
+            return self.random_state
+        return int(check_random_state(self.random_state).randint(2**31))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what is pickled: parameters, classes and the model's files, but not the loaded model."""
+        state: dict[str, Any] = super().__getstate__()
+        return {name: None if name == "_loaded" else value for name, value in state.items()}
+
+    def __sklearn_tags__(self) -> Any:
+        """Return scikit-learn's tags: the input is a list of strings."""
+        tags = super().__sklearn_tags__()
+        tags.input_tags.string, tags.input_tags.two_d_array = True, False
+        return tags
+
+
+class TextClassifier(ClassifierMixin, _TextEstimator):  # type: ignore[misc]
+    """A classifier of texts: a Transformer encoder, trained from scratch or from a run.
+
+    Args:
+        recipe: name of a packaged recipe of task ``classification``, or path of a TOML file.
+        set: changes of the recipe's fields, such as ``{"training.max_steps": 300}``.
+        minutes: limit of the training time.
+        from_: run folder to fine-tune, such as one of task ``masked``.
+        validation_fraction: part of the texts that is held out, to choose the best weights and to stop early.
+        out: run folder, which ``fit`` overwrites; default: a temporary one.
+        progress: show the progress of training.
+        random_state: seed of the initial weights, the order of the texts, dropout and the held-out part.
+
+    Attributes:
+        classes_: the classes, sorted.
+        n_iter_: training steps.
+        validation_: validation figures of the weights that were kept, with their step.
+    """
+
+    def __init__(
+        self,
+        recipe: str | Path = "text-classes",
+        *,
+        set: Mapping[str, Any] | None = None,
+        minutes: float | None = None,
+        from_: str | Path | None = None,
+        validation_fraction: float = 0.1,
+        out: str | Path | None = None,
+        progress: bool = False,
+        random_state: int | np.random.RandomState | None = None,
+    ) -> None:
+        """Keep the parameters."""
+        self.recipe = recipe
+        self.set = set
+        self.minutes = minutes
+        self.from_ = from_
+        self.validation_fraction = validation_fraction
+        self.out = out
+        self.progress = progress
+        self.random_state = random_state
+
+    def fit(self, X: Iterable[str], y: ArrayLike) -> Self:
+        """Train on texts and their classes.
+
+        Raises:
+            DataError: the texts are no strings, differ in number from the classes, or are all of one class.
+            TransomError: the recipe does not fit.
+        """
+        if y is None:
+            raise DataError("y: TextClassifier requires y to be passed, but the target y is None; give a class for each text")
+        check_classification_targets(y)
+        texts, labels = check_texts(X), column_or_1d(y, warn=True)
+        if len(labels) != len(texts):
+            raise DataError(f"y: expected a class for each of {len(texts)} texts, found {len(labels)}")
+        self.classes_, numbers = np.unique(labels, return_inverse=True)
+        if len(self.classes_) < 2:
+            raise DataError(f"y: expected at least 2 classes, found {len(self.classes_)} class")
+        seed = self._seed()
+        training, held_out = split(numbers, self.validation_fraction, seed)
+        names = class_names(self.classes_)
+        with TemporaryDirectory(prefix="transom-") as scratch:
+            arguments: dict[str, Any] = {} if self.from_ is None else {"from_": self.from_}
+            for argument, rows in (("labelled", training), ("valid_labelled", held_out)):
+                arguments[argument] = Path(scratch) / f"{argument}.jsonl"
+                lines = (json.dumps({"text": texts[row], "label": names[numbers[row]]}) for row in rows)
+                arguments[argument].write_text("".join(f"{line}\n" for line in lines), "utf-8")
+            self._train(arguments, seed)
+        return self
+
+    def predict(self, X: Iterable[str]) -> NDArray[Any]:
+        """Return the most probable class of each text."""
+        probabilities = self.predict_proba(X)
+        predicted: NDArray[Any] = self.classes_[probabilities.argmax(1)]
+        return predicted
+
+    def predict_proba(self, X: Iterable[str]) -> NDArray[np.float64]:
+        """Return the probability of each class, (texts, classes); columns as in ``classes_``."""
+        model = self._model
+        found: NDArray[np.float64] = model.predict_proba(check_texts(X))
+        columns = {name: column for column, name in enumerate(model.classes_.tolist())}
+        return found[:, [columns[name] for name in class_names(self.classes_)]]
+
+
+class TextEmbedder(TransformerMixin, _TextEstimator):  # type: ignore[misc]
+    """An embedder of texts: the mean of a Transformer encoder's last vectors.
+
+    The encoder is that of a run, or ``fit`` trains one on the texts themselves, as a masked language model (Devlin et al. 2019).
+
+    Args:
+        run: run folder whose encoder is used, of any task that has one; ``fit`` then trains nothing.
+        recipe: name of a packaged recipe of task ``masked``, or path of a TOML file; used where ``run`` is None.
+        set: changes of the recipe's fields, such as ``{"training.max_steps": 300}``.
+        minutes: limit of the training time.
+        normalise: scale each vector to length 1, so that products of two are cosines.
+        out: run folder, which ``fit`` overwrites; default: a temporary one.
+        progress: show the progress of training.
+        random_state: seed of the initial weights, the order of the texts, masks and dropout.
+
+    Attributes:
+        n_iter_: training steps; not there where ``run`` was named.
+        validation_: validation figures of the weights that were kept, with their step; likewise.
+    """
+
+    def __init__(
+        self,
+        run: str | Path | None = None,
+        *,
+        recipe: str | Path = "text-masked",
+        set: Mapping[str, Any] | None = None,
+        minutes: float | None = None,
+        normalise: bool = True,
+        out: str | Path | None = None,
+        progress: bool = False,
+        random_state: int | np.random.RandomState | None = None,
+    ) -> None:
+        """Keep the parameters."""
+        self.run = run
+        self.recipe = recipe
+        self.set = set
+        self.minutes = minutes
+        self.normalise = normalise
+        self.out = out
+        self.progress = progress
+        self.random_state = random_state
+
+    def fit(self, X: Iterable[str], y: object = None) -> Self:
+        """Train a masked language model on the texts, or take the run that was named.
+
+        Raises:
+            DataError: the texts are no strings.
+            TransomError: the recipe does not fit, or the run has no encoder.
+        """
+        texts = check_texts(X)
+        if self.run is not None:
+            self._keep(Path(self.run))
+            return self
+        with TemporaryDirectory(prefix="transom-") as scratch:
+            rows = [text.replace("\n", " ") for text in texts]
+            training, held_out = split(np.zeros(len(rows), dtype=int), 0.05, seed := self._seed())
+            arguments = dict[str, Path]()
+            for argument, chosen in (("text", training), ("valid_text", held_out)):
+                arguments[argument] = Path(scratch) / f"{argument}.txt"
+                arguments[argument].write_text("".join(f"{rows[row]}\n" for row in chosen), "utf-8")
+            self._train(arguments, seed, **{"data.train.document": "line", "data.valid.document": "line"})
+        return self
+
+    def transform(self, X: Iterable[str]) -> NDArray[np.float32]:
+        """Return the vector of each text, (texts, d_model)."""
+        found: NDArray[np.float32] = self._model.embed(check_texts(X), self.normalise)
+        return found
+
+    def _load(self, folder: Path) -> Any:
+        return load_embedder(folder)
+
+    def __sklearn_tags__(self) -> Any:
+        """Return scikit-learn's tags: vectors are float32 whatever the input is."""
+        tags = super().__sklearn_tags__()
+        tags.transformer_tags.preserves_dtype = []
+        return tags
+
+    def get_feature_names_out(self, input_features: object = None) -> NDArray[np.object_]:
+        """Return a name for each column of ``transform``."""
+        n_columns = self._model.model.config.d_model
+        return np.array([f"textembedder{column}" for column in range(n_columns)], dtype=object)
+
+
+def check_texts(X: Any) -> list[str]:
+    """Return texts as a list.
+
+    Raises:
+        DataError: they are no sequence of strings, or there are none.
+    """
+    if isinstance(X, str | bytes):
+        raise DataError("X: expected a list of texts, found one text; put it in brackets: [text]")
+    if hasattr(X, "toarray"):
+        raise DataError("X: sparse input is not supported: expected a list of texts, found a sparse matrix; pass the texts themselves")
+    texts = list(X)
+    for number, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise DataError(f"X: expected texts, found {type(text).__name__} in row {number}; make a string of each row")
+    if not texts:
+        raise DataError("X: expected at least one text, found none")
+    return [str(text) for text in texts]
+
+
+def class_names(classes: NDArray[Any]) -> list[str]:
+    """Return a name for each class: as it prints, or its number where two print alike or one prints as nothing."""
+    names = [str(each) for each in classes]
+    legible = len(dict.fromkeys(names)) == len(names) and all(name.strip() == name and name.isprintable() and name for name in names)
+    return names if legible else [str(number) for number in range(len(names))]
+
+
+def split(numbers: NDArray[np.int_], fraction: float, seed: int) -> tuple[list[int], list[int]]:
+    """Split rows into training and held-out rows; each class keeps at least one training row.
+
+    Where the fraction is less than a row of every class, the training rows are also the held-out rows.
+
+    Raises:
+        ConfigError: the fraction is not between 0 and 1.
+    """
+    if not 0 < fraction < 1:
+        raise ConfigError(f"validation_fraction: expected a number between 0 and 1, found {fraction}")
+    order, held_out = np.random.RandomState(seed % 2**32).permutation(len(numbers)), list[int]()
+    for number in np.unique(numbers):
+        rows = order[numbers[order] == number]
+        held_out += rows[: min(round(fraction * len(rows)), len(rows) - 1)].tolist()
+    chosen = frozenset(held_out)
+    return [row for row in range(len(numbers)) if row not in chosen], sorted(held_out) or list(range(len(numbers)))

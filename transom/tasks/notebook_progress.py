@@ -1,0 +1,96 @@
+"""Progress of a training in a notebook: one output cell that is redrawn, with a bar, notes and the validations so far."""
+
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from types import TracebackType
+from typing import Any
+
+from transom.inspection.figures import duration, parameters, percent, whole
+from transom.inspection.notebook import facts, framed, progress_bar, validation_table
+from transom.tasks.progress import ENDED, validation_line
+from transom.training.events import Event, Finished, Foreseen, Started, Stepped, Validated
+
+SECONDS_BETWEEN_FRAMES = 0.5
+"""Between two redraws of the cell."""
+
+
+def in_notebook() -> bool:
+    """Return whether this process is the kernel of a notebook."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    return getattr(shell, "kernel", None) is not None
+
+
+class NotebookProgress(AbstractContextManager["NotebookProgress"]):
+    """Show a training in one output cell: a callback of its events."""
+
+    def __init__(self) -> None:
+        """Show nothing yet."""
+        self._cell: Any = None
+        self._lines = list[str]()
+        self._validated = list[Validated]()
+        self._state: dict[str, str] = {}
+        self._step, self._max_steps, self._unit, self._drawn = 0, 1, "tokens", 0.0
+
+    def __call__(self, event: Event) -> None:
+        """Show an event."""
+        match event:
+            case Started():
+                self._start(event)
+            case Stepped():
+                self._stepped(event)
+            case Foreseen():
+                self._lines += event.notes
+            case Validated():
+                self._validated.append(event)
+            case Finished():
+                self._state = {"": f"{ENDED[event.reason]} at step {whole(event.step)} after {duration(event.seconds)} of training"}
+        self._draw(at_once=not isinstance(event, Stepped))
+
+    def doing(self, what: str) -> None:
+        """Show what is done before the first step."""
+        self._state = {"": f"{what} ..."}
+        self._draw(at_once=True)
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        """Draw the last state."""
+        self._draw(at_once=True)
+
+    def _start(self, event: Started) -> None:
+        known: Mapping[str, Any] = event.facts
+        self._step, self._max_steps, self._unit = event.step, event.max_steps, known["counted"].split()[-1]
+        choices = [known[name] for name in ("precision", "threads", "processes") if known[name]]
+        self._lines += [*event.notes, "; ".join([parameters(known["parameters"], known["active_parameters"]), *choices])]
+        self._state = {"step": f"{whole(event.step)} of {whole(event.max_steps)}"}
+
+    def _stepped(self, event: Stepped) -> None:
+        self._step = event.step
+        if event.skipped:
+            self._lines.append(f"step {whole(event.step)}: loss or gradient was not finite, step skipped")
+            return
+        self._state = {
+            "step": f"{whole(event.step)} of {whole(self._max_steps)}, epoch {event.epochs:.1f}",
+            "loss": f"{event.loss:.3f} nats",
+            "speed": f"{whole(event.target_tokens_per_second)} {self._unit}/s, {percent(event.peak_share)} of peak",
+            "time left": duration(event.seconds_left),
+        }
+
+    def _draw(self, at_once: bool) -> None:
+        now = time.monotonic()
+        if not at_once and now - self._drawn < SECONDS_BETWEEN_FRAMES:
+            return
+        self._drawn = now
+        plain = "\n".join([*(f"{name} {value}".strip() for name, value in self._state.items()), *map(validation_line, self._validated)])
+        content = {"text/html": self._html(), "text/plain": plain}
+        if self._cell is None:
+            from IPython.display import display
+
+            self._cell = display(content, raw=True, display_id=True)
+        else:
+            self._cell.update(content, raw=True)
+
+    def _html(self) -> str:
+        state = [progress_bar(self._step / max(self._max_steps, 1)), facts(self._state.items())]
+        table = validation_table([(each.step, each.figures, each.best) for each in self._validated])
+        return framed([*state, *table], notes=self._lines)
