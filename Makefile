@@ -22,20 +22,21 @@ BY_REFERENCE := $(addprefix tests/,agreement bad_input benchmarks checkpoints cl
 	planning tasks training)
 PLAIN := -o addopts="--strict-markers --strict-config --import-mode=importlib"
 
-.PHONY: help demo test ci check chaos sanitize soak bench docs size clean
+.PHONY: help demo test ci check chaos sanitize soak bench docs size release-check clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo    train the built-in phrasebook translator, translate, write a report"
 	@echo "make test    all checks and the first tier of tests"
 	@echo "make ci      make test, the long checks, and tests without the kernels"
-	@echo "make check   ruff and mypy"
+	@echo "make check   ruff, mypy, the rules of prose and the size of files"
 	@echo "make chaos   kill trainings at random moments, resume, compare bit for bit"
 	@echo "make sanitize  the native code under address, undefined-behavior and thread sanitizers"
 	@echo "make soak    20,000 bad inputs (SOAK=1000 for fewer): refused in one line, soon, within little memory"
 	@echo "make bench   speed beside the peers, in one run"
-	@echo "make docs    write docs/config.md and docs/bricks.md anew from the schema"
-	@echo "make size    lines a file and a room"
+	@echo "make docs    regenerate docs/config.md and docs/bricks.md from the schema"
+	@echo "make size    lines of code per file and per package"
+	@echo "make release-check  build sdist and wheel; install the wheel in a new environment; run the demo and a plugin there"
 	@echo "make clean   remove .venv and caches, never runs/"
 
 $(BIN)/python:
@@ -67,6 +68,7 @@ check: $(VENV)/dev.stamp
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/python tests/prose.py
 	$(BIN)/python tests/size.py
 
 test: check
@@ -94,6 +96,9 @@ docs: $(VENV)/core.stamp
 
 size: | $(BIN)/python
 	@$(BIN)/python tests/size.py
+
+release-check: $(VENV)/dev.stamp
+	$(BIN)/python -m tests.release $(PIP_INDEX_ARGS)
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
