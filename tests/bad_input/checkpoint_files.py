@@ -95,7 +95,7 @@ def a_group_of_another_run(draw: Draw) -> Case:
                 shutil.copy(place.good / "twin" / "checkpoints" / step / f"{group}.safetensors", folder / "checkpoints" / step)
             reseal(folder / "checkpoints" / step)
 
-    expects = Refused() if spoil_both else Accepted((NEW, "goes on from step 2"))
+    expects = Refused() if spoil_both else Accepted((NEW, "resuming from step 2"))
     about = f"{', '.join(taken)} of a run from another seed, in {'both checkpoints' if spoil_both else 'the newest checkpoint'}"
     return Case(about, ["train", "recipe.toml", "--out", "run", "--resume"], prepare, expects, REFUSED if spoil_both else ("run",))
 
@@ -179,7 +179,7 @@ def a_file_that_is_missing(draw: Draw) -> Case:
     case = resumed(draw, damage, f"{name} is missing{', from the manifest too' if seal else ''}", seal=seal)
     weights_only = seal and name != "state.json" and isinstance(case.expects, Accepted)
     return Case(
-        case.about, case.arguments, case.prepare, Accepted(("goes on from step 2",)) if weights_only else case.expects, case.may_write
+        case.about, case.arguments, case.prepare, Accepted(("resuming from step 2",)) if weights_only else case.expects, case.may_write
     )
 
 

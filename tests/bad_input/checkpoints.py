@@ -36,7 +36,7 @@ def resumed(draw: Draw, damage: Damage, about: str, runs: tuple[str, ...] = RUNS
             if seal:
                 reseal(folder / "checkpoints" / step)
 
-    expects = Refused() if spoil_both else Accepted((NEW, "goes on from step 2"))
+    expects = Refused() if spoil_both else Accepted((NEW, "resuming from step 2"))
     about = f"{run}, {'both checkpoints' if spoil_both else 'the newest checkpoint'}: {about}"
     return Case(about, ["train", "recipe.toml", "--out", "run", "--resume"], prepare, expects, REFUSED if spoil_both else ("run",))
 

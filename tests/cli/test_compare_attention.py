@@ -29,12 +29,12 @@ def test_a_table_for_people(transom: Call, spoken: LanguageRun, tmp_path: Path) 
     lines = done.out.splitlines()
     assert (
         done.code == 0
-        and lines[0].startswith("mean of 1 places, ")
+        and lines[0].startswith("mean over 1 attention layers, ")
         and lines[1].split() == ["attention", "error", "error", "of", "weights", "ms", "MB"]
     )
     rows = [line.split("  ")[0] for line in lines]
     assert rows.count("performer, 8 features") == 4 and "32 tokens" in lines and "linear, elu" in rows
-    assert any("nothing is trained anew" in line for line in lines)
+    assert any("nothing is retrained" in line for line in lines)
     assert "performer, 8 features" in (tmp_path / "page.html").read_text()
 
 

@@ -61,7 +61,7 @@ def test_classify_a_text_a_file_and_labelled_texts(transom: Call, classifying: P
     (tmp_path / "texts").write_text("a wolf\n\n" + "a cat " * 30 + "\n")
     from_file = transom("classify", classifying, "--input", tmp_path / "texts", "--precision", "fp32")
     assert from_file.code == 0 and len(from_file.out.splitlines()) == 3 and from_file.out.startswith(f"{label}\t{p}")
-    assert "1 of 3 texts longer than the 15 tokens that the model reads: their beginning stands for them" in from_file.err
+    assert "texts longer than the context window of 15 tokens: 1 of 3, truncated" in from_file.err
     records = transom("classify", classifying, "--input", tmp_path / "texts", "--too-long", "window", "--json").json
     assert [record["windows"] for record in records][:2] == [1, 1] and records[2]["windows"] > 1 and records[2]["n_left_out"] == 0
     scored = transom("classify", classifying, "--labelled", labelled)
@@ -110,7 +110,7 @@ def test_embed_compares_and_writes(transom: Call, classifying: Path, filling: Pa
         (["train", "text-classes", "--out", "OUT"], "name your own files with --labelled"),
         (["train", "text-classes", "--valid-labelled", "a.tsv", "--out", "OUT"], "--valid-labelled needs --labelled"),
         (["train", "text-classes", "--labelled", "a.tsv", "--text", "b", "--out", "OUT"], "expected files of one kind"),
-        (["train", "text-masked", "--labelled", "a.tsv", "--out", "OUT"], "learns from --text, found --labelled"),
+        (["train", "text-masked", "--labelled", "a.tsv", "--out", "OUT"], "trains on --text, found --labelled"),
     ],
 )
 def test_mistakes(arguments: list[str], expected: str, transom: Call, classifying: Path, filling: Path, tmp_path: Path) -> None:

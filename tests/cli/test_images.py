@@ -94,9 +94,9 @@ def test_mistakes_are_told_in_one_line(transom: Call, seeing: Path, photos: Path
     assert "bad.jpg: expected an image, found" in transom("classify", seeing, tmp_path / "bad.jpg").error
     assert "bad: expected a file, found a folder" in transom("classify", seeing, tmp_path / "bad").error
     assert "found a file that cannot be read: No such file" in transom("classify", seeing, tmp_path / "none.jpg").error
-    assert "expected labelled images, found nothing there" in transom("classify", seeing, "--labelled", tmp_path / "none").error
+    assert "expected labeled images, found nothing" in transom("classify", seeing, "--labelled", tmp_path / "none").error
     os.mkfifo(tmp_path / "pipe")
-    assert "expected labelled images, found a device or a pipe there" in transom("classify", seeing, "--labelled", tmp_path / "pipe").error
+    assert "expected labeled images, found a device or a pipe" in transom("classify", seeing, "--labelled", tmp_path / "pipe").error
     assert (
         "expected a run that transom classify can use, found one for transom translate"
         in transom("classify", trained.folder, "x.jpg").error

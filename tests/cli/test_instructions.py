@@ -46,7 +46,7 @@ def test_the_answer_is_given_alone(transom: Call, answering: Path, tmp_path: Pat
     both = transom("generate", answering, "--input", tmp_path / "prompts", "--precision", "fp32")
     assert both.out.startswith(f"{answer['text']}\n---\n") and both.out.count("---\n") == 1
     long = transom("generate", answering, "What is " + "3 " * 40, "--precision", "fp32")
-    assert "outgrew the 16 tokens that the model reads" in long.err
+    assert "exceeded the context window of 16 tokens" in long.err
     refused = transom("generate", answering, "What is " + "3 " * 40, "--too-long", "refuse")
     assert "expected prompt and new text to fit model.max_seq_len = 16" in refused.error
 
@@ -78,7 +78,7 @@ def test_exercises_need_no_file(transom: Call, tmp_path: Path) -> None:
         (("train", "instructions", "--valid-instructions", "x"), "--valid-instructions needs --instructions beside it"),
         (("train", "instructions", "--instructions", "FILE", "--text", "x"), "expected files of one kind"),
         (("train", "instructions", "--instructions", "nowhere.tsv"), "nowhere.tsv"),
-        (("train", "text-bpe", "--instructions", "FILE"), "learns from --text, found --instructions"),
+        (("train", "text-bpe", "--instructions", "FILE"), "trains on --text, found --instructions"),
         (("train", "instructions", "--instructions", "FILE", "--set", "training.adapter=lora"), "name one with --from"),
         (("train", "instructions", "--instructions", "FILE", "--set", "training.adapter=lorra"), "found 'lorra'"),
         (("train", "instructions", "--instructions", "FILE", "--set", 'training.adapter.on=["attn.x"]'), "found ['attn.x']"),

@@ -74,26 +74,29 @@ def test_generate_takes_prompts_from_a_file_and_several_samples(transom: Call, s
 
 def test_what_a_draw_would_need_is_told_where_nothing_is_drawn(transom: Call, spoken: LanguageRun) -> None:
     greedy = transom("generate", spoken.folder, "the", "--temperature", "0", "--top-k", "5", "--samples", "2", "--precision", "fp32")
-    assert greedy.code == 0 and "likeliest token, so nothing hangs on --top-k, --samples\n" in greedy.err
+    assert greedy.code == 0 and "greedy decoding, so these options have no effect: --top-k, --samples\n" in greedy.err
     for asked in (["--temperature", "0"], ["--temperature", "0.5", "--top-k", "5"]):
-        assert "likeliest token" not in transom("generate", spoken.folder, "the", *asked, "--precision", "fp32").err
+        assert "greedy decoding" not in transom("generate", spoken.folder, "the", *asked, "--precision", "fp32").err
 
 
 def test_a_text_that_outgrows_the_model_is_said(transom: Call, spoken: LanguageRun) -> None:
     grown = transom("generate", spoken.folder, "the", "--max-new-tokens", "60", "--min-new-tokens", "59")
-    assert grown.code == 0 and "outgrew the 16 tokens that the model reads: where they were full it went on from the last 8" in grown.err
+    assert (
+        grown.code == 0
+        and "exceeded the context window of 16 tokens: whenever it was full, generation continued from the last 8" in grown.err
+    )
     refused = transom("generate", spoken.folder, "the", "--max-new-tokens", "60", "--too-long", "refuse")
     assert "PROMPT:1: expected prompt and new text to fit model.max_seq_len = 16" in refused.error
 
 
 def test_early_exits_are_told(transom: Call, spoken: LanguageRun, tmp_path: Path) -> None:
     early = transom("generate", spoken.folder, "the sun", "--exit-threshold", "0.5", "--precision", "fp32")
-    assert early.code == 0 and "mean exit behind block 1.00 of 1; " in early.err and early.out.startswith("the sun")
-    assert "trained without training.exits: its blocks before the last never learned to answer" in early.err
+    assert early.code == 0 and "mean exit after block 1.00 of 1; " in early.err and early.out.startswith("the sun")
+    assert "trained without training.exits: only its last block was trained to predict tokens" in early.err
     fields = (*TINY, "training.exits=linear", "training.max_steps=1")
     assert transom("train", "text-bpe", "--text", spoken.text, *sets(*fields), "--out", tmp_path / "run").code == 0
     learned = transom("generate", tmp_path / "run", "the sun", "--exit-threshold", "0.5", "--precision", "fp32")
-    assert learned.code == 0 and "mean exit" in learned.err and "never learned" not in learned.err
+    assert learned.code == 0 and "mean exit" in learned.err and "was trained without" not in learned.err
     told = transom("generate", spoken.folder, "the sun", "--exit-threshold", "0.01", "--json", "--precision", "fp32")
     assert "mean exit" in told.err and json.loads(told.out)[0]["prompt"] == "the sun"
     assert "mean exit" not in transom("generate", spoken.folder, "the sun", "--exit-threshold", "1", "--precision", "fp32").err
@@ -104,11 +107,11 @@ def test_score_gives_a_line_a_text_and_the_totals(transom: Call, spoken: Languag
     whole = transom("score", spoken.folder, "--text", spoken.text, "--precision", "fp32")
     lines = whole.out.splitlines()
     assert whole.code == 0 and len(lines) == 26 and "bits a byte over" in lines[-1]
-    assert "25 of 25 texts longer than the 15 tokens that the model reads: read in windows" in whole.err
+    assert "texts longer than the context window of 15 tokens: 25 of 25, read in windows" in whole.err
     value = transom("score", spoken.folder, "--text", spoken.text, "--document", "line", "--precision", "fp32", "--json").json
     assert len(value["texts"]) == 75 and value["n_bytes"] == sum(len(path.read_bytes()) - 3 for path in spoken.text.iterdir())
     cut = transom("score", spoken.folder, "--text", spoken.text, "--too-long", "truncate")
-    assert "tokens left out" in cut.err
+    assert "tokens dropped" in cut.err
     ledger = [json.loads(line) for line in (spoken.folder / "ledger.jsonl").read_text().splitlines()]
     assert {Path(record["file"]).name for record in ledger if record["verb"] == "score"} == {path.name for path in spoken.text.iterdir()}
 
@@ -161,7 +164,7 @@ def test_a_mixture_of_experts_by_two_words(transom: Call, tmp_path: Path, balanc
     mixture = ("model.feed_forward=mixture", f"model.feed_forward.balance={balance}", "model.feed_forward.n_experts=3")
     fields = [*tiny, *mixture, f"data.root={tmp_path}", "training.log_every=5", "training.learning_rate=0.01"]
     trained = transom("train", "shakespeare-char", *sets(*fields), "--out", tmp_path / "run")
-    assert trained.code == 0 and "of them active a token; " in trained.err and "busiest expert" in trained.err
+    assert trained.code == 0 and "of them active a token; " in trained.err and "max expert load" in trained.err
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     train = [line for line in lines if line["kind"] == "train"]
     assert train[-1]["nll"] < train[0]["nll"] and all(1 <= line["expert_load"] <= 1.5 and line["dropped"] == 0 for line in train)

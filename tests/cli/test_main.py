@@ -112,7 +112,7 @@ def test_every_verb_offers_json(verb: str, transom: Call) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["trian"], "error: expected a verb, found 'trian'; did you mean train?"),
+        (["trian"], "error: expected a command, found 'trian'; did you mean train?"),
         (["--versoin"], "error: no such option: --versoin; did you mean --version? see transom --help"),
         (["train"], "error: missing argument 'NAME_OR_FILE'; see transom train --help"),
         (["train", "copy", "--resum"], "error: no such option: --resum; did you mean --from, --resume? see transom train --help"),
@@ -120,9 +120,12 @@ def test_every_verb_offers_json(verb: str, transom: Call) -> None:
         (["train", "translation"], "name your own files with --source and --target"),
         (["train", "translation", "--source", "a"], "error: --source needs --target beside it"),
         (["train", "images"], "name your own files with --images"),
-        (["train", "translation", "--text", "a"], "error: translation learns from --source and --target, found --text; name such files"),
-        (["train", "copy", "--text", "a", "--set", "task=language", "--images", "b"], "files of one kind, found --text beside --images"),
-        (["tokenizer", "train", "text-bpe", "--source", "a", "--target", "b", "--out", "t"], "text-bpe learns from --text, found --source"),
+        (
+            ["train", "translation", "--text", "a"],
+            "error: translation trains on --source and --target, found --text; give --source and --target",
+        ),
+        (["train", "copy", "--text", "a", "--set", "task=language", "--images", "b"], "files of one kind, found --text and --images"),
+        (["tokenizer", "train", "text-bpe", "--source", "a", "--target", "b", "--out", "t"], "text-bpe trains on --text, found --source"),
         (["train", "copy", "--set", "training.max_step=3"], "--set training.max_step=3: unknown field training.max_step; did you mean"),
         (["train", "copy", "--seeds", "0"], "see transom train --help"),
         (["recipes", "sho"], "error: no such command 'sho'; did you mean 'show'? see transom recipes --help"),
@@ -209,7 +212,7 @@ def test_an_answer_that_finds_no_room_is_one_line(words: list[str]) -> None:
     with Path("/dev/full").open("w") as full:
         done = subprocess.run([*PYTHON, "-m", "transom", *words], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
     assert done.returncode == 2
-    assert done.stderr == "error: cannot read or write standard output: No space left on device; choose another place\n"
+    assert done.stderr == "error: cannot read or write standard output: No space left on device; choose another path\n"
 
 
 def test_closed_streams_hold_nothing() -> None:

@@ -68,17 +68,14 @@ def test_skipped_steps_name_their_lines(capsys: pytest.CaptureFixture[str]) -> N
         )
         shown(Stepped(4, float("nan"), 1.0, 0.1, float("nan"), 7, 8.0, 0.1, 9.0, 1.5, skipped=tuple(f"line {n}" for n in range(12))))
     lines = capsys.readouterr().err.splitlines()
-    assert lines[:3] == ["look at this", "5 parameters; fp32; 1 thread", "goes on from step 3"]
-    assert (
-        lines[3]
-        == f"step 4: loss or gradient was not finite, step skipped ({', '.join(f'line {n}' for n in range(10))} ... of the training data)"
-    )
+    assert lines[:3] == ["look at this", "5 parameters; fp32; 1 thread", "resuming from step 3"]
+    assert lines[3] == f"step 4: loss or gradient was not finite, step skipped (samples: {', '.join(f'line {n}' for n in range(10))} ...)"
 
 
 def test_busy_experts_are_told(capsys: pytest.CaptureFixture[str]) -> None:
     with progress.TrainingProgress() as shown:
         shown(Stepped(4, 2.0, 1.0, 0.1, 1.0, 7, 8.0, 0.1, 9.0, 1.5, measured={"expert_load": 1.5, "dropped": 0}))
-    assert "  busiest expert 1.50 x mean  " in capsys.readouterr().err
+    assert "  max expert load 1.50 x mean  " in capsys.readouterr().err
     with progress.TrainingProgress() as shown:
         shown(Stepped(4, 2.0, 1.0, 0.1, 1.0, 7, 8.0, 0.1, 9.0, 1.5, measured={"expert_load": 1.5, "dropped": 1234}))
     assert "x mean, 1,234 dropped  " in capsys.readouterr().err

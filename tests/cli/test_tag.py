@@ -71,7 +71,7 @@ def test_pages_and_figures_are_those_of_a_tagger(tagging: Path, transom: Call) -
     [
         (["tag", "RUN"], "expected one of TEXT, --input and --tagged, found none or several"),
         (["tag", "RUN", "a", "--input", "b"], "found none or several"),
-        (["tag", "RUN", "--tagged", "missing"], "missing: expected a file of tagged sentences, found nothing there"),
+        (["tag", "RUN", "--tagged", "missing"], "missing: expected a file of tagged sentences, found nothing"),
         (["tag", "RUN", "a", "--tag-column", "1"], "expected --tag-column with --tagged, found it with texts; leave it out"),
         (["tag", "RUN", "--tagged", "GOOD", "--tag-column", "2"], "names.conll:1: expected at least 3 columns"),
         (["tag", "RUN", "--tagged", "BAD"], "bad.conll:2: expected 2 columns, separated by spaces as in line 1, found 1"),

@@ -36,77 +36,77 @@ PAIRS = ("--source", "SOURCE", "--target", "TARGET")
 CASES = {
     "translate": Case(
         ("TRANSLATING", "--input", "SOURCE"),
-        "1 of 2 sentences longer than the MOST tokens that the model reads: split at sentence ends",
+        "sentences longer than the context window of MOST tokens: 1 of 2, split at sentence boundaries",
         lambda value: [record["translations"][0]["pieces"] > 1 for record in value] == [False, True],
     ),
     "translate --output": Case(
         ("TRANSLATING", "--input", "SOURCE", "--output", "OUT"),
-        "1 of 2 sentences longer than the MOST tokens that the model reads: split",
+        "sentences longer than the context window of MOST tokens: 1 of 2, split",
         lambda value: value["n_longer"] == 1,
     ),
     "evaluate": Case(
         ("TRANSLATING", *PAIRS),
-        "1 of 2 sentences longer than the MOST tokens that the model reads: split",
+        "sentences longer than the context window of MOST tokens: 1 of 2, split",
         lambda value: value["n_longer"] == 1,
     ),
     "compare": Case(
         ("TRANSLATING", "TRANSLATING", *PAIRS, "--samples", "5"),
-        "longer than the MOST tokens that the model reads: split",
+        "longer than the context window of MOST tokens: 1 of 2, split",
         lambda value: (value["a_n_longer"], value["b_n_longer"]) == (1, 1),
     ),
     "generate": Case(
         ("GENERATING", "--input", "TEXTS", "--max-new-tokens", "2"),
-        "1 texts outgrew the 16 tokens that the model reads",
+        "1 texts exceeded the context window of 16 tokens",
         lambda value: [record["continuations"][0]["windows"] > 0 for record in value] == [False, True],
     ),
     "score": Case(
         ("GENERATING", "--text", "TEXTS", "--document", "line"),
-        "1 of 2 texts longer than the 15 tokens that the model reads: read in windows",
+        "texts longer than the context window of 15 tokens: 1 of 2, read in windows",
         lambda value: value["n_longer"] == 1 and value["texts"][1]["windows"] > 1,
     ),
     "score --too-long truncate": Case(
         ("GENERATING", "--text", "TEXTS", "--document", "line", "--too-long", "truncate"),
-        "1 of 2 texts longer than the 15 tokens that the model reads: their beginning stands for them, ",
+        "texts longer than the context window of 15 tokens: 1 of 2, truncated, ",
         lambda value: value["n_longer"] == 1 and value["n_left_out"] == value["texts"][1]["n_left_out"] > 0,
     ),
     "classify": Case(
         ("CLASSIFYING", "--input", "TEXTS"),
-        "1 of 2 texts longer than the 15 tokens that the model reads: their beginning stands for them, ",
+        "texts longer than the context window of 15 tokens: 1 of 2, truncated, ",
         lambda value: [record["n_left_out"] > 0 for record in value] == [False, True],
     ),
     "classify --labelled": Case(
         ("CLASSIFYING", "--labelled", "LABELLED"),
-        "1 of 2 texts longer than the 15 tokens that the model reads: their beginning stands for them, ",
+        "texts longer than the context window of 15 tokens: 1 of 2, truncated, ",
         lambda value: value["n_longer"] == 1 and value["n_left_out"] > 0,
     ),
     "classify --labelled --too-long window": Case(
         ("CLASSIFYING", "--labelled", "LABELLED", "--too-long", "window"),
-        "1 of 2 texts longer than the 15 tokens that the model reads: read in windows\n",
+        "texts longer than the context window of 15 tokens: 1 of 2, read in windows\n",
         lambda value: (value["n_longer"], value["n_left_out"]) == (1, 0),
     ),
     "fill": Case(
         ("FILLING", "--input", "GAPS"),
-        "1 of 2 texts longer than the 15 tokens that the model reads: read around their gaps, ",
+        "texts longer than the context window of 15 tokens: 1 of 2, read in a window around each mask, ",
         lambda value: [record["n_left_out"] > 0 for record in value] == [False, True],
     ),
     "embed": Case(
         ("FILLING", "--input", "TEXTS", "--output", "OUT"),
-        "1 of 2 texts longer than the 15 tokens that the model reads: their beginning stands for them, ",
+        "texts longer than the context window of 15 tokens: 1 of 2, truncated, ",
         lambda value: value["n_longer"] == 1 and value["n_left_out"] > 0,
     ),
     "embed --too-long window": Case(
         ("FILLING", "--input", "TEXTS", "--output", "OUT", "--too-long", "window"),
-        "1 of 2 texts longer than the 15 tokens that the model reads: read in windows\n",
+        "texts longer than the context window of 15 tokens: 1 of 2, read in windows\n",
         lambda value: (value["n_longer"], value["n_left_out"]) == (1, 0),
     ),
     "tag": Case(
         ("TAGGING", "--input", "TEXTS"),
-        "1 of 2 texts longer than the 15 tokens that the model reads: read in windows\n",
+        "texts longer than the context window of 15 tokens: 1 of 2, read in windows\n",
         lambda value: [record["windows"] > 1 for record in value] == [False, True],
     ),
     "tag --tagged": Case(
         ("TAGGING", "--tagged", "TAGGED"),
-        "1 of 2 sentences longer than the 15 tokens that the model reads: read in windows\n",
+        "sentences longer than the context window of 15 tokens: 1 of 2, read in windows\n",
         lambda value: value["n_longer"] == 1,
     ),
     "compare-attention": Case(
@@ -161,7 +161,7 @@ def test_it_is_asked_counted_and_said(name: str, transom: Call, places: dict[str
     assert shown.count(case.said.replace("MOST", str(most))) == 1, shown
     counted = transom(*command, "--json")
     assert case.counted(counted.json), counted
-    assert "longer than" not in counted.err and "outgrew" not in counted.err, "what counts has said it"
+    assert "longer than" not in counted.err and "exceeded" not in counted.err, "what counts has said it"
     if "--too-long" not in name:
         refused = transom(*command, "--too-long", "refuse").error
         assert "tokens" in refused and "expected" in refused
@@ -170,7 +170,7 @@ def test_it_is_asked_counted_and_said(name: str, transom: Call, places: dict[str
 def test_a_text_that_fits_is_not_spoken_of(transom: Call, places: dict[str, Path]) -> None:
     for verb, run in (("translate", "TRANSLATING"), ("generate", "GENERATING"), ("classify", "CLASSIFYING"), ("embed", "FILLING")):
         told = transom(verb, places[run], "ab", *(("--max-new-tokens", "1") if verb == "generate" else ()), "--precision", "fp32")
-        assert told.code == 0 and "longer than" not in told.err and "outgrew" not in told.err
+        assert told.code == 0 and "longer than" not in told.err and "exceeded" not in told.err
     record = transom("embed", places["FILLING"], SUN, "--json", "--too-long", "window").json
     assert record["windows"] > 1 and record["n_left_out"] == 0
 

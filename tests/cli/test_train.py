@@ -105,7 +105,7 @@ def test_a_signal_finishes_the_step_and_saves(
         told = process.stdout.read()
         assert "Traceback" not in process.stderr.read()
     assert process.returncode == code
-    assert "the same command with --resume goes on" in told
+    assert "repeat the command with --resume to continue" in told
     (checkpoint,) = (tmp_path / "run" / "checkpoints").glob("step-*")
     step = int(checkpoint.name.removeprefix("step-"))
     resumed = transom(*endless, "--out", tmp_path / "run", "--resume", "--json", "--set", f"training.max_steps={step + 3}").json

@@ -109,7 +109,7 @@ def test_a_task_from_outside_is_served_like_any_other(tmp_path: Path) -> None:
     assert "--authors" in page and "For a critic: a folder of AUTHOR.txt." in page and "--labelled" in page
     assert "or a folder of AUTHOR.txt." in next(outcomes)[1]
     assert "expected exactly one of data.train and data.generate; name your own files with --authors" in next(outcomes)[2]
-    assert "authors.toml learns from --authors, found --labelled" in next(outcomes)[2]
+    assert "authors.toml trains on --authors, found --labelled" in next(outcomes)[2]
     assert "--valid-authors needs --authors beside it: the lines to train on" in next(outcomes)[2]
     code, out, err = next(outcomes)
     assert code == 0 and f"try: transom classify {run}" in out, err

@@ -1,1 +1,1 @@
-"""The command line: one file a verb, imported only when that verb is called."""
+"""The command line: one module per command, imported only when the command is called."""

@@ -1,4 +1,4 @@
-"""What a verb prints: its answer on standard output, for people or as JSON; everything about its progress on standard error."""
+"""Printing: results go to standard output as text or JSON, notes and progress to standard error."""
 
 import json
 import sys
@@ -7,11 +7,11 @@ from typing import Annotated, Any
 
 import typer
 
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON value instead of text, and no progress.")]
+Json = Annotated[bool, typer.Option("--json", help="Print the result as one JSON value, without progress.")]
 
 
 def answer(value: Any, as_json: bool, lines: Iterable[str]) -> None:
-    """Print a verb's answer: ``value`` as one line of JSON, numbers that are not finite as null; or ``lines``."""
+    """Print a result: ``value`` as one line of JSON, with non-finite numbers as null, or ``lines`` of text."""
     if as_json:
         from transom.checkpoints.metrics import finite
 
@@ -22,39 +22,39 @@ def answer(value: Any, as_json: bool, lines: Iterable[str]) -> None:
 
 
 def options_of(parameters: Mapping[str, Any], options: Any) -> dict[str, Any]:
-    """Collect those of a verb's parameters that are options of what it calls, by the same name.
+    """Select the parameters of a command that the called function takes under the same name.
 
     Args:
-        parameters: of the verb, by name.
-        options: a ``TypedDict`` of all options there are.
+        parameters: the command's parameters by name.
+        options: the ``TypedDict`` of the function's options.
     """
     return {name: value for name, value in parameters.items() if name in options.__annotations__}
 
 
 def note(line: str) -> None:
-    """Tell a person something that is not the answer."""
+    """Print a line to standard error."""
     if sys.stderr is not None:
         print(line, file=sys.stderr, flush=True)
 
 
 def note_longer(n_longer: int, n: int, what: str, most: int, fate: str, n_left_out: int = 0) -> None:
-    """Tell a person, once, how many were longer than the model reads and what became of them; nothing where there are none.
+    """Report how many inputs exceed the context window and how they were treated; print nothing if none does.
 
     Args:
-        n_longer: how many were.
-        n: of how many.
-        what: they are, in the plural.
-        most: tokens that the model reads.
-        fate: what became of them.
-        n_left_out: tokens that were not read.
+        n_longer: number of inputs longer than the context window.
+        n: number of inputs.
+        what: plural noun for the inputs.
+        most: context window in tokens.
+        fate: how longer inputs were treated.
+        n_left_out: number of tokens that were not read.
     """
     if n_longer:
-        left_out = f", {n_left_out:,} tokens left out" if n_left_out else ""
-        note(f"{n_longer:,} of {n:,} {what} longer than the {most:,} tokens that the model reads: {fate}{left_out}")
+        left_out = f", {n_left_out:,} tokens dropped" if n_left_out else ""
+        note(f"{what} longer than the context window of {most:,} tokens: {n_longer:,} of {n:,}, {fate}{left_out}")
 
 
 def table(rows: Iterable[Iterable[str]]) -> list[str]:
-    """Lay out rows of cells: the first column to the left, the others to the right.
+    """Format rows of cells as aligned lines: the first column left-aligned, the others right-aligned.
 
     >>> table([["seed", "BLEU"], ["1", "39.51"]])
     ['seed   BLEU', '1     39.51']

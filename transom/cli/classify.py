@@ -1,4 +1,4 @@
-"""``transom classify``: the class of texts, images and whatever else a task classifies."""
+"""``transom classify``: classify texts, images or sounds; score a classifier on labeled data."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -32,24 +32,24 @@ app = typer.Typer(add_completion=False)
 def classify(
     run: Run,
     given: Annotated[
-        list[str] | None, typer.Argument(metavar="TEXT_OR_FILE...", help="Texts; or files, where the model reads those, as images.")
+        list[str] | None, typer.Argument(metavar="TEXT_OR_FILE...", help="Texts, or files for a model of images or sounds.")
     ] = None,
     input_file: Annotated[
-        Path | None, typer.Option("--input", metavar="FILE", help="Texts, one a line (.gz too), or names of image files.")
+        Path | None, typer.Option("--input", metavar="FILE", help="Texts, one per line (.gz too), or paths of image files.")
     ] = None,
     labelled: Annotated[
         Path | None,
         typer.Option(
             "--labelled",
             metavar="PATH",
-            help=f"What to score the model by: {', or '.join(told.scored_by for told in task_helps() if told.scored_by)}.",
+            help=f"Labeled data to score the model on: {', or '.join(told.scored_by for told in task_helps() if told.scored_by)}.",
         ),
     ] = None,
     too_long: ClassifyTooLong = None,
     precision: Precision = "auto",
     as_json: Json = False,
 ) -> None:
-    """One line each: the class and how probable it is. Of labelled ones: the accuracy, and of each class how much was found."""
+    """Print the most probable class and its probability per input; of labeled data, accuracy and recall and precision per class."""
     if sum(bool(each) for each in (given, input_file, labelled)) != 1:
         raise ConfigError("expected one of TEXT_OR_FILE, --input and --labelled, found none or several; give one of them")
     with lasting_imports():
@@ -59,17 +59,17 @@ def classify(
     classifier: Classifying = load_for("classify", run, precision)
     fate, noun, cuts = too_long or "truncate", classifier.NOUN, classifier.max_tokens is not None
     if not cuts:
-        refuse_with({"--too-long": too_long}, "a classifier of texts", f"one of {noun}")
+        refuse_with({"--too-long": too_long}, "a classifier of texts", f"a classifier of {noun}")
     if labelled is not None:
         from transom.checkpoints.run_folder import RunFolder
 
-        if not (labelled.is_file() or labelled.is_dir()):  # the ledger notes a hash of what is read, and a pipe has none
+        if not (labelled.is_file() or labelled.is_dir()):  # the evaluation log records a hash, which a pipe does not have
             there = "a device or a pipe" if labelled.exists() else "nothing"
-            raise DataError(f"{labelled}: expected labelled {noun}, found {there} there")
+            raise DataError(f"{labelled}: expected labeled {noun}, found {there}")
         RunFolder.open(run).ledger.record(labelled, "classify")
         with counting(noun, quiet=as_json) as tell:
             scores = classifier.score(labelled, fate, tell)
-        rows = [f"{label}: found {one.recall:.1%} of {one.n:,}, right {one.precision:.1%}" for label, one in scores.classes]
+        rows = [f"{label}: recall {one.recall:.1%} of {one.n:,}, precision {one.precision:.1%}" for label, one in scores.classes]
         value = {"accuracy": scores.accuracy, "n": scores.n, "classes": {label: each._asdict() for label, each in scores.classes}}
         if cuts:
             value |= {"n_longer": scores.n_longer, "n_left_out": scores.n_left_out}
@@ -100,5 +100,5 @@ def _items(given: Sequence[str] | None, input_file: Path | None) -> list[str]:
 
 
 def _record_of(found: "Classified", cuts: bool) -> dict[str, Any]:
-    """Return the answer as plain data; what became of long ones only where anything is ever cut."""
+    """Convert a prediction to plain data; fields on long texts only for models of texts."""
     return found.to_json() if cuts else {"label": found.label, "p": found.p, "probabilities": found.probabilities}

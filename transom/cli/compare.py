@@ -1,4 +1,4 @@
-"""``transom compare``: whether the difference between two models is more than luck."""
+"""``transom compare``: paired bootstrap test of two translation models."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -22,19 +22,19 @@ app = typer.Typer(add_completion=False)
 @app.command()
 def compare(
     a: Annotated[Path, typer.Argument(metavar="RUN_A", help="A run folder.")],
-    b: Annotated[Path, typer.Argument(metavar="RUN_B", help="Another.")],
+    b: Annotated[Path, typer.Argument(metavar="RUN_B", help="A second run folder.")],
     source: Source,
     target: Target,
     to: To = None,
-    lowercase: Annotated[bool, typer.Option("--lowercase", help="Ignore case.")] = False,
-    samples: Annotated[int, typer.Option("--samples", min=1, max=1_000_000, help="Test sets drawn with replacement.")] = 1000,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the draws.")] = 12345,
+    lowercase: Annotated[bool, typer.Option("--lowercase", help="Compute BLEU on lower-cased text.")] = False,
+    samples: Annotated[int, typer.Option("--samples", min=1, max=1_000_000, help="Number of bootstrap resamples.")] = 1000,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the resampling.")] = 12345,
     too_long: TranslateTooLong = "split",
     as_json: Json = False,
 ) -> None:
-    """Paired bootstrap resampling (Koehn 2004) of BLEU on the same sentences; each model searches as its own recipe says.
+    """Print BLEU of both models, the difference with 95 % confidence intervals, and the p-value (Koehn 2004).
 
-    --to is for those of the two that know several target languages.
+    Each model decodes with its own recipe's settings. --to applies to multilingual models.
     """
     with lasting_imports():
         from transom.cli.reading import read_test_set, translate_test_set
@@ -45,7 +45,7 @@ def compare(
     translators = {run: load_as(Translator, run) for run in (a, b)}
     several = [translator for translator in translators.values() if translator.tokenizers.source.tags]
     for translator in several or translators.values():
-        translator.tokenizers.source.prefix(to)  # before the reading is noted
+        translator.tokenizers.source.prefix(to)  # checks `to` before the test set is read and logged
     pairs = read_test_set([a, b], source, target, "compare")
     found = {
         run: translate_test_set(
@@ -70,10 +70,10 @@ def _lines(a: Path, b: Path, result: Any) -> list[str]:
     ):
         rows.append([name, f"{value:.2f}", f"{low:.2f} to {high:.2f}"])
     better = f"{b if result.difference > 0 else a} is better"
-    verdict = better if result.difference and result.p_value < 0.05 else "no difference that luck would not explain"
+    verdict = better if result.difference and result.p_value < 0.05 else "no significant difference"
     return [
         *table(rows),
         "",
         f"p = {result.p_value:.4f}: {verdict}",
-        f"{result.n_samples:,} samples, seed {result.seed}; {result.signature}",
+        f"{result.n_samples:,} resamples, seed {result.seed}; {result.signature}",
     ]

@@ -1,4 +1,4 @@
-"""``transom compare-attention``: what approximations of attention would make of a model's own queries, keys and values."""
+"""``transom compare-attention``: error, time and memory of approximate attention on a trained model's queries, keys and values."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,7 +23,7 @@ transom compare-attention runs/photos --input cat.jpg --json
 """
 
 MOST = 65536
-"""The largest of the numbers that may be asked for."""
+"""Upper limit of the numeric options."""
 
 app = typer.Typer(add_completion=False)
 
@@ -31,27 +31,29 @@ app = typer.Typer(add_completion=False)
 @app.command()
 def compare_attention(
     run: Run,
-    text: Annotated[str | None, typer.Option("--text", help="A text of your own.")] = None,
+    text: Annotated[str | None, typer.Option("--text", help="Input text.")] = None,
     input_file: Annotated[
-        Path | None, typer.Option("--input", metavar="FILE", help="A file with one (.gz too), or an image for a model of images.")
+        Path | None, typer.Option("--input", metavar="FILE", help="Text file (.gz too), or an image for a model of images.")
     ] = None,
     lengths: Annotated[
-        str, typer.Option("--lengths", metavar="N,N", help="Also measure at these lengths, the text's own tokens repeated or cut.")
+        str, typer.Option("--lengths", metavar="N,N", help="Also measure at these lengths; the text's tokens are repeated or cut.")
     ] = "",
-    features: Annotated[str, typer.Option("--features", metavar="N,N", help="Numbers of the Performer's random features.")] = "16,64,256",
-    ranks: Annotated[str, typer.Option("--ranks", metavar="N,N", help="Ranks of Linformer, landmarks of Nystrom.")] = "16,64",
-    windows: Annotated[str, typer.Option("--windows", metavar="N,N", help="Sizes of sliding windows.")] = "16,64",
-    rounds: Annotated[int, typer.Option("--rounds", min=1, max=1000, help="How often each is timed; the median counts.")] = 5,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Of the random features.")] = 1,
-    out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Write all of it as an HTML page, each layer too.")] = None,
+    features: Annotated[str, typer.Option("--features", metavar="N,N", help="Numbers of random features (Performer).")] = "16,64,256",
+    ranks: Annotated[str, typer.Option("--ranks", metavar="N,N", help="Ranks (Linformer) and numbers of landmarks (Nystrom).")] = "16,64",
+    windows: Annotated[str, typer.Option("--windows", metavar="N,N", help="Sizes of sliding windows in tokens.")] = "16,64",
+    rounds: Annotated[int, typer.Option("--rounds", min=1, max=1000, help="Number of timings per method; the median is reported.")] = 5,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the random features.")] = 1,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="FILE", help="Also write an HTML page with the results of every layer.")
+    ] = None,
     too_long: CompareTooLong = None,
     precision: Precision = "fp32",
     as_json: Json = False,
 ) -> None:
-    """The model reads the text as it is; its queries, keys and values then go through every kind of attention that fits.
+    """Run the model on a text, then compute attention from its queries, keys and values with every applicable method.
 
-    The error is |Z' - Z| / |Z|, Z what the model's own exact attention gathers (and the same of the weights), a mean over heads and
-    layers. Nothing is trained anew: a model that learns with an approximation can do better than these errors say.
+    The error is |Z' - Z| / |Z|, where Z is the output of the model's exact attention, averaged over heads and layers; likewise for the
+    attention weights. Nothing is retrained: a model trained with an approximation can do better than these errors suggest.
     """
     given_sizes = {"lengths": lengths, "features": features, "ranks": ranks, "windows": windows}
     sizes = {name: _numbers(name, numbers) for name, numbers in given_sizes.items()}
@@ -69,8 +71,8 @@ def compare_attention(
     refuse_output(out, [run, input_file])
     loaded, threads = load(run, precision), choose_threads()
     if isinstance(loaded, ReadsFiles):
-        refuse_with({"--too-long": too_long}, "a model of texts", f"one of {loaded.NOUN}s")
-    with using_threads(threads.count), counting("places", quiet=as_json) as tell:
+        refuse_with({"--too-long": too_long}, "a model of texts", f"a model of {loaded.NOUN}s")
+    with using_threads(threads.count), counting("layers", quiet=as_json) as tell:
         read = given(loaded, text, input_file, too_long or "truncate")
         found = compare(loaded.model, read.batch, Settings(**sizes, rounds=rounds, seed=seed), tell)
     notes = [*read.notes, *found.notes, threads.reason]
@@ -89,17 +91,17 @@ def compare_attention(
 
 
 def _numbers(name: str, given: str) -> tuple[int, ...]:
-    """Read numbers that commas or spaces part."""
+    """Parse numbers separated by commas or spaces."""
     words = given.replace(",", " ").split()
     if not all(word.isdecimal() and len(word) <= len(str(MOST)) and 0 < int(word) <= MOST for word in words):
-        raise ConfigError(f"--{name}: expected numbers from 1 to {MOST:,} with commas between, as 256,1024, found {given!r:.80}")
+        raise ConfigError(f"--{name}: expected numbers from 1 to {MOST:,} separated by commas, as in 256,1024, found {given!r:.80}")
     return tuple(dict.fromkeys(int(word) for word in words))
 
 
 def _lines(found: "Comparison", notes: list[str]) -> Iterator[str]:
     from transom.inspection.comparison_page import COLUMNS, cells, sections
 
-    yield f"mean of {len(found.layers)} places, {max(found.tokens.values()):,} tokens"
+    yield f"mean over {len(found.layers)} attention layers, {max(found.tokens.values()):,} tokens"
     yield from table([COLUMNS, *map(cells, found.kinds)])
     for title, costs in sections(found):
         yield from ("", title, *table([COLUMNS, *map(cells, costs)]))

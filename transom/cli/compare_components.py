@@ -1,4 +1,4 @@
-"""``transom compare-components``: one recipe with several components, trained from the same seeds."""
+"""``transom compare-components``: train a recipe with alternative components from the same seeds."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -28,19 +28,20 @@ def compare_components(
     wanted: Annotated[
         list[str],
         typer.Option(
-            "--with", metavar="FIELD=VALUE|FILE.py:CLASS", help="A component in the place of the recipe's; may be repeated. FILE.py is run."
+            "--with", metavar="FIELD=VALUE|FILE.py:CLASS", help="A component that replaces the recipe's. FILE.py is executed. Repeatable."
         ),
     ],
-    steps: Annotated[int, typer.Option("--steps", min=1, metavar="N", help="Steps of each run.")] = 300,
-    seeds: Annotated[int, typer.Option("--seeds", min=1, metavar="N", help="Train each with seeds 1 to N.")] = 3,
-    out: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="The runs; left out, runs/compare-NAME.")] = None,
+    steps: Annotated[int, typer.Option("--steps", min=1, metavar="N", help="Optimizer steps per run.")] = 300,
+    seeds: Annotated[int, typer.Option("--seeds", min=1, metavar="N", help="Train each variant with seeds 1 to N.")] = 3,
+    out: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Folder for the runs. Default: runs/compare-NAME.")] = None,
     overrides: Set = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the comparison in --out, if there is one.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Resume the comparison in --out, if there is one.")] = False,
     as_json: Json = False,
 ) -> int:
-    """All runs share seeds, data and their order. The recipe as it is comes first; differences from it are taken seed by seed.
+    """Print validation loss, speed and parameters of the recipe and each variant, trained on the same data in the same order.
 
-    Loss is that of the validation data after the last step, with the sample standard deviation over the seeds; speed that of training.
+    Differences from the unchanged recipe are computed per seed. The loss is measured after the last step. std is the sample standard
+    deviation over the seeds.
     """
     with signals_held():
         from transom.tasks.compare_components import CURVE, Comparison, variants_of
@@ -52,7 +53,7 @@ def compare_components(
     with counting("steps", quiet=as_json) as tell:
         stopped = comparison.train(resume, tell)
     if stopped is not None:
-        answer(stopped.to_json(), as_json, [f"stopped; saved in {folder}; the same command with --resume goes on"])
+        answer(stopped.to_json(), as_json, [f"stopped; saved in {folder}; repeat the command with --resume to continue"])
         return stopped.exit_code
     found = comparison.measured()
     rows = [each.to_json(found[0]) for each in found]

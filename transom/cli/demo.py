@@ -1,4 +1,4 @@
-"""``transom demo``: the built-in phrasebook, from nothing to translations of sentences the model has never seen."""
+"""``transom demo``: train the built-in phrasebook translator and translate held-out sentences."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,18 +16,18 @@ transom demo --out runs/mine --set training.max_steps=300
 
 GREETING = "hello world"
 SHOWN = 8
-"""Translations that are printed."""
+"""Number of printed translations."""
 
 app = typer.Typer(add_completion=False)
 
 
 @app.command()
 def demo(
-    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="The run folder.")] = Path("runs/phrasebook"),
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Run folder to write or resume.")] = Path("runs/phrasebook"),
     overrides: Set = None,
     as_json: Json = False,
 ) -> int:
-    """Train it (or go on with it), translate held-out sentences, show what cross-attention learned, and write a report."""
+    """Train for a few minutes (or resume), translate held-out sentences, print a cross-attention alignment and write a report."""
     with signals_held():
         from transom.config.recipe import load_recipe
         from transom.data.pairs.datasets import load_data
@@ -44,7 +44,7 @@ def demo(
         quiet: dict[str, Any] = {} if as_json else {"observers": [progress], "tell": progress.doing}
         sitting = run_training(recipe, base, out, resume=True, **quiet)
     if sitting.stopped_by:
-        answer(sitting.to_json(), as_json, [f"stopped at step {sitting.step:,}; saved in {out}; the same command goes on"])
+        answer(sitting.to_json(), as_json, [f"stopped at step {sitting.step:,}; saved in {out}; repeat the command to continue"])
         return sitting.exit_code
 
     assert isinstance(recipe, TranslationRecipe)
@@ -72,7 +72,7 @@ def demo(
 
 
 def _chosen(sources: list[str]) -> list[int]:
-    """Choose the greeting, and sentences spread over the test set that are not short."""
+    """Choose the greeting and evenly spaced test sentences of at least six words; return their indices."""
     long = [i for i, source in enumerate(sources) if len(source.split()) >= 6 and source != GREETING]
     greeting = [sources.index(GREETING)] if GREETING in sources else []
     return greeting + long[:: max(1, len(long) // (SHOWN - 1))][: SHOWN - 1]
@@ -85,20 +85,20 @@ def _lines(translator: Any, samples: list[dict[str, str]], n: int, exact: float,
     longest = max(samples, key=lambda sample: len(sample["translation"]))
     alignment = align(translator.model, translator.tokenizers, longest["source"], longest["translation"])
     rows = [
-        ["exact match on the held-out sentences", ""],
+        ["exact match", ""],
         ["this model", f"{100 * exact:.2f} %"],
         ["nearest training sentence", f"{100 * baseline:.2f} %"],
     ]
     return [
         "",
-        "Sentences it has never seen; their word combinations are not in the training set:",
+        "Held-out sentences, whose word combinations do not occur in the training set:",
         "",
         *(f"  {sample['source']}\n    -> {sample['translation']}{_wrong(sample)}" for sample in samples),
         "",
-        f"{n:,} such sentences",
+        f"{n:,} held-out sentences",
         *table(rows),
         "",
-        f"Where each Spanish word looked ({alignment.origin}):",
+        f"Cross-attention of each Spanish word ({alignment.origin}):",
         "",
         alignment_text(alignment),
         "",

@@ -1,4 +1,4 @@
-"""``transom embed``: a vector for each text, and how alike texts are."""
+"""``transom embed``: embed texts and print their pairwise cosine similarity."""
 
 import json
 import sys
@@ -25,21 +25,25 @@ app = typer.Typer(add_completion=False)
 @app.command()
 def embed(
     run: Run,
-    texts: Annotated[list[str] | None, typer.Argument(metavar="TEXT...", help="Texts; their cosines are shown.")] = None,
-    input_file: Annotated[Path | None, typer.Option("--input", metavar="FILE", help="Texts, one a line (.gz too).")] = None,
+    texts: Annotated[list[str] | None, typer.Argument(metavar="TEXT...", help="Texts; prints their pairwise cosine similarities.")] = None,
+    input_file: Annotated[Path | None, typer.Option("--input", metavar="FILE", help="Texts, one per line (.gz too).")] = None,
     output: Annotated[
-        Path | None, typer.Option("--output", metavar="FILE", help="Write the vectors there as safetensors, under the name embeddings.")
+        Path | None, typer.Option("--output", metavar="FILE", help="Write the vectors to a safetensors file, under the key embeddings.")
     ] = None,
-    raw: Annotated[bool, typer.Option("--raw", help="Leave the vectors as long as they are; else each has length 1.")] = False,
+    raw: Annotated[bool, typer.Option("--raw", help="Do not normalize the vectors to unit length.")] = False,
     too_long: EmbedTooLong = "truncate",
     precision: Precision = "auto",
     as_json: Json = False,
 ) -> None:
-    """The mean of the encoder's last vectors. Best is a run of task embedding; one of masked tokens or a classifier will do."""
+    """Print the cosine similarities of the texts, or write their vectors to a file.
+
+    A vector is the mean of the encoder's last hidden states. Runs of task embedding work best; masked language models and classifiers
+    work too.
+    """
     if bool(texts) == (input_file is not None):
         raise ConfigError("expected TEXT or --input, found both or neither; give one of them")
     if input_file is not None and output is None and not as_json:
-        raise ConfigError("expected --output FILE or --json with --input: vectors are not for reading; give one of them")
+        raise ConfigError("expected --output FILE or --json with --input, found neither; give one of them")
     with lasting_imports():
         from transom.data.text.text import check_text, read_lines
         from transom.tasks.load import load_embedder

@@ -1,4 +1,4 @@
-"""``transom evaluate``: translate a test set and score the result."""
+"""``transom evaluate``: translate a test set and compute BLEU, chrF and exact match."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -26,10 +26,12 @@ def evaluate(
     source: Source,
     target: Target,
     to: To = None,
-    output_file: Annotated[Path | None, typer.Option("--output", metavar="FILE", help="Also write the translations.")] = None,
+    output_file: Annotated[Path | None, typer.Option("--output", metavar="FILE", help="Also write the translations to this file.")] = None,
     tokenized: Annotated[
         str | None,
-        typer.Option("--tokenized", metavar="LANGUAGE", help="Also BLEU on Moses-tokenized lower case, as Wu et al. 2021 report it."),
+        typer.Option(
+            "--tokenized", metavar="LANGUAGE", help="Also compute lower-cased BLEU on Moses tokens of this language, as in Wu et al. 2021."
+        ),
     ] = None,
     beam_size: Beam = None,
     length_penalty: Alpha = None,
@@ -37,7 +39,10 @@ def evaluate(
     precision: SearchPrecision = "auto",
     as_json: Json = False,
 ) -> None:
-    """Each reading of a test file is noted in the run's ledger: choose by validation data, report test data once."""
+    """Print corpus metrics with their sacreBLEU signatures, and BLEU by sentence length.
+
+    Every access to a test set is recorded in the run folder: select models on validation data, evaluate once on test data.
+    """
     parameters = {**locals()}
     with lasting_imports():
         from transom.cli.reading import read_test_set, translate_test_set
@@ -47,10 +52,10 @@ def evaluate(
         from transom.training import evaluation
 
     if tokenized is not None:
-        evaluation.moses_lowercased(tokenized)  # refuses a language without rules before the reading is noted
+        evaluation.moses_lowercased(tokenized)  # rejects unsupported languages before the test set is read and logged
     refuse_output(output_file, [run, source, target])
     translator = load_as(Translator, run, precision)
-    translator.tokenizers.source.prefix(to)  # before the reading is noted
+    translator.tokenizers.source.prefix(to)  # checks `to` before the test set is read and logged
     pairs = read_test_set([run], source, target, "evaluate")
     options = {**options_of(parameters, Options), "name": str(source)}
     translations, n_longer = translate_test_set(translator, pairs.source, "sentences", as_json, **options)
@@ -79,11 +84,11 @@ def evaluate(
 
 def _lines(scores: dict[str, Any], exact: float, buckets: list[Any], n_sentences: int) -> list[str]:
     rows = [
-        ["measure", "score"],
+        ["metric", "score"],
         *([name, f"{score.value:.2f}"] for name, score in scores.items()),
         ["exact match", f"{100 * exact:.2f} %"],
     ]
-    lengths = [["words of the reference", "sentences", "bleu_lc"]]
+    lengths = [["reference words", "sentences", "bleu_lc"]]
     for bucket in buckets:
         end = f"to {bucket.longest}" if bucket.longest is not None else "or more"
         lengths.append([f"{bucket.shortest} {end}", f"{bucket.n_sentences:,}", f"{bucket.bleu:.2f}"])

@@ -1,4 +1,4 @@
-"""``transom fill``: the words behind the masks of a text."""
+"""``transom fill``: predict the masked words of a text."""
 
 from pathlib import Path
 from typing import Annotated
@@ -22,14 +22,17 @@ app = typer.Typer(add_completion=False)
 @app.command()
 def fill(
     run: Run,
-    text: Annotated[str | None, typer.Argument(metavar="TEXT", help="A text with [MASK] where a word is missing.")] = None,
-    input_file: Annotated[Path | None, typer.Option("--input", metavar="FILE", help="Texts, one a line (.gz too).")] = None,
-    top: Annotated[int, typer.Option("--top", min=1, metavar="N", help="Guesses a gap.")] = 5,
+    text: Annotated[str | None, typer.Argument(metavar="TEXT", help="A text with [MASK] in place of each missing word.")] = None,
+    input_file: Annotated[Path | None, typer.Option("--input", metavar="FILE", help="Texts, one per line (.gz too).")] = None,
+    top: Annotated[int, typer.Option("--top", min=1, metavar="N", help="Number of predictions per mask.")] = 5,
     too_long: FillTooLong = "window",
     precision: Precision = "auto",
     as_json: Json = False,
 ) -> None:
-    """A gap is one token of the model's: often a word, sometimes a part of one. Each gap is filled as if the others stayed open."""
+    """Print the most probable tokens and their probabilities per [MASK].
+
+    A mask stands for one token of the tokenizer, a word or a subword. Masks are predicted independently.
+    """
     if (text is None) == (input_file is None):
         raise ConfigError("expected a TEXT or --input, found both or neither; give one of them")
     with lasting_imports():
@@ -54,4 +57,4 @@ def fill(
     if not as_json:
         n_left_out = [filled.n_left_out for filled in found]
         most = filler.model.config.max_seq_len - 1
-        note_longer(sum(n > 0 for n in n_left_out), len(texts), "texts", most, "read around their gaps", sum(n_left_out))
+        note_longer(sum(n > 0 for n in n_left_out), len(texts), "texts", most, "read in a window around each mask", sum(n_left_out))

@@ -1,4 +1,4 @@
-"""``transom generate``: go on with a text, as it is drawn."""
+"""``transom generate``: continue a text, printing tokens as they are sampled."""
 
 import time
 from collections.abc import Sequence
@@ -22,31 +22,44 @@ transom generate runs/stdlib "class Stack:" --stop "\\n\\n\\n" --seed 7
 app = typer.Typer(add_completion=False)
 
 
-MaxNewTokens = Annotated[int | None, typer.Option(min=1, help="Most tokens of a text.")]
-MinNewTokens = Annotated[int | None, typer.Option(min=0, help="Fewest before the model may end it.")]
-Temperature = Annotated[float | None, typer.Option(min=0, help="Below 1 is bolder, 0 takes always the likeliest token.")]
-TopK = Annotated[int | None, typer.Option(min=1, help="Draw among the k likeliest tokens only.")]
-TopP = Annotated[float | None, typer.Option(min=0, max=1, help="Among the likeliest of this total probability.")]
-MinP = Annotated[float | None, typer.Option(min=0, max=1, help="Among those of this share of the likeliest's probability.")]
-TypicalP = Annotated[float | None, typer.Option(min=0, max=1, help="Among those nearest the expected surprise, of this total probability.")]
-RepetitionPenalty = Annotated[float | None, typer.Option(help="Above 1 against tokens that stood before.")]
-FrequencyPenalty = Annotated[float | None, typer.Option(help="Taken off a token's log probability for each use.")]
-PresencePenalty = Annotated[float | None, typer.Option(help="Taken off once a token was used.")]
+MaxNewTokens = Annotated[int | None, typer.Option(min=1, help="Maximum number of generated tokens.")]
+MinNewTokens = Annotated[int | None, typer.Option(min=0, help="Minimum number of generated tokens before the end-of-sequence token.")]
+Temperature = Annotated[
+    float | None, typer.Option(min=0, help="Divisor of the logits: below 1 sharpens the distribution, 0 is greedy decoding.")
+]
+TopK = Annotated[int | None, typer.Option(min=1, help="Sample from the k most probable tokens.")]
+TopP = Annotated[
+    float | None, typer.Option(min=0, max=1, help="Nucleus sampling: sample from the most probable tokens with this total probability.")
+]
+MinP = Annotated[
+    float | None, typer.Option(min=0, max=1, help="Sample from tokens with at least this fraction of the highest probability.")
+]
+TypicalP = Annotated[
+    float | None, typer.Option(min=0, max=1, help="Locally typical sampling: tokens closest to the entropy, with this total probability.")
+]
+RepetitionPenalty = Annotated[
+    float | None, typer.Option(help="Penalty on tokens that occurred before (CTRL); above 1 discourages repetition.")
+]
+FrequencyPenalty = Annotated[float | None, typer.Option(help="Subtracted from a token's logit per occurrence so far.")]
+PresencePenalty = Annotated[float | None, typer.Option(help="Subtracted once from the logit of a token that occurred.")]
 ExitThreshold = Annotated[
-    float | None, typer.Option(min=0, max=1, help="Stop a token at the block behind which it is this sure; 1 passes all blocks.")
+    float | None,
+    typer.Option(min=0, max=1, help="Early exit: leave the decoder at the first block with this confidence; 1 uses all blocks."),
 ]
 Stop = Annotated[
-    list[str] | None, typer.Option(metavar="TEXT", help="End at this text, which is left out; may be repeated; \\n is a new line.")
+    list[str] | None, typer.Option(metavar="TEXT", help="Stop string, excluded from the output; \\n is a line break. Repeatable.")
 ]
-Seed = Annotated[int | None, typer.Option(min=0, help="Of the draws; the same seed gives the same text.")]
+Seed = Annotated[int | None, typer.Option(min=0, help="Seed of the sampling; equal seeds give equal texts.")]
 
 
 @app.command()
 def generate(
     run: Run,
-    prompt: Annotated[str | None, typer.Argument(metavar="PROMPT", help="What to go on with; left out, the model begins a text.")] = None,
-    input_file: Annotated[Path | None, typer.Option("--input", metavar="FILE", help="Prompts, one a line (.gz too).")] = None,
-    samples: Annotated[int, typer.Option("--samples", min=1, max=100_000, metavar="N", help="Texts a prompt.")] = 1,
+    prompt: Annotated[
+        str | None, typer.Argument(metavar="PROMPT", help="Text to continue. Default: generate from an empty prompt.")
+    ] = None,
+    input_file: Annotated[Path | None, typer.Option("--input", metavar="FILE", help="Prompts, one per line (.gz too).")] = None,
+    samples: Annotated[int, typer.Option("--samples", min=1, max=100_000, metavar="N", help="Number of texts per prompt.")] = 1,
     max_new_tokens: MaxNewTokens = None,
     min_new_tokens: MinNewTokens = None,
     temperature: Temperature = None,
@@ -64,7 +77,10 @@ def generate(
     precision: SearchPrecision = "auto",
     as_json: Json = False,
 ) -> None:
-    """The text appears as it is drawn, behind the prompt; an answer, where that was learnt, alone. What is not given is the recipe's."""
+    """Print the prompt and its continuation; an instruction-tuned model prints the answer only.
+
+    Options that are not given default to the recipe's decoding settings.
+    """
     parameters = {**locals()}
     if prompt is not None and input_file is not None:
         raise ConfigError("expected a PROMPT or --input, found both; remove one")
@@ -95,15 +111,15 @@ OF_THE_DRAW = ("top_k", "top_p", "min_p", "typical_p", "seed")
 
 
 def _undrawn(generator: Any, options: dict[str, Any], samples: int) -> None:
-    """Tell that nothing is drawn at temperature 0, where something was asked of the draw."""
+    """Warn that sampling options have no effect at temperature 0."""
     temperature = generator.sampling.temperature if options["temperature"] is None else options["temperature"]
     asked = [f"--{name.replace('_', '-')}" for name in OF_THE_DRAW if options[name] is not None] + ["--samples"] * (samples > 1)
     if temperature == 0 and asked:
-        note(f"temperature 0 takes always the likeliest token, so nothing hangs on {', '.join(asked)}")
+        note(f"temperature 0 is greedy decoding, so these options have no effect: {', '.join(asked)}")
 
 
 def _told(prompts: Sequence[str], found: Sequence[Sequence[Any]], generator: Any, as_json: bool) -> None:
-    """Print the texts of each prompt."""
+    """Print the texts generated for each prompt."""
     records = [
         {"prompt": text, "continuations": [each.to_json() for each in of_prompt]} for text, of_prompt in zip(prompts, found, strict=True)
     ]
@@ -115,7 +131,7 @@ def _told(prompts: Sequence[str], found: Sequence[Sequence[Any]], generator: Any
 
 
 def _streamed(generator: Any, prompt: str, options: dict[str, Any]) -> Any:
-    """Write one text as it comes; return how far its tokens went, where they may stop early."""
+    """Stream one text to standard output; return its early-exit statistics, None without early exit."""
     pieces = generator.stream(prompt, **options)
     print("" if generator.answering else prompt, end="", flush=True)
     for piece in pieces:
@@ -129,13 +145,15 @@ def _streamed(generator: Any, prompt: str, options: dict[str, Any]) -> Any:
 def _outgrew(what: str, generator: Any, quiet: bool) -> None:
     if not quiet:
         most = generator.model.config.max_seq_len
-        note(f"{what} outgrew the {most:,} tokens that the model reads: where they were full it went on from the last {most // 2:,}")
+        note(
+            f"{what} exceeded the context window of {most:,} tokens: whenever it was full, generation continued from the last {most // 2:,}"
+        )
 
 
 def _exited(generator: Any, exits: Any, seconds: float) -> None:
-    """Tell how far the tokens of all texts went and how fast, where they may stop early."""
+    """Report the mean exit depth and the speed, if early exit is enabled."""
     if exits is not None:
         n_tokens, n_blocks = sum(tokens for tokens, _ in exits.passed), len(exits.model.decoder.blocks)
-        note(f"mean exit behind block {exits.mean_exit:.2f} of {n_blocks}; {n_tokens / seconds:,.0f} tokens a second")
+        note(f"mean exit after block {exits.mean_exit:.2f} of {n_blocks}; {n_tokens / seconds:,.0f} tokens/s")
         if not generator.exits_learned:
-            note("the model was trained without training.exits: its blocks before the last never learned to answer")
+            note("the model was trained without training.exits: only its last block was trained to predict tokens")

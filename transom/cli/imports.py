@@ -1,4 +1,4 @@
-"""Importing what a verb needs: quickly, and with no signal lost."""
+"""Fast imports that lose no signal."""
 
 import gc
 from collections.abc import Iterator
@@ -9,9 +9,10 @@ from transom.tasks.imports import signals_held
 
 @contextmanager
 def lasting_imports() -> Iterator[None]:
-    """Hold signals back, and keep the garbage collector off what is imported here: PyTorch's million objects live as long as the process.
+    """Defer signals and exclude the imported objects from garbage collection (``gc.freeze``).
 
-    Looking through them while more are made, and once more at the end of the process, takes about a fifth of a short command's time.
+    PyTorch creates about a million objects that live as long as the process. Collecting them during the import and at exit takes about a
+    fifth of a short command's time.
     """
     with signals_held():
         gc.disable()

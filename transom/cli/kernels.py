@@ -1,4 +1,4 @@
-"""``transom kernels``: which path computes each operation on this machine, and why."""
+"""``transom kernels``: list the kernel that computes each operation on this machine, with the reason."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -23,18 +23,18 @@ app = typer.Typer(add_completion=False)
 
 @app.command()
 def kernels(
-    run: Annotated[Path | None, typer.Argument(metavar="RUN", help="A run folder; left out, the table itself is printed.")] = None,
-    training: Annotated[bool, typer.Option("--training", help="The paths of a training step, with gradients and dropout.")] = False,
+    run: Annotated[Path | None, typer.Argument(metavar="RUN", help="A run folder. Default: print the dispatch table.")] = None,
+    training: Annotated[bool, typer.Option("--training", help="Kernels of a training step, with gradients and dropout.")] = False,
     precision: Precision = "auto",
     as_json: Json = False,
 ) -> None:
-    """An operation has a reference in plain PyTorch and faster paths, tried in the order of the table; the first that serves is taken.
+    """Each operation has a reference in plain PyTorch and faster kernels, tried in table order; the first supported one is used.
 
-    The error is the largest relative one of results and gradients against the reference in float64. With RUN, the run's model reads a
-    typical batch, and each of its layers is listed with the path that it takes. TRANSOM_KERNELS=reference leaves all paths out.
+    The error is the maximum relative error of results and gradients against the reference in float64. With RUN, its model runs on a
+    typical batch, and each layer is listed with the kernel it used. TRANSOM_KERNELS=reference disables all kernels.
     """
     if run is None and training:
-        raise ConfigError("--training: expected a RUN beside it, found none; name a run folder")
+        raise ConfigError("--training: expected a RUN, found none; name a run folder")
     with lasting_imports():
         import transom.decoding.backends.searcher
         import transom.training.loss  # both register operations  # noqa: F401
@@ -60,7 +60,7 @@ def kernels(
 
 
 def _lines_of_table(records: Iterable[dict[str, Any]]) -> Iterable[str]:
-    """Print a block per operation, a path per line."""
+    """Format the dispatch table: a block per operation, a line per kernel."""
     operation = None
     for each in records:
         if each["operation"] != operation:
@@ -75,7 +75,7 @@ def _lines_of_table(records: Iterable[dict[str, Any]]) -> Iterable[str]:
 
 
 def _answer_for(run: Path, training: bool, precision: str, as_json: bool) -> None:
-    """Print the paths that the layers of a run's model take."""
+    """Print the kernels used by each layer of a run's model."""
     import torch
 
     from transom.decoding.backends.compiled import why_not
@@ -92,9 +92,9 @@ def _answer_for(run: Path, training: bool, precision: str, as_json: bool) -> Non
         found = paths_taken(model, batch, training)
     if not training:
         reason = why_not(model)
-        why = reason or "this decoder is compiled; it is searched with in bfloat16 or 8 bits"
+        why = reason or "the native decoder supports this model; it decodes in bfloat16 or int8"
         found.append(Taken("decoder", "decoder_step", "reference" if reason else "C++", why, 1))
     lines = [f"{each.layer or '(model)'}  {each.operation}: {each.path} ({each.calls} per pass)" for each in found]
     reasons = {(each.operation, each.path): each.why for each in found}
-    lines += ["", *(f"{operation}: {path}, since {why}" for (operation, path), why in reasons.items())]
+    lines += ["", *(f"{operation}: {path}, because {why}" for (operation, path), why in reasons.items())]
     answer([each._asdict() for each in found], as_json, lines)

@@ -1,4 +1,4 @@
-"""The outermost function: it runs a verb, and turns whatever ends it into an exit code and at most one line."""
+"""Entry point of the command line: runs a command and converts every exception into an exit code and at most one line."""
 
 import logging
 import os
@@ -32,8 +32,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command line.
 
     Returns:
-        0 when done; 2 for a mistake of the user or of a plugin, after one ``error:`` line; 1 for a fault of ours, after one line that
-        names the saved traceback; 130 or 143 when Ctrl-C or SIGTERM ended it; 141 when the reader of its output went away.
+        The exit code: 0 on success; 2 for an error of the user or a plugin, after one ``error:`` line; 1 for a bug in transom, after one
+        line that names the file with the traceback; 130 or 143 after Ctrl-C or SIGTERM; 141 for a broken pipe.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
     signal.signal(signal.SIGTERM, _terminated)
@@ -53,11 +53,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return BROKEN_PIPE
     except OSError as error:
         _drop_output()
-        return _say(f"error: cannot read or write {_place(error)}: {error.strerror or error}; choose another place", MISTAKE)
-    except Exception as error:  # noqa: BLE001  # the one place where a fault of ours may end
+        return _say(f"error: cannot read or write {_place(error)}: {error.strerror or error}; choose another path", MISTAKE)
+    except Exception as error:  # noqa: BLE001  # the only handler of internal errors
         if _wants_memory(error):
             return _say(
-                "error: expected enough memory, found too little; make the model, training.batch_tokens or decoding.beam_size smaller,"
+                "error: expected enough memory, found too little; reduce the model size, training.batch_tokens or decoding.beam_size,"
                 " raise training.accumulate, or stop other programs",
                 MISTAKE,
             )
@@ -65,14 +65,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from transom.config.plugins import passed_plugin, plugin_names
 
         if (plugin := passed_plugin(error)) is not None:
-            return _say(f"error: {plugin}: {kind}; mend the plugin, whose traceback is in {_saved(given)}", MISTAKE)
+            return _say(f"error: {plugin}: {kind}; fix the plugin (traceback in {_saved(given)})", MISTAKE)
         at = " or ".join(["transom", *(f"plugin {name}" for name in plugin_names())])
-        return _say(f"internal error: {kind}; this is a fault in {at}, please report it with {_saved(given)}", BUG)
+        return _say(f"internal error: {kind}; this is a bug in {at}, please report it with {_saved(given)}", BUG)
     return code
 
 
 def _run(arguments: list[str]) -> int:
-    """Parse and run; the parser's own handling of errors and of interrupts is passed by."""
+    """Parse and run a command, bypassing the parser's own handling of errors and interrupts."""
     command = command_line()
     try:
         with command.make_context("transom", arguments or ["--help"]) as context:
@@ -84,7 +84,7 @@ def _run(arguments: list[str]) -> int:
 
 @contextmanager
 def _announcements() -> Iterator[None]:
-    """Print what the library logs for people, such as that it compiles something, on standard error."""
+    """Print the library's log messages, such as compilation notices, to standard error."""
     logger, shown = logging.getLogger("transom"), logging.StreamHandler(sys.stderr)
     level = logger.level
     logger.addHandler(shown)
@@ -97,17 +97,17 @@ def _announcements() -> Iterator[None]:
 
 
 def _ready_streams() -> None:
-    """Write UTF-8 whatever the locale, as it is read; a stream that was closed is one that holds nothing."""
+    """Write UTF-8 regardless of the locale; replace closed standard streams by ``os.devnull``."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         stream = getattr(sys, name)
         if stream is None:
-            setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))  # noqa: SIM115  # it lives as long as the process
+            setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))  # noqa: SIM115  # stays open until the process exits
         elif mode == "w" and isinstance(stream, TextIOWrapper):
             stream.reconfigure(encoding="utf-8", errors="backslashreplace")
 
 
 def _drop_output() -> None:
-    """Send what is left of the answer nowhere, else Python complains when it flushes at exit."""
+    """Redirect standard output to ``os.devnull``, so that flushing at exit raises no second error."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -116,7 +116,7 @@ def _place(error: OSError) -> str:
 
 
 def _wants_memory(error: Exception) -> bool:
-    """Tell an allocation that failed from other faults; PyTorch has a class for it on GPUs only."""
+    """Return whether the error is a failed allocation; PyTorch has an exception class for it on GPUs only."""
     return isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError" or "can't allocate memory" in str(error)
 
 
@@ -126,14 +126,14 @@ def _say(line: str, code: int) -> int:
 
 
 def one_line(text: str, most: int = MAX_ERROR_CHARACTERS) -> str:
-    r"""Spell a text as one line of printable characters; a long one loses its middle, since its end says what to do.
+    r"""Escape a text to one line of printable characters; cut the middle of a long one, since its end names the remedy.
 
     >>> one_line("a\nb\x1b[2J\u202ec")
     'a\\nb\\x1b[2J\\u202ec'
     >>> one_line("error: expected " + "x" * 100 + "; name another file", 40)
     'error: expected xx ... name another file'
     """
-    if len(text) > 2 * most:  # before it is spelled: it may be a whole file
+    if len(text) > 2 * most:  # before escaping: it may be a whole file
         text = text[:most] + text[-most:]
     line = "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text.strip())
     if len(line) <= most:
@@ -144,7 +144,7 @@ def one_line(text: str, most: int = MAX_ERROR_CHARACTERS) -> str:
 
 
 def _usage(error: TyperException) -> str:
-    """Word a usage error with the nearest option or verb and the way to help."""
+    """Format a usage error with the closest option or command and a pointer to its help."""
     message = _POSSIBLE.sub(r"; did you mean \1?", _FOLDED.sub(" ", error.format_message())).replace(". Did you", "; did you").rstrip(".")
     context = getattr(error, "ctx", None)
     path = context.command_path if context else "transom"
@@ -152,7 +152,7 @@ def _usage(error: TyperException) -> str:
 
 
 def _saved(arguments: Sequence[str]) -> str:
-    """Save the traceback for a report and name the file."""
+    """Save the traceback for a bug report and return the file's name."""
     text = f"transom {__version__}, Python {sys.version}\n{shlex.join(['transom', *arguments])}\n\n{traceback.format_exc()}"
     try:
         handle, name = tempfile.mkstemp(prefix="transom-traceback-", suffix=".txt")

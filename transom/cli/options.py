@@ -1,4 +1,4 @@
-"""Options that several verbs share."""
+"""Options shared by several commands."""
 
 from collections.abc import Callable, Mapping
 from functools import update_wrapper
@@ -12,73 +12,76 @@ from transom.config.arguments import data_arguments
 from transom.config.options import DataOption
 from transom.errors import ConfigError
 
-RecipeName = Annotated[str, typer.Argument(metavar="NAME_OR_FILE", help="A packaged recipe (see transom recipes) or a TOML file.")]
+RecipeName = Annotated[
+    str, typer.Argument(metavar="NAME_OR_FILE", help="Name of a packaged recipe (see transom recipes) or path of a TOML file.")
+]
 Set = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="FIELD=VALUE", help="Change a field of the recipe, as in training.max_steps=300; may be repeated."),
+    typer.Option("--set", metavar="FIELD=VALUE", help="Override a field of the recipe, as in training.max_steps=300. Repeatable."),
 ]
-Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder: the --out of a training.")]
-Source = Annotated[Path, typer.Option("--source", metavar="FILE", help="Source sentences, one a line (.gz too).")]
-Target = Annotated[Path, typer.Option("--target", metavar="FILE", help="Their translations, line by line.")]
+Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, written by transom train --out.")]
+Source = Annotated[Path, typer.Option("--source", metavar="FILE", help="Source sentences, one per line (.gz too).")]
+Target = Annotated[Path, typer.Option("--target", metavar="FILE", help="Reference translations, one per line, aligned with --source.")]
 To = Annotated[
-    str | None, typer.Option("--to", metavar="TAG", help="Target language, of a model that knows several: a tag of its data.languages.")
+    str | None, typer.Option("--to", metavar="TAG", help="Target language of a multilingual model: a tag from its data.languages.")
 ]
-Beam = Annotated[int | None, typer.Option("--beam-size", min=1, help="Hypotheses kept a sentence; 1 is greedy. Default: the recipe's.")]
-Alpha = Annotated[float | None, typer.Option("--length-penalty", min=0, help="GNMT's alpha. Default: the recipe's.")]
+Beam = Annotated[int | None, typer.Option("--beam-size", min=1, help="Beam size; 1 is greedy decoding. Default: the recipe's.")]
+Alpha = Annotated[
+    float | None,
+    typer.Option("--length-penalty", min=0, help="Exponent alpha of GNMT's length penalty (Wu et al. 2016). Default: the recipe's."),
+]
 Precision = Annotated[
-    Literal["auto", "fp32", "bf16", "fp16"], typer.Option("--precision", help="Arithmetic of the matrix products; auto suits the machine.")
+    Literal["auto", "fp32", "bf16", "fp16"], typer.Option("--precision", help="Precision of matrix products; auto chooses by hardware.")
 ]
 SearchPrecision = Annotated[
     Literal["auto", "fp32", "bf16", "fp16", "int8"],
-    typer.Option(
-        "--precision", help="Arithmetic of the matrix products; auto suits the machine. int8 is the fastest on a processor, and less exact."
-    ),
+    typer.Option("--precision", help="Precision of matrix products; auto chooses by hardware. int8 is fastest on CPUs and less accurate."),
 ]
 
 
 def _too_long(about: str) -> Any:
-    """Make the option of what becomes of a text that is longer than the model reads."""
-    return typer.Option("--too-long", help=f"A text longer than the model reads: {about}")
+    """Build the option that chooses how texts longer than the context window are treated."""
+    return typer.Option("--too-long", help=f"How to treat texts longer than the context window: {about}")
 
 
-TranslateTooLong = Annotated[Literal["split", "refuse"], _too_long("split it at sentence ends, or refuse.")]
+TranslateTooLong = Annotated[Literal["split", "refuse"], _too_long("split at sentence boundaries, or refuse with an error.")]
 ClassifyTooLong = Annotated[
     Literal["truncate", "window", "refuse"] | None,
-    _too_long("take its beginning, all of it in windows, or refuse. Default: truncate; for texts alone."),
+    _too_long("truncate, classify in windows, or refuse with an error. Default: truncate. Texts only."),
 ]
-EmbedTooLong = Annotated[
-    Literal["truncate", "window", "refuse"], _too_long("take its beginning, the mean over all of it in windows, or refuse.")
-]
+EmbedTooLong = Annotated[Literal["truncate", "window", "refuse"], _too_long("truncate, average over windows, or refuse with an error.")]
 ScoreTooLong = Annotated[
     Literal["window", "truncate", "refuse"] | None,
-    _too_long("cut it into windows, leave out the rest, or refuse. Default: window; with --text alone."),
+    _too_long("score in windows, truncate, or refuse with an error. Default: window. With --text only."),
 ]
-FillTooLong = Annotated[Literal["window", "refuse"], _too_long("take what is around its gaps, or refuse.")]
-GenerateTooLong = Annotated[Literal["window", "refuse"], _too_long("where it outgrows it, go on from its last half, or refuse.")]
+FillTooLong = Annotated[Literal["window", "refuse"], _too_long("read a window around each [MASK], or refuse with an error.")]
+GenerateTooLong = Annotated[
+    Literal["window", "refuse"], _too_long("drop the first half of a full window and continue, or refuse with an error.")
+]
 CompareTooLong = Annotated[
-    Literal["truncate", "refuse"] | None, _too_long("take its beginning, or refuse. Default: truncate; for texts alone.")
+    Literal["truncate", "refuse"] | None, _too_long("truncate, or refuse with an error. Default: truncate. Texts only.")
 ]
 
-TRUNCATED = "their beginning stands for them"
-"""What becomes of texts that are truncated, for people."""
+TRUNCATED = "truncated"
+"""Treatment of truncated texts, as printed."""
 
 IN_WINDOWS = "read in windows"
-"""What becomes of texts that are read in windows."""
+"""Treatment of texts read in windows, as printed."""
 
-SPLIT = "split at sentence ends, or else in between"
-"""What becomes of texts that are split."""
+SPLIT = "split at sentence boundaries where possible"
+"""Treatment of texts that are split, as printed."""
 
 
 def refuse_with(given: Mapping[str, object], needed: str, found: str) -> None:
-    """Refuse flags that could have no effect on what is asked.
+    """Reject options that would have no effect.
 
     Args:
-        given: each one's value, None where it was not given.
-        needed: what they are for.
-        found: what is asked.
+        given: value of each option, None where it was not given.
+        needed: the input that the options apply to.
+        found: the input that was given.
 
     Raises:
-        ConfigError: one was given.
+        ConfigError: one of the options was given.
     """
     for flag, value in given.items():
         if value is not None:
@@ -86,13 +89,13 @@ def refuse_with(given: Mapping[str, object], needed: str, found: str) -> None:
 
 
 class WithDataOptions:
-    """A verb with the options by which the registered tasks name a person's own files; they reach it as its argument ``files``.
+    """Decorator that adds the data options of all registered tasks to a command; the command gets their values as ``files``.
 
-    The tasks are asked for them whenever the command line is built.
+    The options are collected from the tasks each time the command line is built.
     """
 
     def __init__(self, verb: Callable[..., Any], wanted: Callable[[DataOption], bool] = lambda _: True) -> None:
-        """Take the place of a function that has a parameter ``files``; it gets the options that are ``wanted``."""
+        """Wrap a function with a parameter ``files``; ``wanted`` selects the options to add."""
         update_wrapper(self, verb)
         self._verb, self._wanted = verb, wanted
 
@@ -103,7 +106,7 @@ class WithDataOptions:
 
     @property
     def __signature__(self) -> Signature:
-        """The function's, with the options in the place of ``files``."""
+        """The function's signature with ``files`` replaced by the options."""
         parameters = list[Parameter]()
         for each in signature(self._verb).parameters.values():
             if each.name == "files":
@@ -115,13 +118,13 @@ class WithDataOptions:
         return Signature(parameters)
 
     def __call__(self, **given: Any) -> Any:
-        """Call the function with what the command line gave."""
+        """Call the function with the values from the command line."""
         files = {option: given.pop(name, None) for name, option in self.options.items()}
         return self._verb(files=files, **given)
 
 
 def _own(option: DataOption) -> Any:
-    """Make the type of an option that names files of the user's own."""
+    """Build the annotation of an option that names the user's data files."""
     kind: Any = Path if option.is_path else str
-    flag = typer.Option(option.flag, metavar=option.metavar, help=option.help, rich_help_panel="Your own files, in place of the recipe's")
+    flag = typer.Option(option.flag, metavar=option.metavar, help=option.help, rich_help_panel="Your data files, in place of the recipe's")
     return Annotated[(list[kind] if option.repeated else kind) | None, flag]

@@ -1,4 +1,4 @@
-"""``transom plugins``: what installed packages offer to ``--plugin``."""
+"""``transom plugins``: list the plugins that installed packages provide."""
 
 import typer
 
@@ -14,10 +14,10 @@ app = typer.Typer(add_completion=False)
 
 @app.command()
 def plugins(as_json: Json = False) -> None:
-    """They are read from the packages' metadata; nothing is imported. A plugin runs only when it is named: --plugin NAME."""
+    """Entry points are read from package metadata; no plugin is imported. A plugin runs only with --plugin NAME."""
     from transom.config.plugins import GROUP, installed_plugins
 
     found = installed_plugins()
     rows = [["name", "module", "package"], *found]
-    none = [f"no installed package has an entry point of the group {GROUP}; a file of your own needs none: --plugin my_component.py"]
+    none = [f"no installed package has an entry point in the group {GROUP}; a Python file needs none: --plugin my_component.py"]
     answer([each._asdict() for each in found], as_json, table(rows) if found else none)

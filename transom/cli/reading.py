@@ -1,4 +1,4 @@
-"""Test files: noted in the ledger of every run that is judged by them, and translated."""
+"""Test sets: reading them is recorded in the evaluation log of every run, then they are translated."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -15,16 +15,16 @@ from transom.tasks.progress import counting
 
 
 def read_test_set(runs: Iterable[Path], source: Path, target: Path, verb: str) -> Pairs:
-    """Read aligned test files after noting it in each run's ledger.
+    """Read aligned test files and record the access in the evaluation log of each run.
 
     Args:
         runs: run folders.
-        source: source sentences.
-        target: their translations.
-        verb: what reads them.
+        source: source sentences, one per line.
+        target: reference translations, one per line.
+        verb: the reading command, for the log.
 
     Raises:
-        TransomError: a folder is no run, the files cannot be read or do not fit together, or there is nothing in them.
+        TransomError: a folder is no run, a file cannot be read or is empty, or the numbers of lines differ.
     """
     folders = [RunFolder.open(run) for run in runs]
     pairs = load_pairs(PairFiles(source=str(source.absolute()), target=str(target.absolute())), Path.cwd())
@@ -40,8 +40,8 @@ class Translated(NamedTuple):
     """A translated test set.
 
     Attributes:
-        lines: one translation for each source sentence.
-        n_longer: sentences longer than the model reads, which were split.
+        lines: one translation per source sentence.
+        n_longer: number of sentences that exceed the context window and were split.
     """
 
     lines: list[str]
@@ -49,14 +49,14 @@ class Translated(NamedTuple):
 
 
 def translate_test_set(translator: Translator, sources: list[str], what: str, quiet: bool, **options: Unpack[Options]) -> Translated:
-    """Translate a test set, and say how many of its sentences were longer than the model reads.
+    """Translate a test set; report how many sentences exceed the context window.
 
     Args:
         translator: a loaded run.
         sources: source sentences.
-        what: they are called, for people.
-        quiet: say nothing.
-        options: of the search.
+        what: plural noun for the sentences, as printed.
+        quiet: print nothing.
+        options: decoding options.
     """
     with counting(what, quiet) as options["tell"]:
         found = translator.n_best(sources, 1, **options)

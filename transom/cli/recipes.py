@@ -1,4 +1,4 @@
-"""``transom recipes``: list, show or copy the packaged recipes."""
+"""``transom recipes``: list, show or copy the packaged recipes, and draw their attention patterns."""
 
 import os
 import shutil
@@ -28,17 +28,17 @@ transom recipes patterns cifar10-vit --set model.attention.pattern=window-2d --o
 
 
 class ListByDefault(TyperGroup):
-    """A group of which ``list`` is meant where no command is named."""
+    """A command group that runs ``list`` by default."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Put ``list`` in front of nothing."""
+        """Insert ``list`` where no subcommand is named."""
         return super().parse_args(ctx, args if args and args[0] != "--json" else ["list", *args])
 
 
 app = typer.Typer(
     add_completion=False,
     cls=ListByDefault,
-    help="A recipe is one TOML file that holds everything a training run depends on.",
+    help="A recipe is a TOML file with all settings of a training run.",
 )
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="A packaged recipe.")]
@@ -46,7 +46,7 @@ Name = Annotated[str, typer.Argument(metavar="NAME", help="A packaged recipe.")]
 
 @app.command("list")
 def list_all(as_json: Json = False) -> None:
-    """List them; also what plain `transom recipes` does."""
+    """List the packaged recipes; the default of `transom recipes`."""
     about = {name: _about(text) for name, text in packaged_recipes().items()}
     answer(about, as_json, _columns(about))
 
@@ -61,15 +61,15 @@ def show(name: Name, as_json: Json = False) -> None:
 @app.command()
 def copy(
     name: Name,
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="Where to; a file that is there is not overwritten.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="File to write; an existing file is not overwritten.")],
     as_json: Json = False,
 ) -> None:
-    """Copy a recipe to a file of your own."""
+    """Copy a packaged recipe to a file, for editing."""
     from transom.files.durable import write_file
 
     text = _recipe(name)
     if os.path.lexists(file):
-        raise ConfigError(f"{file} is there already; give another name or remove it first")
+        raise ConfigError(f"{file} already exists; choose another name or delete it first")
     refuse_output(file)
     write_file(file, text.encode())
     answer({"name": name, "file": str(file)}, as_json, [f"wrote {file}; train it with: transom train {file} --out runs/{file.stem}"])
@@ -79,11 +79,15 @@ def copy(
 def patterns(
     recipe: RecipeName,
     overrides: Set = None,
-    length: Annotated[int, typer.Option("--length", min=1, max=512, help="Tokens of the text; an image has its patches.")] = 32,
-    out: Annotated[Path | None, typer.Option("--out", metavar="FILE.svg", help="Draw them into a file instead of the terminal.")] = None,
+    length: Annotated[
+        int, typer.Option("--length", min=1, max=512, help="Number of tokens of a text; images have as many as patches.")
+    ] = 32,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="FILE.svg", help="Write an SVG file instead of printing to the terminal.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Draw which tokens each token sees, layer by layer, as the attention patterns of a recipe have it: nothing is trained for it."""
+    """Draw the attention mask of each layer of a recipe; no training is needed."""
     with signals_held():
         from transom.config.data import DATA_LATER
         from transom.config.recipe import load_recipe
@@ -111,7 +115,7 @@ def _recipe(name: str) -> str:
 
 
 def _columns(about: Mapping[str, str]) -> Iterator[str]:
-    """Set names and lines beside each other; at a terminal the lines are broken within their column."""
+    """Format names and descriptions in two columns; in a terminal, wrap the descriptions."""
     names, lines = max(map(len, about)) + 2, max(map(len, about.values()))
     room = max(shutil.get_terminal_size().columns - names, 20) if sys.stdout.isatty() else lines
     for name, line in about.items():

@@ -1,4 +1,4 @@
-"""``transom score``: how probable a model finds given texts, or given translations."""
+"""``transom score``: log-probability and perplexity of texts or translations under a model."""
 
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -23,31 +23,42 @@ app = typer.Typer(add_completion=False)
 @app.command()
 def score(
     run: Run,
-    source: Annotated[Path | None, typer.Option("--source", metavar="FILE", help="Source sentences, one a line (.gz too).")] = None,
-    target: Annotated[Path | None, typer.Option("--target", metavar="FILE", help="Their translations, line by line.")] = None,
+    source: Annotated[Path | None, typer.Option("--source", metavar="FILE", help="Source sentences, one per line (.gz too).")] = None,
+    target: Annotated[
+        Path | None, typer.Option("--target", metavar="FILE", help="Translations to score, one per line, aligned with --source.")
+    ] = None,
     to: To = None,
     text: Annotated[
-        list[Path] | None, typer.Option("--text", metavar="PATH", help="For a language model: a text file or a folder; may be repeated.")
+        list[Path] | None, typer.Option("--text", metavar="PATH", help="For a language model: a text file or a folder. Repeatable.")
     ] = None,
-    suffix: Annotated[list[str] | None, typer.Option("--suffix", help="Ending of the files to take out of folders, as .py.")] = None,
+    suffix: Annotated[
+        list[str] | None, typer.Option("--suffix", help="Suffix of the files to read from folders, as .py. Repeatable.")
+    ] = None,
     document: Annotated[
         Literal["file", "paragraph", "line"] | None,
-        typer.Option("--document", help="What one text is: a file, a paragraph or a line. Default: file."),
+        typer.Option("--document", help="Unit of text: file, paragraph or line. Default: file."),
     ] = None,
     start: Annotated[
-        float | None, typer.Option("--start", min=0, max=1, help="Where in the text to begin, as a share of its characters. Default: 0.")
+        float | None, typer.Option("--start", min=0, max=1, help="Skip this fraction of the text's characters. Default: 0.")
     ] = None,
     overlap: Annotated[
         int | None,
-        typer.Option("--overlap", min=0, help="Tokens that each further window of a long text sees again. Default: 0, as in validation."),
+        typer.Option(
+            "--overlap", min=0, help="Tokens of context shared by consecutive windows of a long text. Default: 0, as in validation."
+        ),
     ] = None,
     too_long: ScoreTooLong = None,
     precision: Precision = "auto",
     as_json: Json = False,
 ) -> None:
-    """One line a pair or text, its log p in nats with the end symbol included; at the end the perplexity, and bits a byte of text."""
+    """Print the log-probability of each pair or text in nats, the end-of-sequence token included, then the total.
+
+    The total is the perplexity per token; for a language model also the loss and bits per byte.
+    """
     if (text is None) == (source is None and target is None):
-        raise ConfigError("expected --source and --target for a translator, or --text for a language model; give one of them")
+        raise ConfigError(
+            "expected --source and --target for a translator, or --text for a language model, found both or neither; give one of them"
+        )
     if text is not None:
         refuse_with({"--to": to}, "--source and --target", "--text")
     else:
@@ -61,7 +72,7 @@ def score(
 
     if text is None:
         if source is None or target is None:
-            raise ConfigError("expected both --source and --target, found one of them; give the other too")
+            raise ConfigError("expected both --source and --target, found one of them; give both")
         _pairs(load_as(Translator, run, precision), run, source, target, to, as_json)
         return
     from transom.checkpoints.run_folder import RunFolder
@@ -85,7 +96,7 @@ def _pairs(translator: Any, run: Path, source: Path, target: Path, to: str | Non
     from transom.decoding.predictors.scores import perplexity
     from transom.tasks.progress import counting
 
-    translator.tokenizers.source.prefix(to)  # before the reading is noted
+    translator.tokenizers.source.prefix(to)  # checks `to` before the test set is read and logged
     pairs = read_test_set([run], source, target, "score")
     with counting("pairs", quiet=as_json) as tell:
         scores: list[Any] = translator.score(pairs.source, pairs.target, name=pairs.name, to=to, tell=tell)
@@ -104,8 +115,8 @@ def _texts(scores: list[Any], places: list[str], most: int, as_json: bool) -> No
     texts = [{"text": place, **each.to_json()} for place, each in zip(places, scores, strict=True)]
     lines = [f"{each.log_p:.4f} {place}" for place, each in zip(places, scores, strict=True)]
     total = (
-        f"loss {loss:.4f} nats a token, perplexity {figures['perplexity']:.4f} over {n_tokens:,} tokens;"
-        f" {figures['bits_per_byte']:.4f} bits a byte over {n_bytes:,} bytes of {len(scores):,} texts"
+        f"loss {loss:.4f} nats per token, perplexity {figures['perplexity']:.4f} over {n_tokens:,} tokens;"
+        f" {figures['bits_per_byte']:.4f} bits per byte over {n_bytes:,} bytes of {len(scores):,} texts"
     )
     n_longer, n_left_out = sum(each.windows > 1 or each.n_left_out > 0 for each in scores), sum(each.n_left_out for each in scores)
     counts = {"n_tokens": n_tokens, "n_bytes": n_bytes, "n_longer": n_longer, "n_left_out": n_left_out}
@@ -114,4 +125,4 @@ def _texts(scores: list[Any], places: list[str], most: int, as_json: bool) -> No
         return
     note_longer(n_longer, len(scores), "texts", most, TRUNCATED if n_left_out else IN_WINDOWS, n_left_out)
     if unknown := sum(each.n_unknown for each in scores):
-        note(f"{unknown:,} tokens are outside the vocabulary and count as one symbol: the bits a byte are too few")
+        note(f"{unknown:,} tokens are out of vocabulary and scored as one unknown token: bits per byte are underestimated")

@@ -1,4 +1,4 @@
-"""``transom tag``: the tag of each word of a text, and the entities in it."""
+"""``transom tag``: tag the words of a text and extract its entities."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -26,24 +26,28 @@ app = typer.Typer(add_completion=False)
 def tag(
     run: Run,
     texts: Annotated[list[str] | None, typer.Argument(metavar="TEXT...", help="Texts to tag.")] = None,
-    input_file: Annotated[Path | None, typer.Option("--input", metavar="FILE", help="Texts, one a line (.gz too).")] = None,
+    input_file: Annotated[Path | None, typer.Option("--input", metavar="FILE", help="Texts, one per line (.gz too).")] = None,
     tagged: Annotated[
-        Path | None, typer.Option("--tagged", metavar="FILE", help="Tagged sentences to score the model by, as for training.")
+        Path | None,
+        typer.Option("--tagged", metavar="FILE", help="Tagged sentences to score the model on, in the format of the training data."),
     ] = None,
     word_column: Annotated[
-        int | None, typer.Option("--word-column", metavar="N", help="Column of the word in --tagged, from 0. Default: 0.")
+        int | None, typer.Option("--word-column", metavar="N", help="Column of the word in --tagged, counted from 0. Default: 0.")
     ] = None,
     tag_column: Annotated[
-        int | None, typer.Option("--tag-column", metavar="N", help="Column of the tag in --tagged. Default: -1, the last one.")
+        int | None, typer.Option("--tag-column", metavar="N", help="Column of the tag in --tagged. Default: -1, the last column.")
     ] = None,
     too_long: Annotated[
         Literal["window", "refuse"],
-        typer.Option("--too-long", help="A text longer than the model reads: cut it into windows between words, or refuse."),
+        typer.Option("--too-long", help="How to treat texts longer than the context window: tag in windows, or refuse with an error."),
     ] = "window",
     precision: Precision = "auto",
     as_json: Json = False,
 ) -> None:
-    """One line per word with its tag, one with the entities, and an empty line after each text. Of tagged ones: accuracy and F1."""
+    """Print each word with its tag, then the entities; with --tagged, accuracy and F1.
+
+    One line per word, one line with the entities, an empty line after each text.
+    """
     if tagged is None:
         refuse_with({"--word-column": word_column, "--tag-column": tag_column}, "--tagged", "texts")
     if sum(map(bool, (texts, input_file, tagged))) != 1:
@@ -58,9 +62,9 @@ def tag(
 
     tagger = load_as(Tagger, run, precision)
     if tagged is not None:
-        if not tagged.is_file():  # the ledger notes a hash of what is read, and a pipe has none
+        if not tagged.is_file():  # the evaluation log records a hash, which a pipe does not have
             there = "something else" if tagged.exists() else "nothing"
-            raise DataError(f"{tagged}: expected a file of tagged sentences, found {there} there")
+            raise DataError(f"{tagged}: expected a file of tagged sentences, found {there}")
         known = read_tagged(tagged, word_column or 0, -1 if tag_column is None else tag_column)
         RunFolder.open(run).ledger.record(tagged, "tag")
         with counting("windows", quiet=as_json) as tell:
@@ -85,7 +89,7 @@ def _lines(found: "TaggedText") -> list[str]:
 
 
 def _plain(scores: "TagScores") -> dict[str, object]:
-    """Return scores as plain data."""
+    """Convert scores to plain data."""
     entities = None if scores.entities is None else scores.entities._asdict()
     return scores._asdict() | {"entities": entities, "labels": {label: one._asdict() for label, one in scores.labels.items()}}
 

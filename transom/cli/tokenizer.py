@@ -1,4 +1,4 @@
-"""``transom tokenizer``: train one by itself, or look at one."""
+"""``transom tokenizer``: train a tokenizer without a model, or inspect one."""
 
 from functools import partial
 from pathlib import Path
@@ -20,19 +20,19 @@ transom tokenizer show runs/en-de
 transom tokenizer show tokenizer.json "A man sleeps."
 """
 
-app = typer.Typer(add_completion=False, help="transom train makes the tokenizer by itself; this is for looking at one first.")
+app = typer.Typer(add_completion=False, help="transom train trains the tokenizer too; this command is for inspecting one beforehand.")
 
 
 @app.command()
 @partial(WithDataOptions, wanted=lambda option: option.is_text and option.part != "valid")
 def train(
     recipe: RecipeName,
-    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="Where to write it.")],
+    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="File to write.")],
     files: Files,
     overrides: Set = None,
     as_json: Json = False,
 ) -> None:
-    """Train the tokenizer of a recipe on its training data."""
+    """Train the tokenizer of a recipe on its training data and write it to a file."""
     with signals_held():
         from transom.config.recipe import load_recipe
         from transom.data.tokenizer.tokenizer import describe
@@ -46,7 +46,7 @@ def train(
     read, base = load_recipe(recipe, [*file_overrides(recipe, overrides or [], files), *(overrides or [])])
     task = task_of(read)
     if not isinstance(task, LearnsSymbols):
-        raise ConfigError(f"{recipe}: expected a recipe of texts, found task = {read.task!r}, which has no tokenizer; take another recipe")
+        raise ConfigError(f"{recipe}: expected a recipe with a tokenizer, found task = {read.task!r}; choose another recipe")
     refuse_output(out, [Path(recipe), *data_paths(read, base)])
     tell("reading the data ...")
     tokenizers = task.train_tokenizers(read, base, tell)
@@ -56,11 +56,11 @@ def train(
 
 @app.command()
 def show(
-    where: Annotated[Path, typer.Argument(metavar="RUN_OR_FILE", help="A run folder or a tokenizer.json.")],
-    sentence: Annotated[str | None, typer.Argument(metavar="SENTENCE", help="Show how each side would split it.")] = None,
+    where: Annotated[Path, typer.Argument(metavar="RUN_OR_FILE", help="A run folder or a tokenizer.json file.")],
+    sentence: Annotated[str | None, typer.Argument(metavar="SENTENCE", help="Show how the tokenizer segments this sentence.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Describe a tokenizer, and show how it splits a sentence."""
+    """Print kind and vocabulary size of a tokenizer, and the tokens of a sentence."""
     from transom.data.tokenizer.tokenizer import Tokenizers, describe
 
     tokenizers = Tokenizers.load(where / "tokenizer.json" if where.is_dir() else where)

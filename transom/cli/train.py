@@ -1,4 +1,4 @@
-"""``transom train``: one run, or the same run from several seeds."""
+"""``transom train``: train one run, or the same recipe from several seeds."""
 
 import statistics
 import sys
@@ -44,20 +44,25 @@ transom train my.toml --seeds 3
 def train(
     recipe: RecipeName,
     files: Files,
-    out: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="The run folder; left out, runs/NAME.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Run folder to write. Default: runs/NAME.")] = None,
     origin: Annotated[
         Path | None,
-        typer.Option("--from", metavar="RUN", help="Fine-tune a run: its tokenizer, shape and weights; --set changes what these allow."),
+        typer.Option("--from", metavar="RUN", help="Fine-tune: start from this run's tokenizer, architecture and weights."),
     ] = None,
     overrides: Set = None,
     minutes: Annotated[
         float | None, typer.Option("--minutes", min=0, metavar="N", help="Stop training after N minutes and keep the best weights.")
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out, if there is one.")] = False,
-    seeds: Annotated[int | None, typer.Option("--seeds", min=1, metavar="N", help="Train with seeds 1 to N; mean and spread.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Resume the run in --out, if there is one.")] = False,
+    seeds: Annotated[
+        int | None, typer.Option("--seeds", min=1, metavar="N", help="Train with seeds 1 to N; report mean and standard deviation.")
+    ] = None,
     as_json: Json = False,
 ) -> int:
-    """Everything is in the recipe; --set changes any field of it. Ctrl-C saves, and --resume goes on to the very same end."""
+    """Write weights, metrics and a report to a run folder. The recipe holds all settings; --set overrides any of them.
+
+    Ctrl-C saves a checkpoint. --resume continues from it and ends with bit-identical weights.
+    """
     with signals_held():
         from transom.config.finetune import load_training
         from transom.tasks.train import default_folder
@@ -94,20 +99,20 @@ def _one(recipe: "Recipe", base: Path, asked: "Asked", folder: Path, resume: boo
 
 
 def _asked_to_overwrite(folder: Path) -> bool:
-    """At a terminal, ask whether a run that is in the way may go; elsewhere the folder refuses by itself."""
+    """In a terminal, ask whether to overwrite an existing run; elsewhere training refuses to."""
     with signals_held():
         from transom.checkpoints.run_files import holds_run
 
     if not (sys.stdin.isatty() and sys.stderr.isatty() and holds_run(folder)):
         return False
-    return typer.confirm(f"{folder} holds a run already. Remove it and begin anew? (--resume goes on with it)", err=True)
+    return typer.confirm(f"{folder} already holds a run. Delete it and start over? (--resume continues it)", err=True)
 
 
 def _told(sitting: "Sitting") -> list[str]:
     from transom.training.figures import spelled
 
     if sitting.stopped_by:
-        return [f"stopped at step {sitting.step:,}; saved in {sitting.folder}; the same command with --resume goes on"]
+        return [f"stopped at step {sitting.step:,}; saved in {sitting.folder}; repeat the command with --resume to continue"]
     best = ", ".join([*spelled(sitting.best), *([] if sitting.weights is None else [f"{sitting.weights} weights"])])
     return [
         f"best validation, step {sitting.best['step']:,.0f}: {best}" if sitting.best else "no validation",
@@ -118,7 +123,7 @@ def _told(sitting: "Sitting") -> list[str]:
 
 
 def _summary(sittings: Sequence["Sitting"]) -> dict[str, dict[str, float]]:
-    """Return mean and sample standard deviation of each figure."""
+    """Return mean and sample standard deviation of each metric."""
     from transom.training.figures import metrics, tags
 
     endings = ["", *(f"/{tag}" for tag in tags(sittings[0].best))]
@@ -136,4 +141,4 @@ def _summary_table(sittings: Sequence["Sitting"], summary: Mapping[str, Mapping[
         rows.append([str(seed), *figures, f"{sitting.best['step']:.0f}", f"{sitting.seconds / 60:.1f}"])
     for label, values in (("mean", summary["mean"]), ("spread", summary["spread"])):
         rows.append([label, *(f"{values[name]:.4f}" for name in names), "", ""])
-    return [*table(rows), "validation figures of the kept weights; spread is the sample standard deviation"]
+    return [*table(rows), "validation metrics of the best weights; std is the sample standard deviation"]

@@ -1,4 +1,4 @@
-"""``transom translate``: a sentence, a file or standard input, one output line for each input line."""
+"""``transom translate``: translate a sentence, a file or standard input, one output line per input line."""
 
 import io
 import sys
@@ -28,20 +28,24 @@ app = typer.Typer(add_completion=False)
 @app.command()
 def translate(
     run: Run,
-    sentence: Annotated[str | None, typer.Argument(metavar="SENTENCE", help="Left out: --input, or else standard input.")] = None,
-    input_file: Annotated[Path | None, typer.Option("--input", metavar="FILE", help="Sentences, one a line (.gz too).")] = None,
-    output_file: Annotated[Path | None, typer.Option("--output", metavar="FILE", help="Where to; left out, standard output.")] = None,
+    sentence: Annotated[
+        str | None, typer.Argument(metavar="SENTENCE", help="Sentence to translate. Default: --input, else standard input.")
+    ] = None,
+    input_file: Annotated[Path | None, typer.Option("--input", metavar="FILE", help="Sentences, one per line (.gz too).")] = None,
+    output_file: Annotated[
+        Path | None, typer.Option("--output", metavar="FILE", help="File for the translations. Default: standard output.")
+    ] = None,
     to: To = None,
     beam_size: Beam = None,
     length_penalty: Alpha = None,
-    n_best: Annotated[int, typer.Option("--n-best", min=1, help="Translations a sentence: number ||| text ||| score ||| log p.")] = 1,
-    min_length: Annotated[int | None, typer.Option("--min-length", min=0, help="Fewest tokens of a translation.")] = None,
-    max_length: Annotated[int | None, typer.Option("--max-length", min=1, help="Most tokens of a translation.")] = None,
+    n_best: Annotated[int, typer.Option("--n-best", min=1, help="Translations per sentence, as: number ||| text ||| score ||| log p.")] = 1,
+    min_length: Annotated[int | None, typer.Option("--min-length", min=0, help="Minimum length of a translation in tokens.")] = None,
+    max_length: Annotated[int | None, typer.Option("--max-length", min=1, help="Maximum length of a translation in tokens.")] = None,
     too_long: TranslateTooLong = "split",
     precision: SearchPrecision = "auto",
     as_json: Json = False,
 ) -> None:
-    """One output line for each input line, always and in order; an empty line gives an empty line."""
+    """Print one translation per input line, in order; an empty line stays empty."""
     parameters = {**locals()}
     if sentence is not None and input_file is not None:
         raise ConfigError("expected a SENTENCE or --input, found both; remove one")
@@ -64,16 +68,16 @@ def translate(
 
 
 def _texts(sentence: str | None, input_file: Path | None) -> tuple[list[str], str]:
-    """Return the lines to translate, and what messages call their origin."""
+    """Return the lines to translate and the name of their source for messages."""
     from transom.data.text.text import decode_lines, read_lines
 
     if sentence is not None:
-        content = io.BytesIO(sentence.encode(errors="surrogateescape"))  # the very bytes that were typed
+        content = io.BytesIO(sentence.encode(errors="surrogateescape"))  # the bytes as typed
         return list(decode_lines(content, "SENTENCE")) or [""], "SENTENCE"
     if input_file is not None:
         return read_lines(input_file), str(input_file)
     if sys.stdin.isatty():
-        note("translating standard input, a sentence a line; end it with Ctrl-D")
+        note("translating standard input, one sentence per line; end with Ctrl-D")
     return list(decode_lines(sys.stdin.buffer, "standard input")), "standard input"
 
 

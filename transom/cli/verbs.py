@@ -1,4 +1,4 @@
-"""The verbs, and the command line that imports a verb's file only when it is called."""
+"""The commands, and the Click group that imports a command's module only when the command is called."""
 
 import sys
 from collections.abc import Iterable, Sequence
@@ -16,56 +16,59 @@ from transom.config.registry import task_helps
 from transom.errors import ConfigError
 from transom.tasks.imports import signals_held
 
-TRAIN = Verb("train", "Train a model from a recipe, or on your own files.")
+TRAIN = Verb("train", "Train a model from a recipe or on your own files.")
 OTHERS = (
-    Verb("score", "Give log p of texts, or of translations, and the perplexity."),
-    Verb("compare", "Tell whether one model is better than another: paired bootstrap."),
-    Verb("compare-attention", "Measure what approximations of attention would make of a model: error, time and memory."),
-    Verb("kernels", "Show which fast path computes each operation on this machine, and why."),
-    Verb("compare-components", "Train a recipe with other components, from the same seeds: loss, speed and parameters side by side."),
-    Verb("plugins", "List the plugins that installed packages offer."),
+    Verb("score", "Score texts or translations: log-probability and perplexity."),
+    Verb("compare", "Test whether two models differ significantly in BLEU (paired bootstrap)."),
+    Verb("compare-attention", "Measure error, time and memory of approximate attention on a trained model."),
+    Verb("kernels", "List the kernel that computes each operation on this machine, with the reason."),
+    Verb("compare-components", "Train a recipe with other components from the same seeds; compare loss, speed and parameters."),
+    Verb("plugins", "List the plugins of installed packages."),
     Verb("recipes", "List, show or copy the packaged recipes."),
-    Verb("tokenizer", "Train a tokenizer, or show how it splits a sentence."),
-    Verb("demo", "Train the built-in phrasebook translator and look at what it learned."),
+    Verb("tokenizer", "Train a tokenizer, or show how it segments a sentence."),
+    Verb("demo", "Train the built-in phrasebook translator; translate held-out sentences and show the alignment."),
 )
-"""The verbs that no task brings."""
-
+"""The commands that belong to no task."""
 
 WITHOUT_PLUGINS = {"demo", "plugins", "list", "copy", "show"}
-"""The verbs, and commands of verbs, that meet no component and no task: they do not take ``--plugin``."""
+"""Commands and subcommands without ``--plugin``: they use no components and no tasks."""
 
 
 def verbs() -> dict[str, Verb]:
-    """Return all verbs by name, in the order in which they are listed: those of tasks stand between ``TRAIN`` and ``OTHERS``."""
+    """Return all commands by name in listing order: ``TRAIN``, those of the tasks, ``OTHERS``."""
     return {verb.name: verb for verb in (TRAIN, *(verb for told in task_helps() for verb in told.verbs), *OTHERS)}
 
 
 class Verbs(TyperGroup):
-    """The group of all verbs."""
+    """The group of all commands, each imported on demand."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Let help on all verbs know the plugins that are named."""
+        """Import the named plugins before ``transom --help``."""
         if "--help" in args and not set(args) & set(verbs()) and _import_named(args):
             args = ["--help"]
         found: list[str] = super().parse_args(ctx, args)
         return found
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Import the plugins that are named, then the verb: its options, its help and what it accepts depend on them."""
+        """Import the named plugins, then the command: its options, help and accepted values depend on them."""
         _import_named(args)
         return super().resolve_command(ctx, args)
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """Return the verbs in their order."""
+        """Return the names of the commands in listing order."""
         return list(verbs())
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Import a verb."""
+        """Import the module of a command and return the command.
+
+        Raises:
+            ConfigError: no command has this name.
+        """
         if cmd_name in self.commands:
             return self.commands[cmd_name]
         known = verbs()
         if cmd_name not in known:
-            raise ConfigError(f"expected a verb, found {cmd_name!r}; {nearest(cmd_name, list(known))}")
+            raise ConfigError(f"expected a command, found {cmd_name!r}; {nearest(cmd_name, list(known))}")
         verb = known[cmd_name]
         module = import_module(verb.module or f"transom.cli.{cmd_name.replace('-', '_')}")
         command = typer.main.get_command(module.app)
@@ -78,18 +81,18 @@ class Verbs(TyperGroup):
         return command
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        """List the verbs; none needs to be imported for that."""
+        """List the commands without importing them."""
         self.commands = {name: TyperCommand(name, help=verb.help) for name, verb in verbs().items()}
         _without_values(self.get_params(ctx))
         super().format_help(ctx, formatter)
 
 
 def _import_named(arguments: Sequence[str]) -> bool:
-    """Import the plugins that are named among arguments; return whether there are any."""
+    """Import the plugins named in the arguments; return whether there are any."""
     if not (named := plugins_named(arguments)):
         return False
     with signals_held():
-        import torch  # noqa: F401  # which a plugin will import; a signal that comes meanwhile is not lost
+        import torch  # noqa: F401  # plugins import it; a signal during the import is deferred, not lost
 
         from transom.config.plugins import import_plugins
     import_plugins(named)
@@ -97,7 +100,7 @@ def _import_named(arguments: Sequence[str]) -> bool:
 
 
 def _of_plugins() -> str:
-    """Tell what the plugins that were named registered; for none nothing is imported."""
+    """Format what the named plugins registered; without plugins nothing is imported."""
     plugins = sys.modules.get("transom.config.plugins")
     lines = plugins.registered_by_plugins() if plugins else []
     if not lines:
@@ -108,7 +111,7 @@ def _of_plugins() -> str:
 
 
 def plugins_named(arguments: Sequence[str]) -> list[str]:
-    """List the values of ``--plugin`` among a command line's arguments.
+    """Return the values of ``--plugin`` in a command line.
 
     >>> plugins_named(["train", "my.toml", "--plugin", "my_norm.py", "--plugin=my_task.py", "--", "--plugin", "no.py"])
     ['my_norm.py', 'my_task.py']
@@ -119,7 +122,7 @@ def plugins_named(arguments: Sequence[str]) -> list[str]:
 
 
 def _plugin_option() -> Any:
-    """Make the option ``--plugin``; its values were imported before the command line is parsed, and reach no verb."""
+    """Build the option ``--plugin``. Its values are imported before the command line is parsed and passed to no command."""
     app = typer.Typer()
 
     @app.command()
@@ -129,7 +132,7 @@ def _plugin_option() -> Any:
             typer.Option(
                 "--plugin",
                 metavar="FILE_OR_NAME",
-                help="Run this Python file, or installed plugin, first: its components and tasks are then known. May be repeated.",
+                help="Run a Python file, or load an installed plugin, that registers components or tasks. Repeatable.",
             ),
         ] = None,
     ) -> None: ...
@@ -140,7 +143,7 @@ def _plugin_option() -> Any:
 
 
 def _without_values(options: Iterable[Any]) -> None:
-    """Show no type beside a flag, which takes no value."""
+    """Show no type for flags, which take no value."""
     for option in options:
         if getattr(option, "is_flag", False):
             option.metavar = ""
@@ -148,13 +151,13 @@ def _without_values(options: Iterable[Any]) -> None:
 
 def command_line() -> TyperGroup:
     """Build the command line."""
-    app = typer.Typer(cls=Verbs, add_completion=False, epilog="transom VERB --help shows a verb's options and examples.")
+    app = typer.Typer(cls=Verbs, add_completion=False, epilog="transom COMMAND --help shows the options and examples of a command.")
 
     @app.callback()
     def transom(
         version: bool = typer.Option(False, "--version", is_eager=True, callback=_print_version, help="Print the version and exit."),
     ) -> None:
-        """Train a Transformer on your own data with one command, and look into it."""
+        """Train, evaluate and run Transformers: translation, language models, classification, tagging and embeddings."""
 
     return typer.main.get_group(app)
 

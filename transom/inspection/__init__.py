@@ -1,1 +1,1 @@
-"""Looking into models and runs: sites, attention re-derived, alignments, pictures, the report and the model card."""
+"""Inspection of models and runs: activation sites, attention weights, alignments, the training report and the model card."""

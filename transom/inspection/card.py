@@ -1,4 +1,4 @@
-"""The model card: the README.md of a run folder, written from the facts of the run and from nothing else."""
+"""The model card: README.md of a run folder, rendered from the run's summary only."""
 
 import re
 
@@ -12,7 +12,7 @@ from transom.training.figures import spelled
 
 
 def card(facts: Facts) -> str:
-    """Write the model card as Markdown; text from data or files stands in code spans, where nothing in it takes effect."""
+    """Render the model card as Markdown; text from data or files is put into code spans, where markup has no effect."""
     parts = [f"# {_escaped(facts.name)}", _what(facts), _use(facts), _scores(facts), _data(facts), _training(facts), _recipe(facts)]
     return "\n\n".join(parts) + "\n"
 
@@ -25,12 +25,13 @@ def _what(facts: Facts) -> str:
         *describe.sizes(recipe),
     ]
     article = "An" if recipe.task[0] in "aeiou" else "A"
-    return f"{article} {recipe.task} model: {describe.family(recipe)}, trained {describe.origin(recipe)} by transom.\n\n{_list(sizes)}"
+    what = f"{article} {recipe.task} model: {describe.family(recipe)}"
+    return f"{what}, trained {describe.origin(recipe)} by transom.\n\n{_list(sizes)}"
 
 
 def _use(facts: Facts) -> str:
     command, python = describe.use(facts.recipe, visible(facts.name))
-    return f"## Use\n\nFrom the folder that holds this one:\n\n{_fenced(command, 'sh')}\n\n{_fenced(python, 'python')}"
+    return f"## Use\n\nFrom the parent folder:\n\n{_fenced(command, 'sh')}\n\n{_fenced(python, 'python')}"
 
 
 def _scores(facts: Facts) -> str:
@@ -40,26 +41,26 @@ def _scores(facts: Facts) -> str:
         figures = ", ".join(spelled(kept))
         lines.append(
             f"validation set{facts.recipe.measured_on(kept)}: {figures}, at step {whole(kept['step'])}."
-            f" These weights were chosen by this {facts.recipe.training.select_by}, so the figures favour them."
+            f" The weights were selected by this {facts.recipe.training.select_by}, so these metrics are optimistically biased."
             + (f" They are the {facts.kept_weights}." if facts.kept_weights else "")
         )
     lines += [f"look at this: {problem}" for problem in facts.problems]
-    note = "" if facts.scores else "\n\nNo test score was measured for this card."
-    return f"## Scores\n\n{_list(lines) if lines else 'None was measured.'}{note}"
+    note = "" if facts.scores else "\n\nThis card has no test scores."
+    return f"## Scores\n\n{_list(lines) if lines else 'None.'}{note}"
 
 
 def _data(facts: Facts) -> str:
     lines = _origin(facts.recipe.data)
     for language in getattr(facts.recipe.data, "languages", ()):
-        turned = ", read from target to source" if language.reverse else ""
+        turned = ", reversed (target to source)" if language.reverse else ""
         lines += [f"{_code(language.tag)}: {line}{turned}" for line in _origin(language)]
     problems = [str(problem) for problem in facts.data.get("problems") or ()]
-    found = f"\n\nFound in the data before training:\n\n{_list([_code(problem) for problem in problems])}" if problems else ""
+    found = f"\n\nProblems found in the data before training:\n\n{_list([_code(problem) for problem in problems])}" if problems else ""
     return f"## Data\n\n{_list(lines)}{found}"
 
 
 def _origin(data: Data | Language) -> list[str]:
-    """Say where examples come from."""
+    """List the sources of the data."""
     lines = []
     if data.generate is not None:
         lines.append(f"generated: {_code(data.generate.model_dump_json())}")
@@ -72,12 +73,12 @@ def _origin(data: Data | Language) -> list[str]:
 
 
 def _training(facts: Facts) -> str:
-    lines = [f"{whole(facts.steps)} steps in {duration(facts.seconds)}, validation included, seed {facts.recipe.training.seed}"]
+    lines = [f"{whole(facts.steps)} steps in {duration(facts.seconds)} including validation, seed {facts.recipe.training.seed}"]
     if facts.throughput is not None:
-        share = "" if facts.peak_share is None else f", {percent(facts.peak_share, 1)} of the machine's measured matrix-product peak"
-        lines.append(f"{whole(facts.throughput)} {facts.recipe.COUNTED} a second (median){share}")
+        share = "" if facts.peak_share is None else f", {percent(facts.peak_share, 1)} of the measured peak matmul FLOP/s"
+        lines.append(f"{whole(facts.throughput)} {facts.recipe.COUNTED} per second (median){share}")
     if skipped := len(facts.of_kind("skipped")):
-        lines.append(f"{whole(skipped)} steps skipped for a loss or gradient that was not finite")
+        lines.append(f"{whole(skipped)} steps skipped because the loss or a gradient was not finite")
     lines.extend(_code(line) for line in facts.machine)
     return f"## Training\n\n{_list(lines)}"
 
@@ -96,7 +97,7 @@ def _escaped(text: str) -> str:
 
 
 def _code(text: str) -> str:
-    """Put text into a code span, whatever back-ticks it holds."""
+    """Format text as a code span; the fence is longer than any backticks in it."""
     shown = visible(text)
     fence = "`" * (1 + max(map(len, re.findall("`+", shown)), default=0))
     space = " " if shown.startswith("`") or shown.endswith("`") or not shown.strip() else ""
@@ -104,7 +105,7 @@ def _code(text: str) -> str:
 
 
 def _fenced(text: str, language: str) -> str:
-    """Put lines into a code block, whatever back-ticks they hold."""
+    """Format lines as a code block; the fence is longer than any backticks in them."""
     shown = "\n".join(map(visible, text.strip("\n").split("\n")))
     fence = "`" * max(3, 1 + max(map(len, re.findall("`+", shown)), default=0))
     return f"{fence}{language}\n{shown}\n{fence}"

@@ -1,4 +1,4 @@
-"""What approximations of attention would make of a model's own queries, keys and values: error, time and memory of each kind."""
+"""Error, time and memory of attention methods on a trained model's own queries, keys and values."""
 
 import statistics
 import time
@@ -28,22 +28,22 @@ from transom.layers.observe import ActivationRecorder
 from transom.models.network import Network
 from transom.planning.process import environment_with
 
-EXPLICIT = "exact, written out"
+EXPLICIT = "exact, explicit"
 LONGEST_EXPLICIT = 4096
-"""Tokens behind which scores of all pairs are not written out."""
+"""Maximum number of tokens for which the full score matrix is computed."""
 
 
 class Tapped(NamedTuple):
-    """What entered an attention of a model.
+    """The inputs of one attention layer.
 
     Attributes:
-        address: of the attention.
-        q: queries, of one row without padding.
+        address: address of the layer.
+        q: queries of one row without padding.
         k: keys.
         v: values.
-        terms: mask, bias and all else that the model's own attention has.
-        causal: whether tokens see only what came before.
-        own: whether tokens look at their own sequence.
+        terms: mask, bias and other arguments of the model's own attention.
+        causal: whether the attention is causal.
+        own: whether it is self-attention.
     """
 
     address: str
@@ -56,11 +56,11 @@ class Tapped(NamedTuple):
 
 
 class System(NamedTuple):
-    """A way to attend.
+    """An attention method.
 
     Attributes:
-        gather: gives what each query gathers.
-        weights: gives the weights that it implies; None where they are those of the reference.
+        gather: computes the attention output.
+        weights: computes the implied attention weights; None if they equal the reference's.
     """
 
     gather: Callable[[], Tensor]
@@ -68,14 +68,14 @@ class System(NamedTuple):
 
 
 class Cost(NamedTuple):
-    """What a kind of attention costs in one place.
+    """Error, time and memory of one method on one attention layer.
 
     Attributes:
-        kind: its name.
-        output_error: |Z' - Z| / |Z|, Z what exact attention gathers, the mean over heads; None for the reference.
-        weights_error: the same of the weights; None where they were not compared.
-        seconds: of one pass forward, the median.
-        bytes: most memory that was held beside what it is given.
+        kind: name of the method.
+        output_error: |Z' - Z| / |Z|, averaged over heads, where Z is the exact output; None for the reference.
+        weights_error: the same for the attention weights; None where they were not compared.
+        seconds: median time of a forward pass.
+        bytes: peak memory in addition to the inputs.
     """
 
     kind: str
@@ -87,7 +87,7 @@ class Cost(NamedTuple):
 
 @torch.no_grad()
 def tapped(model: Network, batch: Any) -> list[Tapped]:
-    """Run a model on a batch of one row and read what entered each of its attentions, but for blocks that only chosen tokens pass."""
+    """Run a model on a batch of one row and record the inputs of each attention layer, except in mixture-of-depths blocks."""
     named = dict(model.named_modules())
     routed = {name for name, module in named.items() if isinstance(module, Block) and module.depth is not None}
     modules = {name: m for name, m in named.items() if isinstance(m, Attention) and name.rpartition(".")[0] not in routed}
@@ -102,7 +102,7 @@ def tapped(model: Network, batch: Any) -> list[Tapped]:
 
 
 def stretched(of: Tapped, length: int) -> Tapped:
-    """Repeat the tokens of a self-attention up to a length, or cut them; a bias of positions is left out, since none is known there."""
+    """Repeat or cut the tokens of a self-attention layer to a length; position biases are dropped, since they are undefined there."""
     places = torch.arange(length, device=of.q.device)
     q, k, v = (x.index_select(2, places % x.shape[2]) for x in (of.q, of.k, of.v))
     there = Places.of_text(length, q.device)
@@ -112,13 +112,13 @@ def stretched(of: Tapped, length: int) -> Tapped:
 
 @torch.no_grad()
 def systems(of: Tapped, windows: Sequence[int], bricks: Mapping[str, ApproximationBrick], seed: int) -> dict[str, System]:
-    """Name every way to attend that fits a place.
+    """Return the applicable attention methods by name.
 
     Args:
-        of: what enters it.
+        of: inputs of the layer.
         windows: sizes of sliding windows.
-        bricks: approximations by their names.
-        seed: of random features.
+        bricks: approximations by name.
+        seed: seed of random features.
     """
     q, k, v, terms = of.q, of.k, of.v, of.terms
     ways = {}
@@ -132,7 +132,8 @@ def systems(of: Tapped, windows: Sequence[int], bricks: Mapping[str, Approximati
     asking, asked = (torch.ones(1, x.shape[2], dtype=torch.long, device=q.device) for x in (q, k))
     segments = SegmentMask(asking, asked, of.causal)
     for name, brick in bricks.items():
-        if (brick.LOOKS_BACK or not of.causal) and (of.own or not isinstance(brick, Nystrom)):  # whose landmarks would see all queries
+        landmarks_see_all_queries = isinstance(brick, Nystrom) and not of.own
+        if (brick.LOOKS_BACK or not of.causal) and not landmarks_see_all_queries:
             ways[name] = _approximate(of, _prepared(brick, q, k.shape[2], seed), segments)
     return ways
 
@@ -144,7 +145,7 @@ def _approximate(of: Tapped, approximation: Approximation, segments: SegmentMask
 
 
 def _prepared(brick: ApproximationBrick, q: Tensor, n_keys: int, seed: int) -> Approximation:
-    """Build an approximation: random features of a seed, and what would have to be learned a mean over runs of tokens."""
+    """Build an approximation with seeded random features; learned projections (Linformer) are replaced by means over runs of tokens."""
     layer = build_approximation(brick, q.shape[3], n_keys)
     if isinstance(layer, PerformerLayer):
         with torch.random.fork_rng([]):
@@ -158,7 +159,7 @@ def _prepared(brick: ApproximationBrick, q: Tensor, n_keys: int, seed: int) -> A
 
 
 def _window(of: Tapped, size: int) -> System:
-    """Attend in a sliding window, by tiles where that pays as in the model."""
+    """Return sliding-window attention, block-sparse where the model would use that."""
     q, k, v, places = of.q, of.k, of.v, Places.of_text(of.q.shape[2], of.q.device)
     rule = (LOOKING_BACK if of.causal else SAME_SEGMENT) & Distance(1 - size, size - 1)
     near = rule.matrix(places, places)
@@ -172,13 +173,13 @@ def _window(of: Tapped, size: int) -> System:
 
 @torch.no_grad()
 def costs(of: Tapped, ways: Mapping[str, System], rounds: int, with_weights: bool) -> list[Cost]:
-    """Measure every way to attend, timed in turn so that a change in the machine's speed meets all of them.
+    """Measure error, time and memory of every method; timings are interleaved, so that changes in machine speed affect all methods.
 
     Args:
-        of: what enters them.
-        ways: by name, of ``systems``.
-        rounds: how often each is timed, after once to warm up.
-        with_weights: compare the weights too, a number a pair of tokens.
+        of: inputs of the layer.
+        ways: methods by name, from ``systems``.
+        rounds: number of timings per method, after one warm-up call.
+        with_weights: also compare the attention weights, which takes memory for all pairs of tokens.
     """
     exact = attend(of.q, of.k, of.v, of.terms)
     weights = pattern(scores(of.q, of.k, of.terms), of.terms) if with_weights else None
@@ -204,19 +205,19 @@ def costs(of: Tapped, ways: Mapping[str, System], rounds: int, with_weights: boo
 
 
 def relative_error(found: Float[Tensor, "1 n_heads query width"], exact: Float[Tensor, "1 n_heads query width"]) -> float:
-    """Return |found - exact| / |exact| of each head's matrix, the mean over heads."""
+    """Return |found - exact| / |exact| (Frobenius norms per head), averaged over heads."""
     difference, size = ((x.double() ** 2).sum((0, 2, 3)).sqrt() for x in (found.double() - exact.double(), exact))
     return float((difference / size.clamp(min=torch.finfo(torch.float64).tiny)).mean())
 
 
 def peak_bytes(work: Callable[[], object], device: torch.device) -> int:
-    """Measure the most memory that a piece of work holds at once, its result included: every allocation is counted, none is guessed."""
+    """Measure the peak memory of a function in bytes, its result included, from all of its allocations."""
     if device.type == "cuda":
         before = torch.cuda.memory_allocated(device)
         torch.cuda.reset_peak_memory_stats(device)
         work()
         return torch.cuda.max_memory_allocated(device) - before
-    quiet = environment_with({"KINETO_LOG_LEVEL": "99"})  # it would write of its start and stop on standard error
+    quiet = environment_with({"KINETO_LOG_LEVEL": "99"})  # else it logs its start and stop to standard error
     with quiet, profile(activities=[ProfilerActivity.CPU], profile_memory=True) as watched:
         work()
     results: Any = watched.profiler.kineto_results
@@ -229,7 +230,7 @@ def peak_bytes(work: Callable[[], object], device: torch.device) -> int:
 
 
 def means(of_places: Sequence[Sequence[Cost]]) -> list[Cost]:
-    """Average over places what each kind costs there; a kind counts where it fits."""
+    """Average the costs of each method over the layers it applies to."""
     kinds = dict.fromkeys(cost.kind for costs in of_places for cost in costs)
     found = []
     for kind in kinds:
@@ -244,12 +245,12 @@ def means(of_places: Sequence[Sequence[Cost]]) -> list[Cost]:
 
 
 def bricks_for(features: Sequence[int], ranks: Sequence[int], n_keys: int) -> dict[str, ApproximationBrick]:
-    """Name the approximations to compare.
+    """Return the approximations to compare by name.
 
     Args:
-        features: numbers of random features.
-        ranks: ranks of Linformer and landmarks of Nystrom; those of as many as there are tokens are left out.
-        n_keys: tokens.
+        features: numbers of random features (Performer).
+        ranks: ranks (Linformer) and numbers of landmarks (Nystrom); those not below ``n_keys`` are skipped.
+        n_keys: number of keys.
     """
     low = [rank for rank in ranks if rank < n_keys]
     return {
@@ -262,15 +263,15 @@ def bricks_for(features: Sequence[int], ranks: Sequence[int], n_keys: int) -> di
 
 
 class Settings(NamedTuple):
-    """What is compared, and how.
+    """Settings of a comparison.
 
     Attributes:
-        lengths: tokens to which the first self-attention's text is repeated or cut.
-        features: numbers of random features.
-        ranks: ranks of Linformer and landmarks of Nystrom.
+        lengths: numbers of tokens to which the input of the first self-attention is repeated or cut.
+        features: numbers of random features (Performer).
+        ranks: ranks (Linformer) and numbers of landmarks (Nystrom).
         windows: sizes of sliding windows.
-        rounds: how often each is timed.
-        seed: of random features.
+        rounds: number of timings per method.
+        seed: seed of random features.
     """
 
     lengths: Sequence[int] = ()
@@ -282,13 +283,13 @@ class Settings(NamedTuple):
 
 
 class Comparison(NamedTuple):
-    """What was measured.
+    """The measurements.
 
     Attributes:
-        tokens: keys of each attention, by its address.
-        layers: what each kind costs there.
-        lengths: what each kind costs at other lengths.
-        notes: what one has to know beside it.
+        tokens: number of keys per attention layer, by address.
+        layers: costs of each method per layer.
+        lengths: costs of each method per length.
+        notes: caveats.
     """
 
     tokens: dict[str, int]
@@ -298,29 +299,29 @@ class Comparison(NamedTuple):
 
     @property
     def kinds(self) -> list[Cost]:
-        """What each kind costs on average."""
+        """Costs of each method averaged over layers."""
         return means(list(self.layers.values()))
 
 
 def compare(model: Network, batch: Any, settings: Settings, tell: Callable[[int, int], None] = lambda done, total: None) -> Comparison:
-    """Put a model's queries, keys and values through every kind of attention that fits.
+    """Compute attention from a model's queries, keys and values with every applicable method.
 
     Args:
-        model: ready to answer.
-        batch: what it reads: one row.
-        settings: what is compared.
-        tell: is told how many places are done.
+        model: a model in evaluation mode.
+        batch: input of one row.
+        settings: methods, lengths and repeats.
+        tell: called with (done, total).
 
     Raises:
-        ConfigError: there is no attention of a Transformer in the model, or none that all tokens have.
+        ConfigError: the model has no Transformer attention layer that all tokens pass.
     """
     places = tapped(model, batch)
     if not places:
-        found = f"model.kind = {model.config.kind!r}, which has no such attention"
+        found = f"model.kind = {model.config.kind!r}, which has no such attention layer"
         if isinstance(model.config, Transformer):
-            found = f"model.depth = {model.config.depth.kind!r} in every block, which has no attention of all tokens"
+            found = f"model.depth = {model.config.depth.kind!r} in every block, which leaves no attention layer over all tokens"
         raise ConfigError(f"expected a Transformer's run, found {found}")
-    peak_bytes(lambda: None, places[0].q.device)  # the first time takes seconds
+    peak_bytes(lambda: None, places[0].q.device)  # the profiler's first use takes seconds
     first, layers, lengths = next(place for place in places if place.own), {}, {}
     for done, place in enumerate(places, 1):
         layers[place.address] = _costs_at(place, settings, with_weights=True)
@@ -337,27 +338,28 @@ def _costs_at(place: Tapped, settings: Settings, with_weights: bool) -> list[Cos
 
 
 def _notes(model: Network, places: Sequence[Tapped], settings: Settings) -> list[str]:
-    """Say what the figures do not."""
+    """Return the caveats of a comparison."""
     first, c = places[0], model.config
     assert isinstance(c, Transformer)
-    notes = ["nothing is trained anew; Linformer's E and F, which would be, are means over runs of tokens"]
+    notes = ["nothing is retrained; Linformer's learned projections E and F are replaced by means over runs of tokens"]
     if any(place.causal for place in places):
-        notes.append("Linformer and Nystrom would let a token see what comes after it: they are left out where that must not be")
+        notes.append("Linformer and Nystrom are not causal; they are skipped in causal attention layers")
     longest = max(place.k.shape[2] for place in places)
     if too_large := sorted({size for size in (*settings.windows, *settings.ranks) if size >= longest}):
-        notes.append(f"windows and ranks of {', '.join(map(str, too_large))} are left out where the text has only {longest:,} tokens")
-    own = {"a bias of positions": first.terms.bias is not None, "bounded scores": first.terms.softcap is not None}
+        notes.append(f"windows and ranks of {', '.join(map(str, too_large))} are skipped, since the text has only {longest:,} tokens")
+    own = {"a position bias": first.terms.bias is not None, "softcap": first.terms.softcap is not None}
     own |= {
-        "another score": first.terms.score is not None,
+        "another score function": first.terms.score is not None,
         "sinks": first.terms.sinks is not None,
-        "a pattern": c.attention.pattern.kind != "full",
+        "a sparsity pattern": c.attention.pattern.kind != "full",
     }
     if found := [name for name, there in own.items() if there]:
-        notes.append(f"the model's own attention has {' and '.join(found)}, which approximations leave out")
+        notes.append(f"the model's own attention has {' and '.join(found)}, which the approximations ignore")
     if c.attention.approximation.kind != "none":
-        notes.append(f"the model learned with approximation = {c.attention.approximation.kind!r}: exact attention is new to it")
+        notes.append(f"the model was trained with approximation = {c.attention.approximation.kind!r}, not with exact attention")
     if c.depth.kind != "full":
-        notes.append("blocks that only chosen tokens pass are left out")
+        notes.append("mixture-of-depths blocks are skipped")
     if settings.lengths:
-        notes.append(f"at other lengths: {next(place.address for place in places if place.own)}, its text's tokens repeated or cut")
+        address = next(place.address for place in places if place.own)
+        notes.append(f"other lengths are measured on {address}, with the text's tokens repeated or cut")
     return notes

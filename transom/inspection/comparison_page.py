@@ -1,4 +1,4 @@
-"""A comparison of kinds of attention as tables, for a terminal and as one HTML page that needs no network and runs no script."""
+"""Comparison of attention methods as tables, for the terminal and as a self-contained HTML page without scripts."""
 
 from collections.abc import Iterator, Sequence
 
@@ -8,29 +8,29 @@ from transom.inspection.markup import node
 from transom.inspection.page import page
 from transom.inspection.tables import table
 
-COLUMNS = ["attention", "error", "error of weights", "ms", "MB"]
+COLUMNS = ["attention", "error", "weights error", "ms", "MB"]
 
 
 def cells(cost: Cost) -> list[str]:
-    """Write what a kind costs, a column each of ``COLUMNS``."""
+    """Format the costs of a method, one cell per column of ``COLUMNS``."""
     errors = ["" if error is None else percent(error, 2) for error in (cost.output_error, cost.weights_error)]
     return [cost.kind, *errors, f"{1e3 * cost.seconds:.3f}", compact(cost.bytes / 1e6)]
 
 
 def sections(found: Comparison) -> Iterator[tuple[str, Sequence[Cost]]]:
-    """Give a title and the costs for each place, then for each length."""
+    """Yield (title, costs) of each attention layer, then of each length."""
     yield from ((f"{address}, {whole(found.tokens[address])} tokens", costs) for address, costs in found.layers.items())
     yield from ((f"{whole(length)} tokens", costs) for length, costs in found.lengths.items())
 
 
 def comparison_page(name: str, found: Comparison, notes: Sequence[str]) -> str:
-    """Write a comparison as a page; all text from the data is escaped.
+    """Render a comparison as an HTML page; text from data is escaped.
 
     Args:
-        name: of the run.
-        found: what was measured.
-        notes: what one has to know beside it.
+        name: name of the run.
+        found: the measurements.
+        notes: caveats, one paragraph each.
     """
-    title, every = f"{name}: kinds of attention", [(f"Mean of {len(found.layers)} places", found.kinds), *sections(found)]
+    title, every = f"{name}: attention methods", [(f"Mean over {len(found.layers)} attention layers", found.kinds), *sections(found)]
     parts = ((None, heading, [table(COLUMNS, [cells(cost) for cost in costs])]) for heading, costs in every)
     return page(title, title, parts, above=[node("p", note, class_="soft") for note in notes])

@@ -1,4 +1,4 @@
-"""Line charts as SVG: axes, legend, and a read-out under the pointer that needs no script."""
+"""Line charts as SVG: axes, legend, and hover values without scripts."""
 
 import math
 from collections.abc import Sequence
@@ -14,16 +14,16 @@ LEFT, RIGHT, TOP, BOTTOM = 54, 498, 34, 222
 MOST_POINTS = 160
 MOST_PROBES = 60
 STYLES = 4
-"""Styles of lines in the style sheet; further lines have them again."""
+"""Number of line styles in the style sheet; further lines reuse them."""
 LOG_FROM = 5.0
-"""An axis of positive values is logarithmic from this ratio of the largest to the smallest on."""
+"""A positive axis is logarithmic if the ratio of maximum to minimum exceeds this."""
 SMALLEST = 1e-290
-"""Nearer to zero is zero on an axis: floating point has no ticks there."""
+"""Smaller magnitudes are drawn as zero: floating point cannot represent ticks there."""
 
 
 @dataclass(frozen=True)
 class Line:
-    """A named series of (x, y) points in the order of x; points that are not finite leave a gap."""
+    """A named series of (x, y) points sorted by x; non-finite points leave a gap."""
 
     name: str
     points: Sequence[tuple[float, float]]
@@ -31,7 +31,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Bucket:
-    """Neighbouring points drawn as one: their mean and their range."""
+    """Adjacent points drawn as one: their mean and range."""
 
     x: float
     mean: float
@@ -41,7 +41,7 @@ class Bucket:
 
 @dataclass(frozen=True)
 class Scale:
-    """A map from values to places on the page."""
+    """A map from values to coordinates."""
 
     low: float
     high: float
@@ -50,7 +50,7 @@ class Scale:
     log: bool = False
 
     def __call__(self, value: float) -> float:
-        """Place ``value``."""
+        """Return the coordinate of ``value``."""
         low, high, at = (math.log(v) if self.log else v for v in (self.low, self.high, value))
         return round(self.start + (at - low) / ((high - low) or 1.0) * (self.end - self.start), 1)
 
@@ -58,16 +58,16 @@ class Scale:
 def line_chart(
     title: str, lines: Sequence[Line], x_label: str = "step", mark: tuple[float, str] | None = None, from_zero: bool = False
 ) -> Element:
-    """Draw lines over one pair of axes.
+    """Draw lines on shared axes.
 
-    A line of many points is drawn through the means of neighbouring ones, over a band from their smallest to their largest.
+    Lines of many points are drawn through the means of buckets, above a band from each bucket's minimum to its maximum.
 
     Args:
-        title: what the y axis shows, with its unit; read out by screen readers together with each line's first, last and extreme values.
+        title: quantity on the y axis with its unit; screen readers get it with each line's first, last and extreme values.
         lines: at least one line with at least one finite point.
-        x_label: what the x axis shows.
-        mark: an x value to point out, and its label.
-        from_zero: begin the y axis at zero.
+        x_label: quantity on the x axis.
+        mark: an x value to highlight, and its label.
+        from_zero: start the y axis at zero.
     """
     drawn = [(place % STYLES, line.name, buckets) for place, line in enumerate(lines) if any(buckets := _buckets(line.points))]
     finite = [bucket for _, _, buckets in drawn for bucket in buckets if bucket is not None]
@@ -93,7 +93,7 @@ def line_chart(
 
 
 def chart_file(chart: Element) -> str:
-    """Write a chart as an SVG file of its own, which follows the reader's light or dark page."""
+    """Render a chart as a standalone SVG file that follows the light or dark color scheme."""
     chart.insert(0, style_sheet("colors", "pictures"))
     return to_svg(chart)
 
@@ -122,8 +122,8 @@ def _spoken(lines: Sequence[Line], x_label: str) -> str:
             (first, at_first), (last, at_last) = points[0], points[-1]
             low, high = min(y for _, y in points), max(y for _, y in points)
             sentences.append(
-                f"{line.name}: {compact(at_first)} at {x_label} {whole(first)}, {compact(at_last)} at {x_label} {whole(last)},"
-                f" between {compact(low)} and {compact(high)}."
+                f"{line.name}: {compact(at_first)} at {x_label} {whole(first)},"
+                f" {compact(at_last)} at {x_label} {whole(last)}, between {compact(low)} and {compact(high)}."
             )
     return " ".join(sentences)
 
@@ -184,7 +184,7 @@ def _legend(names: Sequence[tuple[int, str]]) -> Element:
 
 
 def _probes(drawn: Sequence[tuple[int, str, list[Bucket | None]]], x: Scale, y: Scale, x_label: str) -> list[Element]:
-    """Lay invisible strips over the chart, each of which shows the values at its place while the pointer is on it."""
+    """Overlay invisible strips that show the values at their x while hovered."""
     solid = [(place, name, [b for b in buckets if b is not None]) for place, name, buckets in drawn]
     longest = max((buckets for _, _, buckets in solid), key=len)
     every = math.ceil(len(longest) / MOST_PROBES)

@@ -1,4 +1,4 @@
-"""The data report as a section of a page."""
+"""The data report as a section of the training report."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,18 +12,18 @@ _TITLES = {
     "tokens": "Lengths in tokens",
     "longest": "Longest in training",
     "dropped": "Dropped from training",
-    "unseen": "Symbols that training never shows",
-    "padding_waste": "Padding, of the first epoch's tokens",
+    "unseen": "Symbols that never occur in training",
+    "padding_waste": "Padding tokens in the first epoch",
 }
-"""What people read for a field of the data report, where its name alone does not say it."""
+"""Headings of data report fields whose names are not self-explanatory."""
 
 
 def data_section(data: Mapping[str, Any], trained_well: bool = True) -> list[Element]:
-    """Lay out a data report: its problems first, then its figures, whatever fields it has.
+    """Render a data report: problems first, then all other fields.
 
     Args:
-        data: ``Report.to_json()``. ``problems`` is a list of sentences; every other field is a figure, a text, a list or a mapping.
-        trained_well: whether the training itself has no problem; only then is it said that the data have none.
+        data: ``Report.to_json()``. ``problems`` is a list of sentences; every other field is a number, a string, a list or a mapping.
+        trained_well: whether training has no problem; only then a report without problems is confirmed as good.
     """
     problems = data.get("problems") or []
     elements = [node("div", str(problem), class_="note") for problem in problems]

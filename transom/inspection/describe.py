@@ -1,4 +1,4 @@
-"""What differs between tasks in the words of the report and the card: what the model is, what it reads, how it is used."""
+"""Descriptions of a model for the report and the model card: architecture, vocabulary, usage."""
 
 import shlex
 from pathlib import PurePath
@@ -16,16 +16,16 @@ from transom.inspection.figures import whole
 
 
 def family(recipe: Recipe) -> str:
-    """Name the kind of network."""
+    """Return a phrase for the kind of network, with its article."""
     return recipe.model.FAMILY
 
 
-PORTABLE = "As in recipe.toml, but of whole paths only the last name"
-"""What is said of a recipe that was made portable."""
+PORTABLE = "As in recipe.toml, with absolute paths reduced to their last component"
+"""Note on a recipe without local paths."""
 
 
 def portable(recipe: Recipe) -> Recipe:
-    """Leave out what means something on one machine alone, and may tell of its owner: the folders of whole paths."""
+    """Reduce absolute paths to their last component: folders are specific to one machine and may be private."""
 
     def shortened(value: Any) -> Any:
         match value:
@@ -43,12 +43,12 @@ def portable(recipe: Recipe) -> Recipe:
 
 
 def last_name(text: str) -> str:
-    """Give the last name of a whole path, and any other text as it is."""
+    """Return the last component of an absolute path, and any other text unchanged."""
     return (PurePath(text).name or text) if PurePath(text).is_absolute() else text
 
 
 def origin(recipe: Recipe) -> str:
-    """Say what the first weights were."""
+    """Describe the initial weights."""
     if recipe.training.start_from is None:
         return "from scratch"
     adapter = recipe.training.adapter
@@ -57,13 +57,13 @@ def origin(recipe: Recipe) -> str:
 
 
 def layers_in_short(recipe: Recipe) -> str:
-    """Count the layers in a few characters, as in "3 + 3 layers"."""
+    """Describe the layers in a few characters, as in "3 + 3 layers"."""
     stacks = recipe.model.stacks
     return f"{' + '.join(map(str, stacks))} layer{'' if stacks == (1,) else 's'}" if stacks else recipe.model.described_layers
 
 
 def article(noun: str) -> str:
-    """Put the indefinite article before a noun.
+    """Prefix a noun with its indefinite article.
 
     >>> article("image"), article("token")
     ('an image', 'a token')
@@ -72,7 +72,7 @@ def article(noun: str) -> str:
 
 
 def sizes(recipe: Recipe) -> list[str]:
-    """Describe bricks and widths, an entry each."""
+    """Describe components and widths, one entry each."""
     model = recipe.model
     match model:
         case Transformer():
@@ -81,7 +81,7 @@ def sizes(recipe: Recipe) -> list[str]:
                 f"width {model.d_model}, {_heads(model)}, feed-forward width {model.d_ff}",
             ]
             if isinstance(depth := model.depth, MixtureOfDepths):
-                lines.append(f"of every {depth.every} blocks one for {100 * depth.capacity:g} % of the tokens")
+                lines.append(f"mixture of depths: one of every {depth.every} blocks processes {100 * depth.capacity:g} % of the tokens")
         case Recurrent():
             embedding = "" if model.width_of_embedding == model.d_model else f", embeddings of {model.width_of_embedding}"
             lines = [_looks(model)] if isinstance(model, RecurrentSeq2Seq) else []
@@ -92,53 +92,53 @@ def sizes(recipe: Recipe) -> list[str]:
 
 
 def _feed_forward(model: Transformer) -> str:
-    """Name the feed-forward network, or what a mixture is of."""
+    """Describe the feed-forward network or mixture of experts."""
     brick = model.feed_forward
     if not isinstance(brick, Mixture):
         return brick.kind
     width = "" if brick.d_expert is None else f" of width {brick.d_expert}"
     shared = f" and {brick.n_shared} shared" if brick.n_shared else ""
-    return f"mixture of {brick.n_experts} {brick.expert.kind} experts{width}, {brick.top_k} a token{shared}"
+    return f"mixture of {brick.n_experts} {brick.expert.kind} experts{width}, top {brick.top_k} per token{shared}"
 
 
 def _looks(model: RecurrentSeq2Seq) -> str:
-    """Describe how the source is read and seen."""
-    read = "from both ends" if model.bidirectional else "from its start"
+    """Describe the encoder direction and the attention of a recurrent translator."""
+    read = "bidirectional" if model.bidirectional else "unidirectional"
     match model.attention:
         case Luong(score=score, input_feeding=fed):
-            return f"source read {read}; attention luong, score {score}{', input feeding' if fed else ''}"
+            return f"{read} encoder; attention luong, score {score}{', input feeding' if fed else ''}"
         case attention:
-            return f"source read {read}; attention {attention.kind}"
+            return f"{read} encoder; attention {attention.kind}"
 
 
 def _heads(model: Transformer) -> str:
     """Describe the attention heads."""
-    shared = f", {model.key_heads} of keys and values" if model.key_heads != model.n_heads else ""
+    shared = f", {model.key_heads} key-value heads" if model.key_heads != model.n_heads else ""
     brick = model.attention
     there = {
         "QK-norm": brick.qk_norm.kind != "none",
         "sinks": brick.sinks,
-        "values mixed with the first block's": brick.value_residual.kind != "none",
+        "value residual": brick.value_residual.kind != "none",
     }
     extras = [name for name, is_there in there.items() if is_there]
     if brick.score.kind != "scaled-dot":
-        extras.append(f"scores by {brick.score.kind}")
+        extras.append(f"{brick.score.kind} scores")
     if brick.softcap is not None:
-        extras.append(f"scores bounded at {brick.softcap:g}")
+        extras.append(f"softcap {brick.softcap:g}")
     if brick.pattern.kind != "full":
         extras.append(f"pattern {spelled(brick.pattern)}")
     if brick.approximation.kind != "none":
-        extras.append(f"attention approximated: {brick.approximation.kind}")
+        extras.append(f"approximate attention: {brick.approximation.kind}")
     return f"{model.n_heads} heads of width {model.width_of_head}{shared}{''.join(f', {extra}' for extra in extras)}"
 
 
 def symbols(recipe: TextRecipe) -> str:
     """Describe the vocabulary."""
     tokenizer, sizes = recipe.tokenizer, [getattr(recipe.model, name) for name in recipe.model.VOCABULARIES]
-    case = ", lower case" if tokenizer.lowercase else ""
+    case = ", lower-cased" if tokenizer.lowercase else ""
     if not (isinstance(tokenizer, PairTokenizer) and len(sizes) > 1):
         return f"{tokenizer.kind} symbols{'' if None in sizes else f' ({whole(sizes[0])})'}{case}"
-    both = "one vocabulary for both sides" if tokenizer.joint else "a vocabulary for each side"
+    both = "joint vocabulary" if tokenizer.joint else "separate source and target vocabularies"
     if None in sizes:
         return f"{tokenizer.kind} symbols, {both}{case}"
     counts = whole(sizes[0]) if tokenizer.joint else f"{whole(sizes[0])} and {whole(sizes[1])}"
@@ -146,7 +146,7 @@ def symbols(recipe: TextRecipe) -> str:
 
 
 def use(recipe: Recipe, name: str) -> tuple[str, str]:
-    """Give the command and the lines of Python that answer with a run's model."""
+    """Return the command and the Python lines that use a run's model."""
     arguments, call = recipe.example
     plugins = [plugin.where for plugin in plugins_of(recipe)]
     command = f"transom {recipe.VERB} {shlex.quote(name)} {arguments}{''.join(f' --plugin {shlex.quote(each)}' for each in plugins)}"

@@ -1,4 +1,4 @@
-"""The facts of one training run, as plain data: what the report and the model card are written from."""
+"""Summary of one training run as plain data; the report and the model card are rendered from it."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ Record = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Score:
-    """A measured figure of the kept model: what, how much, on which data, and the signature that lets others repeat it."""
+    """A test score of the best weights: metric, value, data set, and the signature that makes it reproducible."""
 
     metric: str
     value: float
@@ -26,19 +26,19 @@ class Score:
 
 @dataclass(frozen=True)
 class Facts:
-    """One training run.
+    """Summary of one training run.
 
     Attributes:
-        name: the run folder's name.
-        recipe: as resolved, vocabulary sizes filled in.
-        metrics: the lines of ``metrics.jsonl``.
-        n_parameters: numbers that the model learned, tied ones counted once.
-        n_active: how many of them a token uses.
-        seconds: training time, validation included, over all sittings.
+        name: name of the run folder.
+        recipe: the resolved recipe, with vocabulary sizes.
+        metrics: records of ``metrics.jsonl``.
+        n_parameters: number of parameters, tied ones counted once.
+        n_active: parameters used per token.
+        seconds: training time including validation, over all resumed sessions.
         data: the data report as JSON.
-        alignments: of some translations.
-        scores: figures of the kept model.
-        machine: lines on the machine and the choices made for it (precision and threads with their reasons).
+        alignments: alignments of some translations.
+        scores: test scores of the best weights.
+        machine: lines on the hardware and the choices made for it (precision and threads with reasons).
     """
 
     name: str
@@ -54,22 +54,22 @@ class Facts:
 
     @cached_property
     def steps(self) -> int:
-        """Optimizer steps made."""
+        """Number of optimizer steps."""
         return max((int(record["step"]) for record in self.metrics), default=0)
 
     @cached_property
     def validations(self) -> list[Record]:
-        """The records of validations."""
+        """The validation records."""
         return self.of_kind("validation")
 
     @cached_property
     def kept(self) -> Record | None:
-        """The validation whose weights the run kept."""
+        """The record of the best validation, whose weights the run keeps."""
         return next((record for record in reversed(self.validations) if record["best"]), None)
 
     @cached_property
     def kept_weights(self) -> str | None:
-        """Which weights were kept, those of the optimizer or their average, with the loss of the others; None where a run averages none."""
+        """Whether the best weights are raw or averaged, with the loss of the others; None without weight averaging."""
         names = {"raw": "raw weights", "averaged": "averaged weights"}
         chosen = self.kept.get("weights") if self.kept else None
         if self.kept is None or chosen not in names:
@@ -80,33 +80,32 @@ class Facts:
 
     @cached_property
     def problems(self) -> list[str]:
-        """Sentences that name what a person should look at in the training itself."""
+        """Sentences on problems of the training that need attention."""
         if self.kept is None:
             return []
         loss = _number(self.kept["loss"])
         if math.isnan(loss):
-            return ["the validation loss of the kept weights is not a number; lower training.learning_rate"]
+            return ["the validation loss of the best weights is not a number; lower training.learning_rate"]
         if (choices := _choices(self.recipe)) is None or loss <= math.log(choices[0]):
             return []
         return [
-            f"the validation loss of the kept weights is {loss:.2f} nats, worse than guessing: a uniform choice among {choices[0]:,}"
-            f" {choices[1]} has ln {choices[0]:,} = {math.log(choices[0]):.2f}; train longer, change training.learning_rate, or look at the"
-            " data"
+            f"the validation loss of the best weights is {loss:.2f} nats, worse than random: a uniform distribution over {choices[0]:,}"
+            f" {choices[1]} has ln {choices[0]:,} = {math.log(choices[0]):.2f}; train longer, change training.learning_rate, or check the data"
         ]
 
     @cached_property
     def samples(self) -> Sequence[Mapping[str, str]]:
-        """What the kept weights answered to some of the validation data, with what they answered to."""
+        """Sample predictions of the best weights on validation data, with their inputs."""
         return self.kept.get("samples", ()) if self.kept else ()
 
     @cached_property
     def throughput(self) -> float | None:
-        """Median of the logged target tokens a second, validation not included."""
+        """Median of the logged target tokens per second, validation excluded."""
         return _median(self.series("train", "target_tokens_per_second"))
 
     @cached_property
     def peak_share(self) -> float | None:
-        """Median share of the machine's measured matrix-product peak, from 0 to 1."""
+        """Median matmul utilization: fraction of the measured peak FLOP/s, from 0 to 1."""
         return _median(self.series("train", "peak_share"))
 
     def of_kind(self, kind: str) -> list[Record]:
@@ -114,21 +113,23 @@ class Facts:
         return [record for record in self.metrics if record.get("kind") == kind]
 
     def series(self, kind: str, key: str) -> list[tuple[float, float]]:
-        """Return (step, value) of a field; a value that was not finite is NaN, a record without the field is left out."""
+        """Return (step, value) of a field; non-finite values become NaN, records without the field are skipped."""
         return [(float(record["step"]), _number(record[key])) for record in self.of_kind(kind) if key in record]
 
 
 def gather(name: str, recipe: Recipe, known: Mapping[str, Any], metrics: Sequence[Record], seconds: float) -> Facts:
-    """Gather the facts of a run from what it told its observers and wrote.
+    """Summarize a run from its events and metrics.
 
     Args:
-        name: the run folder's name.
-        recipe: as the run settled it.
-        known: the facts that the run's first event tells.
-        metrics: the lines of ``metrics.jsonl``.
-        seconds: training time that its last event tells.
+        name: name of the run folder.
+        recipe: the resolved recipe.
+        known: the facts of the run's first event.
+        metrics: records of ``metrics.jsonl``.
+        seconds: training time from the run's last event.
     """
-    measured = f"measured peak: matrix products {known['peak_flops'] / 1e9:,.0f} GFLOP/s, memory {known['bandwidth'] / 1e9:,.0f} GB/s"
+    flops, bandwidth = known["peak_flops"], known["bandwidth"]
+    measured = f"measured peak: matmul {flops / 1e9:,.0f} GFLOP/s, memory {bandwidth / 1e9:,.0f} GB/s"
+    choices = [known[choice] for choice in ("precision", "threads", "processes") if known[choice]]
     return Facts(
         name=name,
         recipe=recipe,
@@ -137,14 +138,14 @@ def gather(name: str, recipe: Recipe, known: Mapping[str, Any], metrics: Sequenc
         n_active=known["active_parameters"],
         seconds=seconds,
         data=known["data"],
-        machine=(*(known[name] for name in ("precision", "threads", "processes") if known[name]), measured, f"torch {known['torch']}"),
+        machine=(*choices, measured, f"torch {known['torch']}"),
     )
 
 
 def _choices(recipe: Recipe) -> tuple[int, str] | None:
-    """Return among how many a model's answer is a choice, and what they are.
+    """Return the number of classes that the loss is over, and their noun ("classes" or "tokens").
 
-    None where that is not known, and for pairs of texts: each is told from the others of its batch, however many these are.
+    None where the number is unknown, and for contrastive losses, where it depends on the batch.
     """
     if not recipe.GUESSES:
         return None

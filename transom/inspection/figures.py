@@ -1,11 +1,11 @@
-"""Numbers as people read them, and the ticks of an axis."""
+"""Number formatting, and ticks of chart axes."""
 
 import math
 from collections.abc import Sequence
 
 
 def compact(value: float) -> str:
-    """Write a number in at most about five characters.
+    """Format a number in about five characters or fewer.
 
     >>> [compact(v) for v in (0, 7, 12345, 2_900_000, 0.0003, 2.4179)]
     ['0', '7', '12.3k', '2.9M', '3e-4', '2.42']
@@ -23,7 +23,7 @@ def compact(value: float) -> str:
 
 
 def tick_labels(ticks: Sequence[float]) -> list[str]:
-    """Label the ticks of an axis with as few digits as tell them apart.
+    """Format the ticks of an axis with the fewest digits that distinguish them.
 
     >>> tick_labels([38.96, 38.98, 39.0]), tick_labels([0.0, 0.0005, 0.001])
     (['38.96', '38.98', '39.00'], ['0', '0.0005', '0.0010'])
@@ -37,7 +37,7 @@ def tick_labels(ticks: Sequence[float]) -> list[str]:
 
 
 def whole(value: float) -> str:
-    """Write a count with thousands apart.
+    """Format a count with thousands separators.
 
     >>> whole(29000)
     '29,000'
@@ -46,16 +46,16 @@ def whole(value: float) -> str:
 
 
 def parameters(n: int, n_active: int) -> str:
-    """Count what a model learned and, where a token does not use all of it, what a token uses.
+    """Format a parameter count, with the parameters active per token if they are fewer.
 
     >>> parameters(1000, 1000), parameters(1000, 300)
-    ('1,000 parameters', '1,000 parameters, 300 of them active a token')
+    ('1,000 parameters', '1,000 parameters, 300 active per token')
     """
-    return f"{whole(n)} parameters" + (f", {whole(n_active)} of them active a token" if n_active != n else "")
+    return f"{whole(n)} parameters" + (f", {whole(n_active)} active per token" if n_active != n else "")
 
 
 def percent(share: float, digits: int = 0) -> str:
-    """Write a share of one.
+    """Format a fraction as a percentage.
 
     >>> percent(0.634)
     '63 %'
@@ -64,7 +64,7 @@ def percent(share: float, digits: int = 0) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Write a span of time in its two largest units.
+    """Format a duration in its two largest units.
 
     >>> [duration(s) for s in (0.42, 12, 95, 3600, 7322)]
     ['0.4 s', '12 s', '1 min 35 s', '1 h 0 min', '2 h 2 min']
@@ -79,7 +79,7 @@ def duration(seconds: float) -> str:
 
 
 def linear_ticks(low: float, high: float, about: int = 5) -> list[float]:
-    """Choose round values that cover ``low`` to ``high``, the first at or below ``low`` and the last at or above ``high``.
+    """Return round ticks that cover ``low`` to ``high``, the first at or below ``low``, the last at or above ``high``.
 
     >>> linear_ticks(0, 930)
     [0.0, 200.0, 400.0, 600.0, 800.0, 1000.0]
@@ -93,7 +93,7 @@ def linear_ticks(low: float, high: float, about: int = 5) -> list[float]:
 
 
 def log_ticks(low: float, high: float) -> list[float]:
-    """Choose the powers of ten, and their doubles and fivefolds where there are few, that cover ``low`` to ``high`` (both positive)."""
+    """Return logarithmic ticks that cover ``low`` to ``high`` (both positive): powers of ten, with 3 or 2 and 5 times them if few."""
     first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
     factors = (1,) if last - first > 3 else (1, 3) if last - first > 1 else (1, 2, 5)
     ticks = [factor * 10.0**power for power in range(first, last + 1) for factor in factors]

@@ -1,4 +1,4 @@
-"""Which path of the dispatch table computes each operation of each layer of a model."""
+"""Trace which kernel of the dispatch table computes each operation of each layer."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -16,18 +16,18 @@ from transom.layers.dispatch import REFERENCES, ROWS, Row, rows_of
 from transom.models.network import Network
 
 ROWS_OF_BATCH, LENGTH = 8, 64
-"""Rows and tokens of a typical batch, as far as the model reads so many."""
+"""Rows and tokens per row of a typical batch; the tokens are limited by the context window."""
 
 
 class Taken(NamedTuple):
-    """An operation of a layer.
+    """The kernel that computed an operation of a layer.
 
     Attributes:
-        layer: the module's address.
-        operation: its name in the table.
-        path: that computed it.
-        why: the reason.
-        calls: how often in a pass.
+        layer: address of the module.
+        operation: name of the operation in the dispatch table.
+        path: name of the kernel.
+        why: reason for its use.
+        calls: calls per forward pass.
     """
 
     layer: str
@@ -38,13 +38,13 @@ class Taken(NamedTuple):
 
 
 def reference_row(operation: str) -> Row:
-    """Return the row of a reference, which serves where no other does."""
+    """Return the table row of the reference, used where no kernel applies."""
     why = "; ".join(f"{row.path} serves {row.when}" for row in rows_of(operation)) or "there are no kernels in this process"
     return Row(operation, "reference", "everywhere else", lambda *_: True, REFERENCES[operation], 0.0, why)
 
 
 def typical_batch(config: Architecture, dtype: torch.dtype) -> Batch:
-    """Make a batch of what a family reads, pixels in ``dtype``; whatever it reads of texts, a batch of pairs has it."""
+    """Build a batch for a model family, pixels in ``dtype``; a translation batch has the inputs of every text model."""
     if isinstance(config, ImageClassifier):
         pixels = torch.zeros(ROWS_OF_BATCH, config.channels, config.image_size, config.image_size, dtype=dtype)
         return ImageBatch(pixels, torch.zeros(ROWS_OF_BATCH, dtype=torch.long), tuple(range(ROWS_OF_BATCH)))
@@ -54,11 +54,11 @@ def typical_batch(config: Architecture, dtype: torch.dtype) -> Batch:
 
 
 def paths_taken(model: Network, batch: Batch, training: bool = False) -> list[Taken]:
-    """Run a model on a batch; list the path of each operation, in the order of the first calls.
+    """Run a model on a batch and return the kernel of each operation, in order of first use.
 
     Args:
-        model: the model; its weights and the caller's random numbers stay as they were.
-        batch: what it reads.
+        model: the model; its weights and the caller's random state are unchanged.
+        batch: input of the model.
         training: run with gradients and dropout.
     """
     found = Counter[tuple[str, Row]]()
@@ -71,7 +71,7 @@ def paths_taken(model: Network, batch: Batch, training: bool = False) -> list[Ta
 
 @contextmanager
 def _noting(model: Network, found: Counter[tuple[str, Row]]) -> Iterator[None]:
-    """Count the calls of each row by the module whose forward pass makes them."""
+    """Count the calls of each table row per calling module."""
     open_modules, kept = [""], {name: rows_of(name) for name in REFERENCES}
 
     def enter(name: str, forward: Callable[..., Any], *args: Any, **named: Any) -> Any:

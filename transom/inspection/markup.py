@@ -1,4 +1,4 @@
-"""HTML and SVG as element trees, so that text from data is escaped by construction."""
+"""HTML and SVG as element trees; text from data is escaped by construction."""
 
 import unicodedata
 from importlib import resources
@@ -6,13 +6,13 @@ from xml.etree import ElementTree
 from xml.etree.ElementTree import Element
 
 Child = Element | str | None
-"""What an element may hold; ``None`` is left out."""
+"""Content of an element; ``None`` is skipped."""
 
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 
 def visible(text: str) -> str:
-    r"""Replace what a page or a terminal would obey instead of show: control characters, lone surrogates and bidirectional overrides.
+    r"""Replace characters that a page or terminal would interpret: control characters, lone surrogates, bidirectional overrides.
 
     >>> visible("a\x1b[31mb\tc")
     'a␛[31mb c'
@@ -38,8 +38,8 @@ def node(tag: str, *children: Child, **attributes: str | float | None) -> Elemen
 
     Args:
         tag: name of the element.
-        children: elements and text, in order; text is made ``visible`` and, when written, escaped.
-        attributes: values; ``None`` leaves one out, ``_`` in a name becomes ``-`` and a closing ``_`` falls away (``class_``).
+        children: elements and text in order; text passes through ``visible`` and is escaped on output.
+        attributes: values; ``None`` is skipped. In names ``_`` becomes ``-`` and a trailing ``_`` is dropped (``class_``).
     """
     element = Element(tag)
     for name, value in attributes.items():
@@ -61,25 +61,25 @@ def _append_text(element: Element, text: str) -> None:
 
 
 def preformatted(text: str) -> Element:
-    """Show ``text`` line by line in a fixed-width block."""
+    """Render ``text`` as a preformatted block."""
     element = node("pre")
     element.text = "\n".join(map(visible, text.split("\n")))
     return element
 
 
 def style_sheet(*names: str) -> Element:
-    """Carry style sheets of this package, by name; they are written unescaped, so that text from data never stands in them."""
+    """Return a style element with this package's named style sheets. They are written unescaped and must not contain data."""
     element = Element("style")
     element.text = "".join(f"\n{(resources.files(__package__) / f'{name}.css').read_text('utf-8')}" for name in names)
     return element
 
 
 def to_html(element: Element) -> str:
-    """Write the element as HTML."""
+    """Serialize the element as HTML."""
     return ElementTree.tostring(element, encoding="unicode", method="html")
 
 
 def to_svg(element: Element) -> str:
-    """Write the element as an SVG file of its own."""
+    """Serialize the element as a standalone SVG file."""
     element.set("xmlns", "http://www.w3.org/2000/svg")
     return ElementTree.tostring(element, encoding="unicode") + "\n"

@@ -1,4 +1,4 @@
-"""The addresses of a model's sites."""
+"""Activation sites of a model: their addresses and shapes."""
 
 import difflib
 from collections.abc import Iterable
@@ -23,7 +23,7 @@ from transom.models.build import build_model
 
 
 class Site(NamedTuple):
-    """A place in the forward pass that can be read and edited."""
+    """An activation of the forward pass that can be read and edited."""
 
     address: str
     shape: tuple[int, ...]
@@ -31,30 +31,30 @@ class Site(NamedTuple):
 
 @torch.no_grad()
 def sites(config: Architecture) -> list[Site]:
-    """List every site of a model in the order of its forward pass, without building its weights.
+    """List the activation sites of a model in forward order, without allocating its weights.
 
-    The shapes are those of a batch of one target of 2 tokens and, where there is one, a source of 3, or of one image; of an expert in a
-    mixture, or in a block that only chosen tokens pass, they are those of all tokens, of which it gets some.
+    The shapes are those of a batch of one target of 2 tokens and a source of 3 tokens (encoder-decoders), or of one image. Experts of a
+    mixture and blocks behind a mixture-of-depths router are listed with the shapes for all tokens; in practice they get a subset.
 
     Args:
-        config: the model's, vocabulary sizes filled in.
+        config: the model's configuration, with vocabulary sizes.
     """
     recorder = ActivationRecorder(["*"])
     with _shapes_only():
         model = build_model(config).eval()
         for module in model.modules():
             if isinstance(module, Mixture):
-                module.path = every_expert  # without data nobody knows how many tokens an expert gets: each has all of them
+                module.path = every_expert  # tokens per expert depend on the data: run each expert on all of them
             if isinstance(module, Approximation | RecurrentStack):
-                module.packed = False  # nor how many texts lie in a row: one does
+                module.packed = False  # packing depends on the data too: one sequence per row
             if isinstance(module, DepthRouter):
-                module.path = every_token  # nor how many pass a block
+                module.path = every_token  # routing of tokens depends on the data too
         model(_example(config), recorder)
     return [Site(address, tuple(x.shape)) for address, x in recorder.activations.items()]
 
 
 def _shapes_only() -> AbstractContextManager[object]:
-    """Return a context in which tensors have shapes and no values; one of small real tensors where PyTorch has none such."""
+    """Return a context of fake tensors (shapes without values); a null context where PyTorch has no ``FakeTensorMode``."""
     try:
         private = import_module("torch._subclasses.fake_tensor")
     except ImportError:
@@ -64,21 +64,21 @@ def _shapes_only() -> AbstractContextManager[object]:
 
 
 def _example(config: Architecture) -> Batch:
-    """Make a small batch of what a family reads; whatever it reads of texts, a batch of pairs has it."""
+    """Build a small batch for a model family; a translation batch has the inputs of every text model."""
     if isinstance(config, ImageClassifier):
         return ImageBatch(torch.zeros(1, config.channels, config.image_size, config.image_size), torch.zeros(1, dtype=torch.long), (0,))
     return translation_batch([[EOS, EOS]], [[EOS]], [0])
 
 
 def select(config: Architecture, patterns: Iterable[str]) -> list[str]:
-    """Name the sites that any of the patterns matches.
+    """Return the addresses that match any of the glob patterns.
 
     Raises:
-        ConfigError: a pattern matches no site; the message names its nearest neighbours.
+        ConfigError: a pattern matches no address; the message names the closest ones.
     """
     known, wanted = [site.address for site in sites(config)], tuple(patterns)
     for pattern in wanted:
         if not any(fnmatchcase(address, pattern) for address in known):
             near = difflib.get_close_matches(pattern, known, n=3, cutoff=0.4) or known[:3]
-            raise ConfigError(f"no site matches {pattern!r}; near it are {', '.join(near)}")
+            raise ConfigError(f"no activation site matches {pattern!r}; the closest are {', '.join(near)}")
     return [address for address in known if any(fnmatchcase(address, pattern) for pattern in wanted)]

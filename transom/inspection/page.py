@@ -1,4 +1,4 @@
-"""The template of all pages: a header with links, sections, a footer; a page loads nothing and runs no script."""
+"""Template of all HTML pages: header with links, sections, footer. Pages load no resources and run no scripts."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
@@ -8,19 +8,19 @@ from transom.inspection.facts import Facts
 from transom.inspection.markup import node, style_sheet, to_html
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
-"""Content security policy: nothing but what stands in the page."""
+"""Content security policy: only inline styles and data URLs."""
 
 Part = tuple[str | None, str, Sequence[Element]]
-"""A section as it is written: its anchor, None where no link leads to it, its title and its content."""
+"""A rendered section: anchor (None for a section without a link), title, content."""
 
 
 class Section(NamedTuple):
-    """A section of a run's report.
+    """A section of a training report.
 
     Attributes:
-        anchor: what the link at the top of the page leads to.
-        title: its heading.
-        render: lays out its content; a section without content is left out.
+        anchor: target of the link in the page's header.
+        title: heading.
+        render: builds the content; sections without content are omitted.
     """
 
     anchor: str
@@ -31,15 +31,15 @@ class Section(NamedTuple):
 def page(
     title: str, heading: str, parts: Iterable[Part], lead: str | None = None, above: Iterable[Element] = (), footer: str | None = None
 ) -> str:
-    """Write a page as HTML; text from data is escaped.
+    """Render an HTML page; text from data is escaped.
 
     Args:
-        title: what a browser shows for the page.
-        heading: at its top.
-        parts: its sections; those without content are left out, and those with an anchor are linked to from the header.
-        lead: a sentence under the heading.
+        title: the document title.
+        heading: the top heading.
+        parts: sections; those without content are omitted, those with an anchor are linked from the header.
+        lead: a sentence below the heading.
         above: content before the first section.
-        footer: the page's last line.
+        footer: the last line of the page.
     """
     filled = [part for part in parts if part[2]]
     links = [node("a", name, href=f"#{anchor}") for anchor, name, _ in filled if anchor]

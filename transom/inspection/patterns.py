@@ -1,4 +1,4 @@
-"""Attention patterns as pictures, from a configuration alone: which key each query sees, layer by layer, before anything is trained."""
+"""Pictures of attention masks from a model configuration: the keys each query attends to, per layer."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -19,24 +19,24 @@ from transom.layers.masks.rule import LOOKING_BACK, SAME_SEGMENT, Places, Rule, 
 from transom.layers.vision.grid import image_places, image_rules
 
 MOST_DRAWN = 512
-"""Most tokens of a picture."""
+"""Maximum number of tokens in a picture."""
 
 _SIDE = 320
-"""Width and height of a picture's field, in its units."""
+"""Width and height of a drawn matrix, in SVG units."""
 _TOP = 54
 
 
 @dataclass(frozen=True)
 class PatternView:
-    """What some layers let each token see of its own sequence.
+    """The self-attention mask of some layers.
 
     Attributes:
         stack: "encoder" or "decoder".
-        layers: numbers of the layers, from 0.
-        pattern: in words.
-        visible: True where a query sees a key.
-        of_family: the share of the pairs that the family allows which the pattern leaves.
-        grid: patches a row; 0 of texts.
+        layers: layer indices, from 0.
+        pattern: description of the sparsity pattern.
+        visible: True where a query attends to a key.
+        of_family: fraction of the pairs allowed by the architecture (all, or the causal half) that the pattern keeps.
+        grid: patches per row of an image; 0 for texts.
     """
 
     stack: str
@@ -48,26 +48,26 @@ class PatternView:
 
     @property
     def share(self) -> float:
-        """Share of all pairs of a query and a key that are visible, from 0 to 1."""
+        """Fraction of all query-key pairs that are attended to, from 0 to 1."""
         return self.visible.double().mean().item()
 
     @property
     def title(self) -> str:
-        """Say what is seen where, and how much."""
+        """A caption: stack, layers, pattern and density."""
         layers = f"layer{'s' if len(self.layers) > 1 else ''} {', '.join(map(str, self.layers))}"
-        left = "" if self.of_family == self.share else f", {percent(self.of_family, 1)} of what it may see at all"
+        left = "" if self.of_family == self.share else f", {percent(self.of_family, 1)} of the allowed pairs"
         return f"{self.stack} {layers}: {self.pattern}, {percent(self.share, 1)} of the pairs{left}"
 
 
 def pattern_views(config: Architecture, length: int) -> list[PatternView]:
-    """Write out what each stack's layers see.
+    """Compute the attention masks of each stack's layers.
 
     Args:
-        config: a Transformer's.
-        length: tokens of a text; of an image there are as many as it has patches.
+        config: configuration of a Transformer.
+        length: number of tokens of a text; images have as many as patches.
 
     Raises:
-        ConfigError: the network has no attention patterns, or there are more tokens than can be drawn.
+        ConfigError: the network has no attention patterns, or the number of tokens exceeds ``MOST_DRAWN``.
     """
     if not isinstance(config, Transformer):
         raise ConfigError(f"expected a Transformer, found model.kind = {config.kind!r}, which has no attention patterns")
@@ -91,7 +91,7 @@ def pattern_views(config: Architecture, length: int) -> list[PatternView]:
 
 
 def shown_views(config: Architecture) -> list[PatternView]:
-    """Give the views that are worth a picture: none where all layers see all, or where they are too large to be drawn."""
+    """Return the views to draw: none if all layers use full attention or the masks are too large."""
     if not isinstance(config, Transformer) or kinds_of(config.attention.pattern) <= {"full", "cycle"}:
         return []
     length = min(config.max_seq_len, 64) if isinstance(config, TextTransformer) else config.n_positions
@@ -99,7 +99,7 @@ def shown_views(config: Architecture) -> list[PatternView]:
 
 
 def _stacks(config: Transformer) -> Iterator[tuple[str, int, Rule]]:
-    """Name the stacks that attend to their own sequence, with their layers and what their family lets a token see."""
+    """Yield (name, number of layers, base mask rule) of each stack with self-attention."""
     if not isinstance(config, Decoder):
         yield "encoder", config.stacks[0], SAME_SEGMENT
     if isinstance(config, Decoder) or len(config.stacks) > 1:
@@ -107,7 +107,7 @@ def _stacks(config: Transformer) -> Iterator[tuple[str, int, Rule]]:
 
 
 def pattern_picture(view: PatternView) -> Element:
-    """Draw a pattern: a row a query, a column a key, filled where the query sees the key; of an image also what its middle patch sees."""
+    """Draw a mask as SVG: rows are queries, columns are keys; for an image also the patches that the middle patch attends to."""
     n = len(view.visible)
     wide = 2 if view.grid else 1
     width, height = wide * (_SIDE + 40), _SIDE + _TOP + 16
@@ -121,7 +121,7 @@ def pattern_picture(view: PatternView) -> Element:
     if view.grid:
         middle = view.grid // 2 * (view.grid + 1)
         patches = view.visible[n - view.grid**2 + middle, n - view.grid**2 :].reshape(view.grid, view.grid)
-        picture.append(node("text", f"the image: what patch {middle} sees", x=_SIDE + 60, y=_TOP - 10, class_="unit"))
+        picture.append(node("text", f"image patches that patch {middle} attends to", x=_SIDE + 60, y=_TOP - 10, class_="unit"))
         field = _field(patches, _SIDE + 60, "image")
         at = {"x": view.grid // 2, "y": view.grid // 2, "width": 1, "height": 1}
         field.append(node("rect", **at, class_="asked", fill="none", stroke_width=0.15))
@@ -130,7 +130,7 @@ def pattern_picture(view: PatternView) -> Element:
 
 
 def _field(seen: Bool[Tensor, "rows columns"], left: int, kind: str) -> Element:
-    """Draw a matrix of truth values, each row's neighbours that are true as one cell."""
+    """Draw a boolean matrix; runs of True in a row are one rectangle."""
     rows, columns = seen.shape
     field = node("svg", x=left, y=_TOP, width=_SIDE, height=_SIDE, viewBox=f"0 0 {columns} {rows}", class_=kind, preserveAspectRatio="none")
     field.append(node("rect", x=0, y=0, width=columns, height=rows, class_="field"))
@@ -145,7 +145,7 @@ def _field(seen: Bool[Tensor, "rows columns"], left: int, kind: str) -> Element:
 
 
 def patterns_file(views: Sequence[PatternView]) -> str:
-    """Write pictures of patterns, one below the other, as an SVG file that follows the reader's light or dark page."""
+    """Render mask pictures below each other as an SVG file that follows the light or dark color scheme."""
     pictures = [pattern_picture(view) for view in views]
     heights = [int(picture.get("height", "0")) for picture in pictures]
     width = max(int(picture.get("width", "0")) for picture in pictures)
@@ -158,5 +158,5 @@ def patterns_file(views: Sequence[PatternView]) -> str:
 
 
 def pattern_text(view: PatternView) -> list[str]:
-    """Draw a pattern in lines of text: a line a query, a block for each key that it sees."""
+    """Draw a mask as text: a line per query, a block per key it attends to."""
     return ["".join("█" if seen else "·" for seen in row) for row in view.visible.tolist()]

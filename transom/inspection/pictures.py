@@ -1,4 +1,4 @@
-"""Alignments as pictures: SVG for a page, shaded blocks for a terminal."""
+"""Pictures of alignments: SVG heat maps, and shaded blocks for the terminal."""
 
 import unicodedata
 from collections.abc import Sequence
@@ -9,18 +9,18 @@ from transom.inspection.figures import percent
 from transom.inspection.markup import node, visible
 
 LEAST_SHOWN = 0.01
-"""Weights below this leave their cell empty; the picture's description lists only each row's largest."""
+"""Cells of smaller weights are not drawn."""
 _SHADES = " ░▒▓█"
 _CHARACTER = 8.4
-"""Width of an average character of a label, in the picture's units."""
+"""Average width of a label's character, in SVG units."""
 _LONGEST_LABEL = 18
 _LEGEND_STEPS = 5
 
 
 def alignment_picture(alignment: Alignment) -> Element:
-    """Draw an alignment as a heat map: a row a target symbol, a column a source symbol, darker where more weight is.
+    """Draw an alignment as an SVG heat map: rows are target tokens, columns are source tokens, darker cells have more weight.
 
-    Each cell tells its symbols and weight under the pointer; the description names the strongest source symbol of each target symbol.
+    Cells show their tokens and weight as tooltips. The text description names the source token with the largest weight per target token.
     """
     source, target = [_label(symbol) for symbol in alignment.source], [_label(symbol) for symbol in alignment.target]
     across, down = 30 if len(source) <= 20 else 24, 30 if len(target) <= 20 else 22
@@ -55,11 +55,11 @@ def alignment_picture(alignment: Alignment) -> Element:
 
 
 def alignment_text(alignment: Alignment, width: int = 100) -> str:
-    """Draw an alignment in lines of text: a row a target symbol, shaded blocks for the weights.
+    """Draw an alignment as text: a line per target token, shaded blocks for the weights.
 
     Args:
-        alignment: what is drawn.
-        width: most columns of a line; where the source symbols do not fit side by side they are written downwards.
+        alignment: the alignment to draw.
+        width: maximum line width in columns; source tokens that do not fit are written vertically.
     """
     source, target = [_label(symbol) for symbol in alignment.source], [_label(symbol) for symbol in alignment.target]
     margin = max(map(_columns, target)) + 2
@@ -83,7 +83,7 @@ def _label(symbol: str) -> str:
 
 
 def _columns(text: str) -> int:
-    """Count the terminal's columns that ``text`` takes."""
+    """Return the display width of ``text`` in terminal columns."""
     return sum(0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text) or 1
 
 
@@ -113,7 +113,7 @@ def _legend(left: float, top: float) -> list[Element]:
 
 
 def _downwards(symbols: Sequence[str], margin: int) -> list[str]:
-    """Write the symbols in columns of three, each from top to bottom, ending on the same line."""
+    """Write the tokens vertically in columns of width 3, aligned at the bottom."""
     deepest = max(map(len, symbols))
     padded = [symbol.rjust(deepest) for symbol in symbols]
     return [" " * margin + " ".join(symbol[line] + " " * (2 - _columns(symbol[line])) for symbol in padded) for line in range(deepest)]

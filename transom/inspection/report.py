@@ -1,4 +1,4 @@
-"""The report of a training run: one HTML page that needs no network and runs no script."""
+"""Training report: one self-contained HTML page without scripts."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,20 +22,20 @@ from transom.training.figures import metrics, tags
 
 Mark = tuple[float, str] | None
 Panel = tuple[str, list[tuple[str, str, str]], Mark, bool]
-"""A chart: its title, lines (name, kind of record, field), what is marked, and whether its axis begins at zero."""
+"""A chart: title, lines as (name, kind of record, field), marker, and whether the y axis starts at zero."""
 
 _UNITS = {"peak_share": 100.0}
-"""What a field is multiplied by to be drawn."""
+"""Factor from a field's value to the drawn value."""
 
 
 def report(facts: Facts, sections: Iterable[Section] = ()) -> str:
-    """Write the report of a run as one HTML page.
+    """Render the training report as one HTML page.
 
-    All text from the data is escaped, control characters are shown rather than obeyed, and the page's own policy forbids scripts.
+    Text from data is escaped, control characters are replaced by visible symbols, and the content security policy forbids scripts.
 
     Args:
-        facts: of the run.
-        sections: further ones that the run's task brings.
+        facts: summary of the run.
+        sections: additional sections of the task.
     """
     notes = (node("div", f"{problem[:1].upper()}{problem[1:]}.", class_="note") for problem in facts.problems)
     return page(
@@ -44,7 +44,7 @@ def report(facts: Facts, sections: Iterable[Section] = ()) -> str:
         ((section.anchor, section.title, section.render(facts)) for section in (*RESULTS, *SAMPLES, *sections, *BACKGROUND)),
         lead=_lead(facts),
         above=[_tiles(facts), *notes, *_skipped(facts)],
-        footer=f"Written by transom {__version__} from the run's metrics.jsonl. This page loads nothing and runs no script.",
+        footer=f"Written by transom {__version__} from metrics.jsonl. This page loads no resources and runs no scripts.",
     )
 
 
@@ -68,18 +68,18 @@ def _tiles(facts: Facts) -> Element:
         if "bleu" in facts.kept:
             each = [f"{tag} {_figure(facts.kept, f'bleu/{tag}', 1)}" for tag in tags(facts.kept)]
             tiles.append(_tile("Validation BLEU", _figure(facts.kept, "bleu", 1), *each, f"chrF {_figure(facts.kept, 'chrf', 1)}"))
-        kept = f"kept: step {whole(facts.kept['step'])}, the best {facts.recipe.training.select_by}"
+        kept = f"best weights: step {whole(facts.kept['step'])}, by {facts.recipe.training.select_by}"
         if "accuracy" in facts.kept:
             tiles.append(_tile("Validation accuracy", f"{_figure(facts.kept, 'accuracy', 2)} %", f"of the {facts.recipe.COUNTED}"))
         measures = [f"perplexity {_figure(facts.kept, 'perplexity', 2)}"] if "perplexity" in facts.kept else []
         if "bits_per_byte" in facts.kept:
-            measures.append(f"{_figure(facts.kept, 'bits_per_byte', 3)} bits a byte")
+            measures.append(f"{_figure(facts.kept, 'bits_per_byte', 3)} bits per byte")
         weights = [] if facts.kept_weights is None else [facts.kept_weights]
         tiles.append(_tile("Validation loss", _figure(facts.kept, "loss", 3), *measures, kept, *weights))
     tiles.append(_tile("Training time", duration(facts.seconds), f"{whole(facts.steps)} steps"))
     if facts.throughput is not None:
-        share = () if facts.peak_share is None else (f"{percent(facts.peak_share, 1)} of measured peak",)
-        tiles.append(_tile(f"{_counted(facts)} a second", whole(facts.throughput), *share))
+        share = () if facts.peak_share is None else (f"{percent(facts.peak_share, 1)} of measured peak FLOP/s",)
+        tiles.append(_tile(f"{_counted(facts)} per second", whole(facts.throughput), *share))
     return tiles
 
 
@@ -92,10 +92,10 @@ def _skipped(facts: Facts) -> list[Element]:
     records = facts.of_kind("skipped")
     if not records:
         return []
-    shown = [node("li", f"step {whole(record['step'])}: {_listed(record['places'])} of the training data") for record in records[:20]]
+    shown = [node("li", f"step {whole(record['step'])}: {_listed(record['places'])}") for record in records[:20]]
     more = [node("li", f"and {whole(len(records) - 20)} more")] if len(records) > 20 else []
     count = "1 step was" if len(records) == 1 else f"{whole(len(records))} steps were"
-    title = f"{count} skipped because the loss or a gradient was not finite:"
+    title = f"{count} skipped because the loss or a gradient was not finite (samples of each batch):"
     return [node("div", title, node("ul", *shown, *more), class_="note")]
 
 
@@ -110,24 +110,24 @@ def _scores(facts: Facts) -> list[Element]:
 
 
 def _curves(facts: Facts) -> list[Element]:
-    mark = None if facts.kept is None else (float(facts.kept["step"]), "kept")
+    mark = None if facts.kept is None else (float(facts.kept["step"]), "best")
     panels: list[Panel] = [
         (
-            f"Loss {article(facts.recipe.COUNTED.removesuffix('s'))}, in nats",
+            f"Loss per {facts.recipe.COUNTED.removesuffix('s')}, in nats",
             [("training", "train", "nll"), ("validation", "validation", "loss")],
             mark,
             False,
         ),
-        ("Bits a byte of text", [("validation", "validation", "bits_per_byte")], mark, False),
+        ("Bits per byte of text", [("validation", "validation", "bits_per_byte")], mark, False),
         ("Validation accuracy, in %", [("validation", "validation", "accuracy")], mark, False),
         *_of_task(facts, mark),
         ("Validation BLEU and chrF", [("BLEU", "validation", "bleu"), ("chrF", "validation", "chrf")], mark, True),
         *_of_languages(facts, mark),
-        ("Busiest expert's load, over the mean", [("load", "train", "expert_load")], None, False),
+        ("Maximum expert load, relative to the mean", [("load", "train", "expert_load")], None, False),
         ("Learning rate", [("learning rate", "train", "learning_rate")], None, True),
-        ("Norm of the gradient, before clipping", [("norm", "train", "grad_norm")], None, False),
-        (f"{_counted(facts)} a second", [(f"{facts.recipe.COUNTED} a second", "train", "target_tokens_per_second")], None, True),
-        ("Share of the machine's measured peak, in %", [("share", "train", "peak_share")], None, True),
+        ("Gradient norm before clipping", [("norm", "train", "grad_norm")], None, False),
+        (f"{_counted(facts)} per second", [(f"{facts.recipe.COUNTED} per second", "train", "target_tokens_per_second")], None, True),
+        ("Matmul utilization: fraction of measured peak FLOP/s, in %", [("utilization", "train", "peak_share")], None, True),
     ]
     figures = []
     for title, fields, at, from_zero in panels:
@@ -139,13 +139,13 @@ def _curves(facts: Facts) -> list[Element]:
 
 
 def _of_task(facts: Facts, mark: Mark) -> list[Panel]:
-    """Lay out the figures that the run's task alone has."""
+    """Return the charts of task-specific validation metrics."""
     titles = {each: f"Validation {each.name}{f', in {each.unit}' if each.unit else ''}" for each in facts.recipe.METRICS}
     return [(title, [(each.name, "validation", each.key)], mark, False) for each, title in titles.items()]
 
 
 def _of_languages(facts: Facts, mark: Mark) -> list[Panel]:
-    """Lay out the losses and scores of each target language, where there are several."""
+    """Return the charts of loss and BLEU per target language, if there are several."""
     found = tags(facts.validations[0]) if facts.validations else []
     titles = {"loss": "Validation loss by target language, in nats", "bleu": "Validation BLEU by target language"}
     return [(title, [(tag, "validation", f"{key}/{tag}") for tag in found], mark, key == "bleu") for key, title in titles.items() if found]
@@ -164,24 +164,24 @@ def _validations(facts: Facts) -> list[Element]:
         [whole(record["step"]), duration(record["seconds"]), *(_figure(record, key, digits) for _, key, digits in columns)]
         for record in facts.validations
     ]
-    summary = node("summary", "The one validation as a table" if len(rows) == 1 else f"All {len(rows)} validations as a table")
+    summary = node("summary", "Validation metrics as a table" if len(rows) == 1 else f"All {len(rows)} validations as a table")
     return [node("details", summary, scrolled(table(["Step", "Time", *(name for name, _, _ in columns)], rows)))]
 
 
 def _alignments(facts: Facts) -> list[Element]:
-    note = "Cross-attention: the stronger a cell, the more the model looked at that source word while it chose that target word."
+    note = "Cross-attention weights: a darker cell means more attention from the target word (row) to the source word (column)."
     drawn = ((each.origin, node("div", alignment_picture(each), class_="scroll", tabindex=0)) for each in facts.alignments)
     return _pictures(note, drawn)
 
 
 def _patterns(facts: Facts) -> list[Element]:
-    """Draw what the layers let each token see, where that is not all."""
-    note = "A row is a token that asks, a column one that is asked; it is filled where the layers let the one see the other."
+    """Draw the attention masks of layers that restrict attention."""
+    note = "Attention masks: rows are queries, columns are keys; a filled cell is a pair that the layers attend to."
     return _pictures(note, ((view.title, pattern_picture(view)) for view in shown_views(facts.recipe.model)))
 
 
 def _pictures(note: str, drawn: Iterable[tuple[str, Element]]) -> list[Element]:
-    """Lay out pictures, each under its caption, behind a note; nothing where there are none."""
+    """Render captioned figures after a note; empty without pictures."""
     figures = [node("figure", node("figcaption", caption, class_="soft"), picture) for caption, picture in drawn]
     return [node("p", note, class_="soft"), node("div", *figures, class_="pictures")] if figures else []
 
@@ -194,13 +194,13 @@ def _time(facts: Facts) -> list[Element]:
     speeds = sorted(speed for _, speed in facts.series("train", "target_tokens_per_second") if math.isfinite(speed))
     rows = [("Training time", duration(facts.seconds)), ("Steps", whole(facts.steps))]
     if facts.steps:
-        rows.append(("Time a step, validation included", f"{1000 * facts.seconds / facts.steps:,.0f} ms"))
+        rows.append(("Time per step, validation included", f"{1000 * facts.seconds / facts.steps:,.0f} ms"))
     if facts.throughput is not None:
         low, high = (speeds[round(share * (len(speeds) - 1))] for share in (0.1, 0.9))
-        rows.append((f"{_counted(facts)} a second, median", whole(facts.throughput)))
-        rows.append(("… nine in ten above, nine in ten below", f"{whole(low)}, {whole(high)}"))
+        rows.append((f"{_counted(facts)} per second, median", whole(facts.throughput)))
+        rows.append(("… 10th and 90th percentile", f"{whole(low)}, {whole(high)}"))
     if facts.peak_share is not None:
-        rows.append(("Share of the measured peak, median", percent(facts.peak_share, 1)))
+        rows.append(("Matmul utilization, median", percent(facts.peak_share, 1)))
     rows.append(("Steps skipped", whole(len(facts.of_kind("skipped")))))
     machine: Sequence[Element] = [node("ul", *(node("li", line) for line in facts.machine))] if facts.machine else []
     return [node("div", node("div", facts_table(rows)), node("div", *machine), class_="columns")]
@@ -218,4 +218,4 @@ BACKGROUND = (
     Section("time", "Time and throughput", _time),
     Section("recipe", "Recipe", _recipe),
 )
-"""The sections of all reports, before and after those that show samples of the kept weights' answers."""
+"""Sections of every report, before and after the samples of the best weights' predictions."""

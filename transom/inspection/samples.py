@@ -1,4 +1,4 @@
-"""Sections of a report that show what the kept weights answered to some of the validation data, each to data of its kind."""
+"""Report sections with sample predictions of the best weights on validation data, one per kind of task."""
 
 from collections.abc import Mapping
 from difflib import SequenceMatcher
@@ -12,13 +12,13 @@ from transom.inspection.tables import scrolled, table
 
 
 def translations(facts: Facts) -> list[Element]:
-    """Show sentences with their references and translations; words that the reference does not have at that place are marked."""
+    """Show sentences with references and translations; words that differ from the reference are marked."""
     shown = [sample for sample in facts.samples if "translation" in sample]
     if not shown or not isinstance(facts.recipe, TextRecipe):
         return []
     lowercase = facts.recipe.tokenizer.lowercase
-    told = f" words differ from the reference{', upper and lower case aside.' if lowercase else '.'}"
-    note = node("p", "Validation sentences, translated by the kept weights. ", node("mark", "Underlined"), told, class_="soft")
+    told = f" words differ from the reference{', ignoring case.' if lowercase else '.'}"
+    note = node("p", "Validation sentences translated by the best weights. ", node("mark", "Underlined"), told, class_="soft")
     return [note, *(_translation(sample, lowercase) for sample in shown)]
 
 
@@ -33,7 +33,7 @@ def _translation(sample: Mapping[str, str], lowercase: bool) -> Element:
 
 
 def _compared(reference: str, translation: str, lowercase: bool) -> list[Element | str]:
-    """Mark the words of a translation that the reference does not have at that place."""
+    """Mark the words of a translation that differ from the reference."""
     if not translation.strip():
         return [node("span", "(empty)", class_="soft")]
     expected = reference.lower() if lowercase else reference
@@ -48,32 +48,34 @@ def _compared(reference: str, translation: str, lowercase: bool) -> list[Element
 
 
 def continuations(facts: Facts) -> list[Element]:
-    """Show beginnings of documents with the text sampled after each."""
+    """Show prompts from validation documents with their sampled continuations."""
     shown = [sample for sample in facts.samples if "continuation" in sample]
     if not shown:
         return []
-    note = node("p", "Beginnings of validation documents, and ", node("mark", "what the kept weights drew"), " behind them.", class_="soft")
+    note = node(
+        "p", "Beginnings of validation documents, continued with ", node("mark", "text sampled from the best weights"), ".", class_="soft"
+    )
     texts = (node("pre", sample["prompt"], node("mark", sample["continuation"]), dir="auto") for sample in shown)
     return [note, *(node("div", text, class_="sample") for text in texts)]
 
 
 def gaps(facts: Facts) -> list[Element]:
-    """Show texts with a masked token, the token that was predicted and the one that had stood there."""
+    """Show texts with a masked token, the predicted token and the original token."""
     rows = [[sample["text"], sample["filled"], sample["was"]] for sample in facts.samples if "filled" in sample]
-    return [scrolled(table(["Beginning of a validation document", "Filled in", "Was"], rows))] if rows else []
+    return [scrolled(table(["Beginning of a validation document", "Predicted", "Original"], rows))] if rows else []
 
 
 def answers(facts: Facts) -> list[Element]:
-    """Show texts or images with what they belong to, a class or another text, and what was found."""
+    """Show texts or images with the expected class or matching text and the prediction."""
     shown = [sample for sample in facts.samples if "found" in sample]
     if pictures := [sample for sample in shown if "picture" in sample]:
         return [node("div", *map(_image, pictures), class_="seen")]
     rows = [[sample["text"], sample["class"], ("✓ " if sample["found"] == sample["class"] else "") + sample["found"]] for sample in shown]
-    return [scrolled(table(["Validation text", "Expected", "Found"], rows))] if rows else []
+    return [scrolled(table(["Validation text", "Expected", "Predicted"], rows))] if rows else []
 
 
 def _image(sample: Mapping[str, str]) -> Element:
-    """Lay out an image over the class that was found and, where that is wrong, its own."""
+    """Render an image above its predicted class and, if that is wrong, the true class."""
     found, own = sample["found"], sample["class"]
     told = node("span", f"✓ {found}", class_="same") if found == own else node("span", node("mark", found), f", not {own}")
     return node("figure", node("img", src=sample["picture"], alt=sample["text"], title=sample["text"]), node("figcaption", told))
@@ -82,6 +84,6 @@ def _image(sample: Mapping[str, str]) -> Element:
 SECTIONS = (
     Section("translations", "Translations", translations),
     Section("continuations", "Continuations", continuations),
-    Section("gaps", "Gaps", gaps),
-    Section("answers", "Answers", answers),
+    Section("masked-tokens", "Masked tokens", gaps),
+    Section("predictions", "Predictions", answers),
 )

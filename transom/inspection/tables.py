@@ -1,4 +1,4 @@
-"""Tables of a page."""
+"""HTML tables."""
 
 from collections.abc import Iterable, Sequence
 from xml.etree.ElementTree import Element
@@ -9,7 +9,7 @@ _NUMERIC = frozenset("0123456789,.-+ %e")
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Element:
-    """Lay out rows under headed columns; a column of numbers only is set to the right."""
+    """Render rows under column headings; columns of numbers are right-aligned."""
     numeric = [all(set(row[place]) <= _NUMERIC for row in rows) for place in range(len(columns))]
     kinds = ["number" if is_number else "text" for is_number in numeric]
     head = node("tr", *(node("th", name, scope="col", class_=kind) for name, kind in zip(columns, kinds, strict=True)))
@@ -18,7 +18,7 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Element:
 
 
 def facts_table(rows: Iterable[tuple[str, str]]) -> Element:
-    """Lay out names and their values."""
+    """Render a table of names and values."""
     listed = list(rows)
     kind = "number" if all(set(value) <= _NUMERIC for _, value in listed) else "text"
     return node(
@@ -28,5 +28,5 @@ def facts_table(rows: Iterable[tuple[str, str]]) -> Element:
 
 
 def scrolled(element: Element) -> Element:
-    """Let what is wider than the page be scrolled."""
+    """Wrap an element so that it scrolls horizontally when it is wider than the page."""
     return node("div", element, class_="scroll")

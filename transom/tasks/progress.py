@@ -1,4 +1,4 @@
-"""Progress on standard error: a live bar at a terminal, plain lines elsewhere, nothing where JSON is asked for."""
+"""Progress on standard error: a live bar in a terminal, plain lines elsewhere, nothing with ``--json``."""
 
 import sys
 import time
@@ -12,7 +12,7 @@ from transom.training.events import Event, Finished, Foreseen, Started, Stepped,
 from transom.training.figures import spelled
 
 SECONDS_BETWEEN_LINES = 10.0
-"""Between two lines of progress where there is no terminal."""
+"""Interval between progress lines without a terminal."""
 
 
 def live() -> bool:
@@ -28,10 +28,10 @@ def note(line: str) -> None:
 
 
 class TrainingProgress(AbstractContextManager["TrainingProgress"]):
-    """Shows a training: an observer of its events."""
+    """Training callback that shows progress."""
 
     def __init__(self) -> None:
-        """Show nothing yet."""
+        """Start without a bar."""
         self._bar: Any = None
         self._task: Any = None
         self._max_steps = 0
@@ -39,7 +39,7 @@ class TrainingProgress(AbstractContextManager["TrainingProgress"]):
         self._last_line = 0.0
 
     def __call__(self, event: Event) -> None:
-        """Show what an event says."""
+        """Show an event."""
         match event:
             case Started():
                 self._start(event.step, event.max_steps)
@@ -50,7 +50,7 @@ class TrainingProgress(AbstractContextManager["TrainingProgress"]):
                 choices = [facts[name] for name in ("precision", "threads", "processes") if facts[name]]
                 self.tell("; ".join([parameters(facts["parameters"], facts["active_parameters"]), *choices]))
                 if event.step:
-                    self.tell(f"goes on from step {whole(event.step)}")
+                    self.tell(f"resuming from step {whole(event.step)}")
             case Stepped():
                 self._step(event)
             case Foreseen():
@@ -63,7 +63,7 @@ class TrainingProgress(AbstractContextManager["TrainingProgress"]):
                 self.tell(f"{ENDED[event.reason]} at step {whole(event.step)} after {duration(event.seconds)} of training")
 
     def tell(self, line: str) -> None:
-        """Print a line, above the bar where there is one."""
+        """Print a line, above the bar if there is one."""
         if self._bar is None:
             note(line)
         else:
@@ -74,7 +74,7 @@ class TrainingProgress(AbstractContextManager["TrainingProgress"]):
         self.tell(f"{what} ...")
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        """Take the bar away."""
+        """Remove the bar."""
         self._stop()
 
     def _start(self, step: int, max_steps: int) -> None:
@@ -92,7 +92,7 @@ class TrainingProgress(AbstractContextManager["TrainingProgress"]):
     def _step(self, event: Stepped) -> None:
         if event.skipped:
             names = ", ".join(map(str, event.skipped[:10])) + (" ..." if len(event.skipped) > 10 else "")
-            self.tell(f"step {whole(event.step)}: loss or gradient was not finite, step skipped ({names} of the training data)")
+            self.tell(f"step {whole(event.step)}: loss or gradient was not finite, step skipped (samples: {names})")
             return
         figures = (
             f"epoch {event.epochs:.1f}  loss {event.loss:.3f}  {whole(event.target_tokens_per_second)} {self._counted}/s"
@@ -106,19 +106,19 @@ class TrainingProgress(AbstractContextManager["TrainingProgress"]):
 
 
 ENDED = {
-    "max_steps": "all steps done: ended",
-    "max_minutes": "the time is over: ended",
-    "patience": "validation improves no more: ended",
-    "stopped": "stopped as asked, saved",
+    "max_steps": "max_steps reached: ended",
+    "max_minutes": "max_minutes reached: ended",
+    "patience": "early stopping: ended",
+    "stopped": "stopped by a signal, checkpoint saved",
 }
 
 
 def _load(measured: Mapping[str, float]) -> str:
-    """Return the load of the busiest expert and the number of dropped choices, where there are any."""
+    """Format the maximum expert load relative to the mean and the number of overflowed assignments, if there are experts."""
     if "expert_load" not in measured:
         return ""
     dropped = f", {whole(measured['dropped'])} dropped" if measured["dropped"] else ""
-    return f"  busiest expert {measured['expert_load']:.2f} x mean{dropped}"
+    return f"  max expert load {measured['expert_load']:.2f} x mean{dropped}"
 
 
 def validation_line(event: Validated) -> str:
@@ -129,10 +129,10 @@ def validation_line(event: Validated) -> str:
 
 @contextmanager
 def counting(what: str, quiet: bool) -> Iterator[Callable[[int, int], None]]:
-    """Show how many of how many are done, with rate and time left; gives the function to tell it with.
+    """Show the number of finished items, the rate and the remaining time; yield the function to call with (done, total).
 
     Args:
-        what: the things counted, in the plural.
+        what: plural noun for the items.
         quiet: show nothing.
     """
     if quiet:
